@@ -39,7 +39,7 @@ from omegaconf import OmegaConf
 from transformers import AutoTokenizer
 
 from mtrl.command.compose import compose
-from mtrl.config.messages import one_sentence
+from mtrl.command.program import one_sentence
 from mtrl.config.model_schema import TinyConfig
 from mtrl.config.schema import Config
 from mtrl.engines.base import SamplingParams

@@ -40,8 +40,8 @@ from apart import run_apart
 from generation_bound import Geometry, least_seconds, measure_limits, passes, working_set
 from generation_players import ENGINES, SERVERS, Meter, Wave, make_player
 
+from mtrl.command.program import one_sentence
 from mtrl.config.derived import engine_python
-from mtrl.config.messages import one_sentence
 from mtrl.models.tiny import save, train_tokenizer
 
 BASE = "local"

@@ -19,7 +19,7 @@ from statistics import median
 from envs.mini_swe import grading, scorer
 from mtrl.config.schema import Config, DataConfig, EnvironmentConfig
 from mtrl.environments.factory import load_task
-from mtrl.preflight.play import Script, Stage, saying
+from mtrl.preflight.stage import Script, Stage, scripted
 from mtrl.rewards.compose import RewardComposer
 from mtrl.scoring.heldout import score_groups
 from mtrl.types import Group
@@ -34,13 +34,13 @@ def main() -> None:
     task, cores = load_task(config), os.cpu_count() or 1
     family = task.family
     assert family.gold is not None
-    scripts = [Script(row, saying(family.gold(row)), "gold") for row in task.splits.train]
+    scripts = [Script(row, scripted(family.gold(row)), "gold") for row in task.splits.train]
     stage = Stage(task.make_environment, family.score, RewardComposer(config.reward), 3, 30.0, 600.0, 600.0)
-    groups = [Group(str(e.row["id"]), e.row, [e.trajectory]) for e in stage.play(scripts)]
+    groups = [Group(str(e.row["id"]), e.row, [e.trajectory]) for e in stage.run(scripts)]
     others = {True: replace(family, waits_for_processes=True), False: replace(family, waits_for_processes=False)}
 
     print(f"{platform.machine()}, {cores} cores, {args.rows} rows, {args.repeats} times each, in turn; medians")
-    report("play and score", args.repeats, lambda side: stage.play(scripts, *([cores, cores] if side else [1, 1])))
+    report("play and score", args.repeats, lambda side: stage.run(scripts, *([cores, cores] if side else [1, 1])))
     report("score", args.repeats, lambda side: asyncio.run(score_groups(others[side], groups, 600.0)))
 
 

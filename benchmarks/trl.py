@@ -33,7 +33,7 @@ from trl_report import Run, check, lesson_table, table
 from trl_step import Way
 from trl_task import make_job
 
-from mtrl.config.messages import one_sentence
+from mtrl.command.program import one_sentence
 from mtrl.errors import UserError
 
 HERE = Path(__file__).parent

@@ -78,7 +78,7 @@ class MultiTurnRLTrainer:
             "experiment": recipe,
             "model.path": model,
             "environment.target": agent_env,
-            **played_by(agent),
+            **agent_key(agent),
             "data.path": training_dataset or dataset or None,
             **service_keys(service),
             **(overrides or {}),
@@ -218,8 +218,7 @@ def check_is_run(model: str) -> None:
     if run_of(Path(model).expanduser()) is None:
         recipes = ", ".join(sorted(file.stem for file in (CONF / "experiment").glob("*.yaml")))
         raise UserError(
-            f"model={model} is not of a run, so it brings no task that it could play; give recipe=NAME as well, one of "
-            f"{recipes}"
+            f"model={model} does not belong to a run, so it has no task; give recipe=NAME as well, one of {recipes}"
         )
 
 
@@ -250,7 +249,7 @@ def service_keys(service: dict[str, Any]) -> dict[str, Any]:
             "URL of its service, or start the job: docs/sagemaker.md"
         )
     tracked = {"tracker.report_to": ["mlflow"], "tracker.mlflow.uri": server} if server else {}
-    return {**played_by(agent), **tracked}
+    return {**agent_key(agent), **tracked}
 
 
 def output_folder(service: dict[str, Any], ours: str) -> str | None:
@@ -271,7 +270,7 @@ def output_folder(service: dict[str, Any], ours: str) -> str | None:
     return path or None
 
 
-def played_by(agent: str | None) -> dict[str, str]:
+def agent_key(agent: str | None) -> dict[str, str]:
     """Return the configuration key for an agent program, which is a function or the URL of a service."""
     return {f"generator.agent.{'url' if '://' in agent else 'target'}": agent} if agent else {}
 

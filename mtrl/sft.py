@@ -178,7 +178,7 @@ def _check_lengths(lengths: list[int], model: Any) -> None:
 
 
 if __name__ == "__main__":
-    from mtrl.config.messages import one_sentence
+    from mtrl.command.program import one_sentence
 
     with one_sentence():
         main()

@@ -1,14 +1,14 @@
-"""One training run as the command starts it: check and show the configuration, train, and return the objective."""
+"""One training run as a command starts it: check the configuration, show it, train, and return the objective."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from mtrl.command.checks import check
-from mtrl.command.engine_checks import check_sampling
+from mtrl.command.checks import check, check_training
 from mtrl.command.hints import training_hints
 from mtrl.command.runs import settle
 
@@ -17,21 +17,45 @@ if TYPE_CHECKING:
 
 
 def start(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> float | None:
-    """Check and show the configuration, then train. Return the objective of a sweep, `summary[objective]`, or None if
-    the summary has none.
+    """Check the composed configuration of a run, then train. Return the objective as `run` does.
 
     Args:
-        cfg: the composed configuration of the run.
         on_evaluation: function that is called after each evaluation.
 
     Raises:
         UserError: the configuration cannot run, or the run ended with an error of the user's.
     """
+    warn(ready(cfg))
+    return run(cfg, on_evaluation)
+
+
+def ready(cfg: DictConfig) -> list[str]:
+    """Choose the folder of the run (`run_dir`) and check the configuration. Return warnings.
+
+    Raises:
+        UserError: the configuration cannot run.
+        NotImplementedError: the backend does not support a setting.
+    """
+    warnings = [*settle(cfg), *check(cfg), *training_hints(cfg)]
+    check_training(cfg)
+    return warnings
+
+
+def warn(warnings: Iterable[str]) -> None:
+    """Print each warning to stderr."""
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+
+
+def run(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> float | None:
+    """Show the checked configuration and train. Return the objective of a sweep, `summary[objective]`, or None if the
+    summary has none.
+
+    Raises:
+        UserError: the run ended with an error of the user's.
+    """
     from mtrl.command.show import show
 
-    check_sampling(cfg)
-    for warning in [*settle(cfg), *check(cfg), *training_hints(cfg)]:
-        print(f"warning: {warning}", file=sys.stderr)
     show(cfg)
 
     from mtrl.preflight.at_start import check_at_start

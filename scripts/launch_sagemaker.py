@@ -1,6 +1,6 @@
 """Train on SageMaker: python scripts/launch_sagemaker.py experiment=NAME sagemaker.role=ARN sagemaker.bucket=NAME"""
 
-from mtrl.sagemaker.launch import main
+from mtrl.sagemaker.job import main
 
 if __name__ == "__main__":
     main()

@@ -5,7 +5,7 @@
 #
 #   -n RANKS   processes that share the model (default: one per GPU, or one); 1 starts plain python, more torchrun
 #   -b         in the background: goes on when the terminal is closed
-#   -l LOG     add what it says to this file as well; with -b to this file only (default: run_local.log)
+#   -l LOG     add its output to this file as well; with -b to this file only (default: run_local.log)
 #
 #   PYTHON=.venv/bin/python    which Python (default: that of .venv, else the python of the PATH)
 #
@@ -73,7 +73,7 @@ if [ "$background" = yes ]; then
     nohup "${command[@]}" >> "$log" 2>&1 < /dev/null &
     echo "process $! writes to $log; kill -TERM $! saves it and ends it"
 elif [ -n "$log" ]; then
-    # The run has this process, and with it the signals; what a Ctrl-C saves is still told, since tee stays.
+    # The run replaces this process and so gets its signals; tee continues, so the last lines after Ctrl-C are logged too.
     exec "${command[@]}" > >(trap '' INT TERM HUP && exec tee -a "$log") 2>&1
 else
     exec "${command[@]}"

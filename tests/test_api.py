@@ -151,9 +151,7 @@ def test_a_model_without_a_task_needs_a_recipe(tmp_path, monkeypatch, model):
     with pytest.raises(UserError) as caught:
         MultiTurnRLEvaluator(model=model, dataset="rows.parquet")
     message = str(caught.value)
-    assert message.startswith(
-        f"model={model} is not of a run, so it brings no task that it could play; give recipe=NAME"
-    )
+    assert message.startswith(f"model={model} does not belong to a run, so it has no task; give recipe=NAME")
     assert "gsm8k" in message and "evaluation.model" not in message and not list(tmp_path.iterdir())
     for named in ({"recipe": "sop"}, {"overrides": {"experiment": "sop"}}):
         command = MultiTurnRLEvaluator(model=model, **named).command

@@ -1,16 +1,22 @@
 """The command line with a stand-in for training, and as a separate program where the output is tested."""
 
 import json
+import logging
 import os
+import re
 import subprocess
 import sys
 import types
+from contextlib import suppress
 from pathlib import Path
 
+import hydra
 import pytest
+from hydra.core.hydra_config import HydraConfig
 
 from mtrl import main as main_module
 from mtrl.command.compose import CONF, compose
+from mtrl.errors import UserError
 from mtrl.preflight.at_start import check_at_start
 from mtrl.training import start
 from tests import forked
@@ -117,8 +123,6 @@ def test_resuming_a_sweep_needs_its_folder(jobs, capsys):
 
 
 def test_a_user_error_of_training_is_one_sentence(jobs, monkeypatch, capsys):
-    from mtrl.errors import UserError
-
     def train(cfg, hooks):
         raise UserError("data.path=x holds no rows; name another")
 
@@ -157,7 +161,7 @@ def followed(jobs, monkeypatch):
     return followed
 
 
-def test_a_follower_only_follows(jobs, followed, tmp_path, capsys):
+def test_a_follower_composes_nothing(jobs, followed, tmp_path, capsys):
     main_module.cli(["not.even=looked at"])
     assert followed == ["followed"] and jobs == [] and list(tmp_path.iterdir()) == []
     assert capsys.readouterr() == ("", "")
@@ -191,7 +195,7 @@ def test_control_c_before_the_run_starts_is_one_sentence(jobs, monkeypatch, caps
 
 
 def test_a_missing_peft_is_reported_before_a_folder_is_made(jobs, monkeypatch, capsys, tmp_path):
-    monkeypatch.setattr(main_module, "find_spec", lambda name: None)
+    monkeypatch.setattr("mtrl.command.checks.find_spec", lambda name: None)
     with pytest.raises(SystemExit) as caught:
         main_module.cli(["model.lora_rank=8"])
     assert caught.value.code == 2 and jobs == [] and not (tmp_path / "outputs").exists()
@@ -205,6 +209,69 @@ def test_a_bug_in_training_keeps_its_traceback(jobs, monkeypatch):
     monkeypatch.setitem(sys.modules, "mtrl.trainer.run", types.SimpleNamespace(train=train))
     with pytest.raises(NotImplementedError, match="a bug"):
         main_module.cli([])
+
+
+@pytest.mark.parametrize("words", [["seed=1"], ["--help"], ["trainer.max_steps=1", "algorithm.group_size=1"]], ids=str)
+def test_one_run_is_composed_once(jobs, monkeypatch, words):
+    """The checks, the help and the run share one configuration; `hydra.main` would compose it again."""
+    composed = []
+    compose_with_hydra = hydra.compose
+    monkeypatch.setattr(
+        hydra, "compose", lambda *args, **more: composed.append(args) or compose_with_hydra(*args, **more)
+    )
+    monkeypatch.setattr(hydra, "main", None)
+    with suppress(SystemExit):
+        main_module.cli(words)
+    assert len(composed) == 1
+
+
+def test_one_run_is_checked_once(jobs, monkeypatch):
+    checked = []
+    monkeypatch.setattr("mtrl.training.check", lambda cfg: checked.append(cfg) or [])
+    main_module.cli(["seed=1"])
+    assert checked == jobs
+
+
+def test_every_flag_of_hydra_is_parsed(tmp_path):
+    flags = re.findall(r"^(--[a-z-]+)", program("--hydra-help", cwd=tmp_path).stdout, re.MULTILINE)
+    known = {*flags} - {"--experimental-rerun", "--version"}  # mtrl writes no pickle that could be run again
+    assert {"--cfg", "--info", "--multirun", "--package"} <= known
+    for flag in known:
+        value = {"--cfg": ["job"], "--info": ["config"]}.get(flag, ["--help"])
+        with suppress(UserError):
+            main_module.prepare([flag, *value])
+
+
+def test_keys_of_hydra_that_only_a_sweep_reads_are_named(jobs, capsys):
+    main_module.cli(["hydra.job.chdir=true", "hydra.verbose=true"])
+    assert capsys.readouterr().err == (
+        "warning: hydra.job.chdir=true has no effect on a single run; a sweep (-m) reads it\n"
+    )
+
+
+def test_training_can_read_the_command_and_hydras_job_logging_is_configured(jobs, monkeypatch, tmp_path):
+    """Commands that resume a run repeat its overrides and its folders of config groups."""
+    seen = []
+
+    def train(cfg, hooks):
+        seen.append(HydraConfig.get())
+        logging.getLogger("my.environment").info("an episode")
+        return {}
+
+    monkeypatch.setitem(sys.modules, "mtrl.trainer.run", types.SimpleNamespace(train=train))
+    (tmp_path / "conf/experiment").mkdir(parents=True)
+    (tmp_path / "conf/experiment/mine.yaml").write_text("# @package _global_\nname: mine\n")
+    logging_of_hydra = ["hydra/job_logging=default", "run_dir=there"]
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    try:
+        main_module.cli(["--config-dir", "conf", "experiment=mine", *logging_of_hydra])
+    finally:
+        root.handlers[:], root.level = handlers, level
+    assert list(seen[0].overrides.task) == ["experiment=mine", "run_dir=there"]
+    assert str(tmp_path / "conf") in [source.path for source in seen[0].runtime.config_sources]
+    assert "[my.environment][INFO] - an episode" in (tmp_path / "there/mtrl.log").read_text()
+    assert not HydraConfig.initialized()
 
 
 def test_warnings_go_to_stderr(jobs, capsys):

@@ -13,7 +13,7 @@ from mtrl.agents.program import ProgramRunner
 from mtrl.agents.remote import RemoteRunner
 from mtrl.agents.runner import AgentError, Assignment, Outcome, Runner
 from mtrl.agents.slots import Slots
-from mtrl.config.agent_schema import AgentConfig
+from mtrl.config.engine_schema import AgentConfig
 from mtrl.engines.base import Engine, EngineLostError, Generation, SamplingParams
 from mtrl.gateway.exchange import RequestError
 from mtrl.gateway.server import MODEL, Gateway

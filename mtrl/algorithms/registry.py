@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mtrl.config.choices import list_registered
 from mtrl.errors import UserError
 from mtrl.utils.user_code import load_function
 
@@ -63,6 +64,7 @@ class Registry:
                     raise ValueError(f"{self.key}={word} is already registered")
             self._entries[name] = Entry(name, function, **traits)
             self._aliases.update(dict.fromkeys(aliases, name))
+            list_registered(self.key, (name, *aliases))
             return function
 
         return decorate

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import runpy
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
@@ -16,13 +16,19 @@ from mtrl.errors import UserError
 class Command:
     """One subcommand."""
 
-    module: str
-    """Module that `python -m` runs."""
+    module: str | Mapping[str, str]
+    """Module that `python -m` runs; or several modules, of which the next word of the command names one."""
     summary: str
     takes_keys: bool = True
     """Whether it takes configuration keys, rather than options and paths alone."""
 
 
+SERVERS = {
+    "vllm": "mtrl.engines.vllm.serve",
+    "sglang": "mtrl.engines.sglang.serve",
+    "retriever": "mtrl.retrieval",
+}
+"""Server of `mtrl serve` -> its module. Those of the engines start in the engine's own environment."""
 GROUPS: dict[str, dict[str, Command]] = {
     "before a run": {
         "doctor": Command("mtrl.doctor", "what this machine can do, and the memory that a run would take"),
@@ -35,7 +41,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "train": Command("mtrl.main", "train an agent; -m trains one for each combination of values"),
         "sweep": Command("mtrl.sweep", "the table of a sweep's runs", takes_keys=False),
         "gateway": Command("mtrl.gateway", "a policy behind OpenAI's API, for programs of your own"),
-        "serve": Command("", "a server for a run: serve vllm, serve sglang, serve retriever", takes_keys=False),
+        "serve": Command(SERVERS, "a server for a run: serve vllm, serve sglang, serve retriever", takes_keys=False),
     },
     "after a run": {
         "diagnose": Command("mtrl.diagnose", "the symptoms of a run, and the one thing to change", takes_keys=False),
@@ -47,12 +53,6 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
-SERVERS = {
-    "vllm": "mtrl.engines.vllm.serve",
-    "sglang": "mtrl.engines.sglang.serve",
-    "retriever": "mtrl.retrieval",
-}
-"""Server of `mtrl serve` -> its module. Those of the engines start in the engine's own environment."""
 COMPLETE = "--complete"
 """Option by which the script of a shell asks for completions of a line."""
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if text is None:
             module, rest = find(words)
     except UserError as error:
-        from mtrl.config.messages import refuse  # imports Hydra, which no other line here needs
+        from mtrl.command.program import refuse  # imports Hydra, which no other line here needs
 
         refuse(str(error))
     if text is not None:
@@ -100,13 +100,15 @@ def find(words: Sequence[str]) -> tuple[str, list[str]]:
         UserError: there is no such command.
     """
     name, *rest = words
-    if name == "serve":
-        if not rest or rest[0] not in SERVERS:
-            asked = f"serve {rest[0]}" if rest else "serve"
-            raise UserError(f"mtrl {asked} names no server; write mtrl serve with one of {', '.join(SERVERS)}")
-        return SERVERS[rest[0]], rest[1:]
     if name in COMMANDS:
-        return COMMANDS[name].module, rest
+        module = COMMANDS[name].module
+        if isinstance(module, str):
+            return module, rest
+        if not rest or rest[0] not in module:
+            raise UserError(
+                f"mtrl {' '.join([name, *rest[:1]])} names no server; write mtrl {name} with one of {', '.join(module)}"
+            )
+        return module[rest[0]], rest[1:]
     if "=" in name or name.startswith("-"):
         raise UserError(f"mtrl {name} names no command; to train with it write mtrl train {' '.join(words)}")
     near = get_close_matches(name, COMMANDS, n=1)

@@ -24,11 +24,11 @@ _mtrl() {{
 }}
 compdef _mtrl mtrl"""
 SCRIPTS = {"bash": BASH, "zsh": ZSH}
-HOW = {
+LOADING = {
     "bash": 'eval "$(mtrl completion bash)"',
     "zsh": 'eval "$(mtrl completion zsh)"',
 }
-"""How each shell takes its script; a comment at its top says so."""
+"""Command that loads the script of each shell; the first line of the script shows it as a comment."""
 
 
 def script(words: Sequence[str]) -> str:
@@ -40,7 +40,7 @@ def script(words: Sequence[str]) -> str:
     shell = words[0] if words else ""
     if shell not in SCRIPTS:
         raise UserError(f"mtrl completion {shell} names no known shell; write one of {', '.join(SCRIPTS)}".strip())
-    return f"# {HOW[shell]}\n{SCRIPTS[shell]}"
+    return f"# {LOADING[shell]}\n{SCRIPTS[shell]}"
 
 
 def completions(line: str = "") -> list[str]:

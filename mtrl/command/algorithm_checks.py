@@ -60,7 +60,7 @@ def _credit(cfg: DictConfig) -> None:
             f"algorithm.credit={credit} is not what {_method(cfg)} has; choose one of {', '.join(known)}, or null"
         )
     raise UserError(
-        f"algorithm.credit={credit} does not fit {_method(cfg)}, which itself says what a turn answers for; "
+        f"algorithm.credit={credit} does not fit {_method(cfg)}, which fixes the credit of a turn itself; "
         "set algorithm.credit=null"
     )
 
@@ -71,13 +71,13 @@ def _turn_rewards(cfg: DictConfig) -> None:
     method = method_of(cfg)
     if cfg.reward.level != "trajectory" or credit_of(cfg) not in PER_TURN or not method.needs_group:
         return
-    asked = f"algorithm.credit={cfg.algorithm.credit}" if cfg.algorithm.credit else _method(cfg)
+    setting = f"algorithm.credit={cfg.algorithm.credit}" if cfg.algorithm.credit else _method(cfg)
     instead = "algorithm.credit=trajectory"
     if "trajectory" not in method.credits:
         instead = "a method of whole trajectories, such as algorithm.advantage_method=grpo"
     raise UserError(
-        f"reward.level=trajectory pays everything at the last turn, and {asked} compares single turns; "
-        f"set reward.level=turn, or take {instead}"
+        f"reward.level=trajectory puts the whole reward on the last turn, and {setting} compares single turns; "
+        f"set reward.level=turn, or {instead}"
     )
 
 
@@ -87,7 +87,7 @@ def _passk(cfg: DictConfig) -> None:
         return
     if passk.k > size:
         raise UserError(
-            f"algorithm.passk.k={passk.k} is more than algorithm.group_size={size}, which shows no best of {passk.k}; "
+            f"algorithm.passk.k={passk.k} is more than algorithm.group_size={size}, which has no best of {passk.k}; "
             f"set algorithm.passk.k to {size} or less, or raise algorithm.group_size"
         )
     why = {"pkpo_sloo": "compares with the best of k others", "chen": "gives no advantage where k is the whole group"}
@@ -128,7 +128,7 @@ def _critic(cfg: DictConfig) -> None:
     critic, steps = cfg.algorithm.critic, cfg.trainer.max_steps
     if cfg.trainer.epochs is None and method_of(cfg).needs_critic and critic.warmup_steps >= max(steps, 1):
         raise UserError(
-            f"algorithm.critic.warmup_steps={critic.warmup_steps} leaves the policy nothing of "
+            f"algorithm.critic.warmup_steps={critic.warmup_steps} leaves no step for the policy of "
             f"trainer.max_steps={steps}; lower the first or raise the second"
         )
 
@@ -138,8 +138,9 @@ def _anchor(cfg: DictConfig) -> None:
     loss, correction, anchor = algorithm.loss_fn, algorithm.off_policy_correction, algorithm.loss_anchor
     if loss == "decoupled_ppo" and correction != "none":
         raise UserError(
-            f"algorithm.off_policy_correction={correction} weighs for what algorithm.loss_fn=decoupled_ppo weighs "
-            "already; set algorithm.off_policy_correction=none, or algorithm.loss_fn=ppo"
+            f"algorithm.off_policy_correction={correction} weights the loss for the mismatch, as "
+            "algorithm.loss_fn=decoupled_ppo does already; set algorithm.off_policy_correction=none, or "
+            "algorithm.loss_fn=ppo"
         )
     if anchor == "old":
         return
@@ -167,8 +168,8 @@ def _kl(cfg: DictConfig) -> None:
     loss, reward = cfg.algorithm.kl_loss_coef, cfg.algorithm.kl_reward_coef
     if loss and reward:
         raise UserError(
-            f"algorithm.kl_loss_coef={loss} and algorithm.kl_reward_coef={reward} pull to the reference twice; "
-            "set one of them to 0"
+            f"algorithm.kl_loss_coef={loss} and algorithm.kl_reward_coef={reward} penalise the KL to the reference "
+            "twice; set one of them to 0"
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +17,22 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from mtrl.algorithms.registry import CORRECTIONS, ESTIMATORS, KL_ESTIMATORS, LOSSES, REDUCTIONS, Registry
 from mtrl.command.agent_checks import check_agent
 from mtrl.command.algorithm_checks import check_algorithm
-from mtrl.command.engine_checks import check_engines
+from mtrl.command.engine_checks import check_engines, check_sampling
 from mtrl.command.hints import hints
-from mtrl.command.plugins import import_plugins
 from mtrl.command.runs import holds_run
 from mtrl.command.scale_checks import check_scale
 from mtrl.command.secret_checks import check_secrets
 from mtrl.config import keys
-from mtrl.config.bounds import check_bounds, check_choices
 from mtrl.config.choices import WITH_TORCH
-from mtrl.config.messages import did_you_mean, unknown_choice
+from mtrl.config.messages import check_values, did_you_mean, unknown_choice
 from mtrl.config.outputs import check_local
 from mtrl.config.overrides import CONF
 from mtrl.config.schema import OptimizerConfig
 from mtrl.engines.endpoints.budget import check_spending
-from mtrl.errors import UserError
-from mtrl.utils.user_code import load_function
+from mtrl.errors import UserError, missing_extra
+from mtrl.utils.user_code import load_function, reason
+
+REGISTRIES = (ESTIMATORS, LOSSES, REDUCTIONS, CORRECTIONS, KL_ESTIMATORS)
 
 
 def check(cfg: DictConfig) -> list[str]:
@@ -46,6 +47,17 @@ def check(cfg: DictConfig) -> list[str]:
     """
     warnings = [warning for part in _PARTS for warning in part(cfg) or ()]
     return [*warnings, *hints(cfg)]
+
+
+def check_training(cfg: DictConfig) -> None:
+    """Check the settings that only training reads.
+
+    Raises:
+        UserError: training samples from a part of the distribution, or a package that it needs is not installed.
+    """
+    check_sampling(cfg)
+    if cfg.model.lora_rank and find_spec("peft") is None:  # checked here, so that it fails before the model loads
+        raise missing_extra("peft", "lora")
 
 
 def _backend(cfg: DictConfig) -> None:
@@ -69,9 +81,36 @@ def _plugins(cfg: DictConfig) -> None:
     import_plugins(cfg.plugins)
 
 
-def _choices(cfg: DictConfig) -> None:
-    check_choices(cfg)
-    for registry in (ESTIMATORS, LOSSES, REDUCTIONS, CORRECTIONS, KL_ESTIMATORS):
+def import_plugins(modules: Sequence[str]) -> None:
+    """Import the modules, in order; a module that is already imported is not imported again.
+
+    Raises:
+        UserError: a module cannot be imported, for any reason.
+    """
+    if not modules:
+        return
+    from mtrl.utils.process_guard import import_guarded  # imports asyncio, which --help does not need
+
+    _register_built_in()
+    for module in modules:
+        try:
+            import_guarded(module)
+        except Exception as error:
+            is_absent = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+            fix = "write package.module, from the current folder or installed" if is_absent else "correct the module"
+            raise UserError(f"plugins=[{module}] cannot be imported ({reason(error)}); {fix}") from error
+
+
+def _register_built_in() -> None:
+    """Register the built-in functions first, so that a plugin that uses one of their names gets an error."""
+    from mtrl.rewards.shaping import SHAPINGS
+
+    for registry in (*REGISTRIES, SHAPINGS):
+        registry.names()
+
+
+def _registered(cfg: DictConfig) -> None:
+    for registry in REGISTRIES:
         _function(registry, OmegaConf.select(cfg, registry.key))
 
 
@@ -88,7 +127,7 @@ def _function(registry: Registry, value: str) -> None:
 
 def _parent(cfg: DictConfig) -> None:
     if cfg.parent is not None and not holds_run(Path(cfg.parent)):
-        raise UserError(f"parent={cfg.parent} is no run; name the folder of the run that this one changes")
+        raise UserError(f"parent={cfg.parent} is no run; name the folder of the run that this run changes")
 
 
 def _model(cfg: DictConfig) -> None:
@@ -98,6 +137,23 @@ def _model(cfg: DictConfig) -> None:
         )
     if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", cfg.model.device):
         raise UserError(f"model.device={cfg.model.device} is not known; choose auto, cpu, cuda or cuda:N")
+
+    tiny = cfg.model.tiny
+    if cfg.model.name == "tiny" and (tiny.hidden_size // tiny.heads < 2 or tiny.hidden_size // tiny.heads % 2):
+        raise UserError(
+            f"model.tiny.hidden_size={tiny.hidden_size} and model.tiny.heads={tiny.heads} give each head a size of "
+            f"{tiny.hidden_size // tiny.heads}, and rotary positions need an even size; set model.tiny.hidden_size="
+            f"{2 * tiny.heads * max(1, tiny.hidden_size // (2 * tiny.heads))}"
+        )
+
+
+def _warm_start(cfg: DictConfig) -> None:
+    band = cfg.model.warm_start.success_band
+    if len(band) != 2 or not 0 <= band[0] <= band[1] <= 1:
+        raise UserError(
+            f"model.warm_start.success_band={keys.typed(list(band))} must be two numbers from 0 to 1, the lower limit "
+            "first; write [0.3,0.5]"
+        )
 
 
 def _data(cfg: DictConfig) -> None:
@@ -142,10 +198,10 @@ def _evaluation(cfg: DictConfig) -> None:
     samples, values = cfg.evaluation.samples_per_row, list(cfg.evaluation.pass_k_values)
     for k in values:
         if not 1 <= k <= samples:
-            said = (
+            reason = (
                 f"evaluation.pass_k_values={keys.typed(values)} must lie from 1 to evaluation.samples_per_row={samples}"
             )
-            raise UserError(f"{said}; leave {k} out" + (f", or set evaluation.samples_per_row={k}" if k > 1 else ""))
+            raise UserError(f"{reason}; leave {k} out" + (f", or set evaluation.samples_per_row={k}" if k > 1 else ""))
 
 
 def _trackers(cfg: DictConfig) -> list[str]:
@@ -174,8 +230,8 @@ def _replaced(cfg: DictConfig) -> list[str]:
     with open_dict(environment.config):
         for key in theirs:
             del environment.config[key]
-    told = ", ".join(f"environment.config.{key}" for key in theirs)
-    return [f"{told} is left out: {environment.target} does not take what environment.name={environment.name} does"]
+    removed = ", ".join(f"environment.config.{key}" for key in theirs)
+    return [f"{removed} is left out: {environment.target} does not take what environment.name={environment.name} does"]
 
 
 def _fits(cfg: DictConfig, keys_of_config: dict[Any, Any]) -> bool:
@@ -212,10 +268,10 @@ def _environment(cfg: DictConfig) -> None:
 
 def _unknown_config_key(name: str, family: str, known: Sequence[str]) -> UserError:
     near = keys.nearest(name, known)
-    said = f"environment.config.{name} is not a key of {family}"
+    start = f"environment.config.{name} is not a key of {family}"
     if near is None and (CONF / "experiment" / f"{family}.yaml").exists():
-        return UserError(f"{said}, which has {', '.join(known)}; to change the whole task write experiment={family}")
-    return UserError(f"{said}; {did_you_mean(near and f'environment.config.{near}', 'it has', known)}")
+        return UserError(f"{start}, which has {', '.join(known)}; to change the whole task write experiment={family}")
+    return UserError(f"{start}; {did_you_mean(near and f'environment.config.{near}', 'it has', known)}")
 
 
 def _reward(cfg: DictConfig) -> None:
@@ -230,10 +286,11 @@ _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     check_secrets,
     _local_folders,
     _plugins,
-    _choices,
-    check_bounds,
+    check_values,
+    _registered,
     _parent,
     _model,
+    _warm_start,
     _data,
     _batches,
     _optimizers,

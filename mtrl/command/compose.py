@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -44,10 +45,20 @@ def compose(overrides: Sequence[str] = (), config_dir: str | None = None) -> Dic
 
 def merge(overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
     """Merge groups, experiment and (normalised) overrides into one tree; only keys and types are checked."""
-    cfg = merge_with_hydra(overrides, config_dir)
-    folders: Any = OmegaConf.to_container(cfg.hydra, resolve=False)
+    return without_hydra(merge_with_hydra(overrides, config_dir))
+
+
+def without_hydra(composed: DictConfig) -> DictConfig:
+    """Return a copy of a composed configuration without Hydra's own section. Only its interpolations and Hydra's
+    folders are checked.
+
+    Raises:
+        UserError: an interpolation cannot be resolved, or a folder is an address.
+    """
+    folders: Any = OmegaConf.to_container(composed.hydra, resolve=False)
     for kind in ("run", "sweep"):
         check_local(f"hydra.{kind}.dir={folders[kind]['dir']}", folders[kind]["dir"])
+    cfg = copy.deepcopy(composed)
     with open_dict(cfg):
         del cfg.hydra
     try:

@@ -42,8 +42,8 @@ def check_engines(cfg: DictConfig) -> list[str]:
         return warnings
     for url in settings.urls:
         _url(section, url)
-    said = [key for key in STARTED if settings[key] != keys.all_keys()[f"{section}.{key}"].default]
-    idle_keys = [f"{section}.{key} has no effect with {section}.urls, whose servers run already" for key in said]
+    changed = [key for key in STARTED if settings[key] != keys.all_keys()[f"{section}.{key}"].default]
+    idle_keys = [f"{section}.{key} has no effect with {section}.urls, whose servers run already" for key in changed]
     return [*warnings, *idle_keys]
 
 

@@ -93,7 +93,7 @@ IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
             for key in ("max_concurrent", "max_calls", "max_calls_at_once", "max_requests_per_second", "host", "port")
         ),
         lambda c: not plays_agent(c),
-        "the environment playing; name a program by generator.agent.target, command or url",
+        "no agent program; name one by generator.agent.target, command or url",
     ),
     (
         ("generator.agent.env", "generator.agent.pass_env"),
@@ -129,10 +129,10 @@ def _clip_width(c: DictConfig) -> float:
     return _width(c.algorithm.clip_low_threshold, c.algorithm.clip_high_threshold)
 
 
-TELLING: list[tuple[Condition, str]] = [
+CONDITIONAL: list[tuple[Condition, str]] = [
     (
         lambda c: c.placement.ranks is not None and ranks() != c.placement.machines * c.placement.ranks,
-        "placement.ranks={c.placement.ranks} (x {c.placement.machines} machines) is not what runs; where it is to run, "
+        "placement.ranks={c.placement.ranks} (x {c.placement.machines} machines) is not the number of ranks that run; "
         "start it with torchrun --nnodes {c.placement.machines} --nproc-per-node {c.placement.ranks} -m mtrl.main",
     ),
     (
@@ -151,8 +151,8 @@ TELLING: list[tuple[Condition, str]] = [
     ),
     (
         lambda c: c.model.lora_rank > 0 and not 1 / 32 <= c.model.lora_alpha / c.model.lora_rank <= 32,
-        "model.lora_alpha={c.model.lora_alpha} and model.lora_rank={c.model.lora_rank} count what adapters have learnt "
-        "lora_alpha / lora_rank times, and once or twice is usual; set model.lora_alpha to once or twice the rank",
+        "model.lora_alpha={c.model.lora_alpha} and model.lora_rank={c.model.lora_rank} scale the adapters by "
+        "lora_alpha / lora_rank, and a factor of 1 or 2 is usual; set model.lora_alpha to 1 or 2 times the rank",
     ),
     (
         lambda c: c.model.name == "tiny" and not c.model.warm_start.enabled,
@@ -161,11 +161,13 @@ TELLING: list[tuple[Condition, str]] = [
     ),
     (
         lambda c: c.data.max_test_rows is not None and c.evaluation.rows > c.data.max_test_rows,
-        "evaluation.rows={c.evaluation.rows} is cut to data.max_test_rows={c.data.max_test_rows}; raise that as well",
+        "evaluation.rows={c.evaluation.rows} is limited to data.max_test_rows={c.data.max_test_rows}; raise "
+        "that as well",
     ),
     (
         lambda c: c.algorithm.kl_loss_coef > 0 and c.algorithm.kl_estimator == "k1",
-        "algorithm.kl_estimator=k1 in the loss has a mean gradient of zero; k2 and k1_unbiased pull to the reference",
+        "algorithm.kl_estimator=k1 in the loss has a mean gradient of zero; k2 and k1_unbiased have a gradient towards "
+        "the reference",
     ),
     (
         lambda c: c.algorithm.loss_fn == "gspo" and _clip_width(c) > WIDE,
@@ -199,8 +201,9 @@ TELLING: list[tuple[Condition, str]] = [
     ),
     (
         lambda c: is_deterministic(c) and (c.generator.agent.command is not None or c.generator.agent.url is not None),
-        "generator.local.deterministic lets every turn wait until each program that runs has asked or ended, so the "
-        "slowest sets the pace; write generator.local.deterministic=false where a resumed run need not be the same",
+        "generator.local.deterministic lets every turn wait until each running program has sent a request or ended, so "
+        "the slowest program determines the speed; write generator.local.deterministic=false where a resumed run need "
+        "not be the same",
     ),
     (
         lambda c: (
@@ -208,9 +211,9 @@ TELLING: list[tuple[Condition, str]] = [
             and c.algorithm.loss_fn in ("ppo", "cispo", "gspo")
             and c.algorithm.loss_anchor == "rollout"
         ),
-        "async_config.max_steps_off_policy={c.async_config.max_steps_off_policy} was seen to cost "
-        "algorithm.loss_fn={c.algorithm.loss_fn} its gain, whose bounds are then about old tokens (AReaL, "
-        "2505.24298); algorithm=decoupled_ppo kept it",
+        "async_config.max_steps_off_policy={c.async_config.max_steps_off_policy} cost "
+        "algorithm.loss_fn={c.algorithm.loss_fn} its gain in experiments, because its bounds then refer to "
+        "old tokens (AReaL, 2505.24298); algorithm=decoupled_ppo did not",
     ),
 ]
 """Conditions and their warnings."""
@@ -225,8 +228,8 @@ def hints(cfg: DictConfig) -> list[str]:
         for path in _settings_in(paths)
         if _is_changed(cfg, path) and not _is_of_all_engines(cfg, path)
     ]
-    telling = [text.format(c=cfg) for applies, text in TELLING if applies(cfg)]
-    return list(dict.fromkeys([*_unread(cfg), *idle, *telling, *_rejecting(cfg), *_objective(cfg)]))
+    conditional = [text.format(c=cfg) for applies, text in CONDITIONAL if applies(cfg)]
+    return list(dict.fromkeys([*_unread(cfg), *idle, *conditional, *_rejecting(cfg), *_objective(cfg)]))
 
 
 def _is_of_all_engines(cfg: DictConfig, path: str) -> bool:
@@ -254,11 +257,11 @@ def _unread(cfg: DictConfig) -> Iterator[str]:
         chosen = {chooser: _chosen(cfg, chooser) for chooser in readers}
         if None in chosen.values() or any(chosen[chooser] in words for chooser, words in readers.items()):
             continue
-        told = " or ".join(f"{chooser}={'|'.join(words)}" for chooser, words in readers.items())
-        blamed = next(iter(readers))
+        readers_text = " or ".join(f"{chooser}={'|'.join(words)}" for chooser, words in readers.items())
+        first = next(iter(readers))
         for path in _settings_in(paths):
             if _is_changed(cfg, path):
-                yield f"{_setting(cfg, path)} has no effect with {_setting(cfg, blamed)}; it is read with {told}"
+                yield f"{_setting(cfg, path)} has no effect with {_setting(cfg, first)}; it is read with {readers_text}"
 
 
 def _chosen(cfg: DictConfig, chooser: str) -> str | None:
@@ -293,11 +296,11 @@ def _rejecting(cfg: DictConfig) -> Iterator[str]:
     low, high = (theirs if mine is None else mine for mine, theirs in zip(own, BOUNDS["geometric"], strict=True))
     if _width(low, high) < NARROW:
         yield (
-            f"algorithm.off_policy_correction=geometric keeps trajectories whose mean ratio is from {low} to {high}, "
-            f"and with async_config.max_steps_off_policy={cfg.async_config.max_steps_off_policy} hardly any is: at a "
-            "policy shift of 0.02 it kept 0 to 29 % of the tokens; set algorithm.correction_low=0.95 and "
-            "algorithm.correction_high=1.05, or take algorithm.off_policy_correction=mis, or sequence_tis with "
-            "algorithm.loss_anchor=old"
+            f"algorithm.off_policy_correction=geometric trains on trajectories whose mean ratio is from {low} to "
+            f"{high}, and with async_config.max_steps_off_policy={cfg.async_config.max_steps_off_policy} hardly any "
+            "has one: at a policy shift of 0.02 it trained on 0 to 29 % of the tokens; set "
+            "algorithm.correction_low=0.95 and algorithm.correction_high=1.05, or take "
+            "algorithm.off_policy_correction=mis, or sequence_tis with algorithm.loss_anchor=old"
         )
 
 

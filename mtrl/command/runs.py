@@ -65,6 +65,19 @@ def settle(cfg: DictConfig) -> list[str]:
     return warnings
 
 
+def reserve(run_dir: str, is_named: bool) -> str:
+    """Return the folder for a run or a sweep that starts now, marked with the id of its launch.
+
+    Args:
+        is_named: whether the command names the folder or the run that it resumes. Otherwise the folder is created; if
+            it exists, its name gets a number.
+    """
+    if not is_named and not is_marked(Path(run_dir)):
+        run_dir = claim(run_dir)
+    mark(run_dir)
+    return run_dir
+
+
 def mark(run_dir: str) -> None:
     """Write the id of the launch into the folder. Errors are ignored here, since `RunDir.create` reports a folder that
     cannot be created."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from mtrl.config.keys import all_keys
 
 WITH_TORCH = {
@@ -15,7 +17,7 @@ WITH_TORCH = {
 """Names in the registries of tensor functions, copied here because the registries import torch. A test compares the
 two."""
 
-REGISTERED = {
+REGISTERED: dict[str, tuple[str, ...]] = {
     "algorithm.advantage_method": (
         *("dr_grpo", "gae", "gdpo", "gigpo", "gpg", "group_based", "group_based_per_turn", "grpo", "grpo_passk"),
         *("maxrl", "monte_carlo", "mt_grpo", "opo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
@@ -28,6 +30,13 @@ REGISTERED = {
     **WITH_TORCH,
 }
 """Names in all registries of functions, so that this package needs no registry. A test compares the two."""
+
+
+def list_registered(key: str, names: Iterable[str]) -> None:
+    """Add the names of functions that a user's module registers, so that messages and completion list them too."""
+    if key in REGISTERED:
+        REGISTERED[key] = tuple(dict.fromkeys((*REGISTERED[key], *names)))
+
 
 ALIASES = {"reinforce_is": "importance_sampling", "regular": "ppo"}
 """Alias -> name in `WITH_TORCH`."""

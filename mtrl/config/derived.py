@@ -13,7 +13,7 @@ from mtrl.config.overrides import CONF
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
 
-PLAYERS = ("target", "command", "url")
+PROGRAM_KEYS = ("target", "command", "url")
 """Keys of `generator.agent` that name the program; at most one may be set."""
 
 
@@ -45,7 +45,7 @@ def is_deterministic(cfg: DictConfig | Config) -> bool:
 
 def plays_agent(cfg: DictConfig | Config) -> bool:
     """Return whether an agent program runs the episodes, instead of the environment."""
-    return any(getattr(cfg.generator.agent, key) is not None for key in PLAYERS)
+    return any(getattr(cfg.generator.agent, key) is not None for key in PROGRAM_KEYS)
 
 
 def program_path() -> str:

@@ -25,7 +25,7 @@ FOREIGN_WHEN_FALSE = {
 
 
 class NoEquivalentError(ValueError):
-    """A foreign value has no equivalent in our key; the message says what to write instead."""
+    """A foreign value has no equivalent in our key; the message names what to write instead."""
 
 
 UNLIMITED = (

@@ -34,7 +34,7 @@ REWARD = (
     "set reward.components={package.module.function:1.0,environment:0}, where environment:0 leaves out its own reward"
 )
 RESUME = "set resume: none, latest, or the path of a run or a checkpoint"
-EVALUATION_BATCH = "all evaluation.rows are played at once, as far as generator.max_num_seqs allows"
+EVALUATION_BATCH = "all evaluation.rows run at once, up to generator.max_num_seqs"
 OUTPUT = "set run_dir, a folder of this machine"
 SHARDING = (
     "models are sharded by FSDP2 over the ranks of torchrun --nproc-per-node N -m mtrl.main, as ZeRO-3 does; set "

@@ -25,7 +25,7 @@ def length_of(overrides: Sequence[str], has_own_groups: bool) -> list[str]:
     given = dict(override.lstrip("+").partition("=")[::2] for override in overrides)
     if EPOCHS in given and STEPS in given and given[EPOCHS] != "null":
         raise UserError(
-            f"{EPOCHS}={given[EPOCHS]} and {STEPS}={given[STEPS]} both say how long the run is; leave one of them out"
+            f"{EPOCHS}={given[EPOCHS]} and {STEPS}={given[STEPS]} both set the length of the run; leave one of them out"
         )
     return [f"{EPOCHS}=null"] if has_own_groups and STEPS in given and EPOCHS not in given else []
 
@@ -45,7 +45,7 @@ def with_steps(config: Config, rows: int) -> Config:
     critic = config.algorithm.critic
     if critic is not None and critic.warmup_steps >= steps:
         raise UserError(
-            f"algorithm.critic.warmup_steps={critic.warmup_steps} leaves the policy nothing of "
+            f"algorithm.critic.warmup_steps={critic.warmup_steps} leaves no step for the policy of "
             f"{EPOCHS}={trainer.epochs:g}, which is {steps} steps with {rows} training rows; lower the first or raise "
             "the second"
         )

@@ -1,7 +1,8 @@
-"""Fields of the schema that state which values they take, beside their type and default."""
+"""Fields of the schema that declare which values they take, beside their type and default."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -16,8 +17,7 @@ class Bound:
     at_least: float | None = None
     above: float | None = None
     at_most: float | None = None
-    between: tuple[float, float] | None = None
-    """Both ends are excluded."""
+    below: float | None = None
     why: str = ""
     """Reason that the error message adds in parentheses."""
 
@@ -27,9 +27,9 @@ class Bound:
             return f"at least {self.at_least}"
         if self.above is not None and not value > self.above:
             return f"above {self.above}"
-        if self.between is not None and not self.between[0] < value < self.between[1]:
-            return f"between {self.between[0]} and {self.between[1]}"
-        return f"at most {self.at_most}" if self.at_most is not None and not value <= self.at_most else None
+        if self.at_most is not None and not value <= self.at_most:
+            return f"at most {self.at_most}"
+        return f"below {self.below}" if self.below is not None and not value < self.below else None
 
 
 def number(
@@ -38,14 +38,19 @@ def number(
     at_least: float | None = None,
     above: float | None = None,
     at_most: float | None = None,
-    between: tuple[float, float] | None = None,
+    below: float | None = None,
     why: str = "",
 ) -> T:
     """Return a field for a number within bounds (see `Bound`), or for null where the type allows it."""
-    return field(default=default, metadata={"bound": Bound(at_least, above, at_most, between, why)})
+    return field(default=default, metadata={"bound": Bound(at_least, above, at_most, below, why)})
 
 
-def one_of(default: Word, *others: str) -> Word:
-    """Return a field for one of a few words. The first is the default; None as the default is not one of the words."""
+def one_of(default: Word, *others: str, refused: Mapping[str, str] | None = None) -> Word:
+    """Return a field for one of a few words.
+
+    Args:
+        default: the default, which is the first word; None is allowed in addition to the words.
+        refused: other words that users may expect, each with the rest of the sentence that refuses it.
+    """
     words = others if default is None else (default, *others)
-    return field(default=default, metadata={"choices": words})
+    return field(default=default, metadata={"choices": words, "refused": refused or {}})

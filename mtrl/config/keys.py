@@ -6,7 +6,7 @@ import difflib
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any
 
@@ -40,6 +40,8 @@ class Key:
     bound: Bound | None = None
     choices: tuple[str, ...] = ()
     """Words of which the value is one; empty: the schema does not limit it to words."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Other words that users may expect, each with the rest of the sentence that refuses it."""
 
     @property
     def is_section(self) -> bool:

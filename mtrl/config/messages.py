@@ -1,14 +1,13 @@
-"""Error messages for wrong configurations, one sentence each, for errors of mtrl, Hydra and OmegaConf."""
+"""Errors of a wrong configuration, one sentence each: its keys, its values, and errors of Hydra and OmegaConf."""
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any
 
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import MissingConfigException, OverrideParseException
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigKeyError,
     InterpolationResolutionError,
@@ -19,56 +18,49 @@ from yaml import YAMLError
 
 from mtrl.config import foreign, keys
 from mtrl.config.dialects import SECTIONS
-from mtrl.errors import UserError, missing_extra, unwritable
+from mtrl.errors import UserError, missing_extra
 
 ELSEWHERE = {"sagemaker": "scripts/launch_sagemaker.py", "managed": "scripts/launch_managed_rl.py"}
 """Sections of a job that starts a run elsewhere -> the program that takes them, besides the settings of the run."""
 
 
-@contextmanager
-def one_sentence() -> Iterator[None]:
-    """Context for entry points: print a `UserError` or an error of Hydra to stderr as one sentence, and exit with
-    status 2."""
-    try:
-        yield
-    except UserError as error:
-        sentence = str(error)
-    except HydraException as error:
-        sentence = str(explain(error))
-    except Exception as error:
-        if (said := unwritable(error)) is None:
-            raise
-        sentence = said
-    else:
-        return
-    refuse(sentence)
+def check_values(cfg: DictConfig) -> None:
+    """Check each value against the bound or the words that the schema declares for its key.
 
-
-def refuse(sentence: str) -> NoReturn:
-    """Print the sentence to stderr and exit with status 2."""
-    print(sentence, file=sys.stderr)
-    raise SystemExit(2)
+    Raises:
+        UserError: a value does not fit; the message names the key, the value, and what the key takes.
+    """
+    for path, key in keys.all_keys().items():
+        value = OmegaConf.select(cfg, path) if key.bound or key.choices else None
+        if value is None:
+            continue
+        if value in key.refused:
+            raise UserError(f"{path}={value} {key.refused[value]}")
+        if key.choices and value not in key.choices:
+            raise unknown_choice(path, value, key.choices)
+        if key.bound and (broken := key.bound.broken_by(value)):
+            raise UserError(f"{path}={value} must be {broken}{f' ({key.bound.why})' if key.bound.why else ''}")
 
 
 def unknown_key(path: str, value: str | None = None, where: str = "") -> UserError:
     """Return the error for an unknown key. It names our key for a key of another framework, else the nearest key, else
     the keys of the section."""
-    said = path if value is None else f"{path}={value}"
-    start = f"{where}{said} is not a key of mtrl"
+    setting = path if value is None else f"{path}={value}"
+    start = f"{where}{setting} is not a key of mtrl"
     if path == "hydra" or path.startswith("hydra."):
-        return UserError(f"{where}{said} is not a key of Hydra; --cfg hydra shows what there is")
+        return UserError(f"{where}{setting} is not a key of Hydra; --cfg hydra shows what there is")
     if program := ELSEWHERE.get(path.partition(".")[0]):
         return UserError(
-            f"{where}{said} is a setting of a job on SageMaker; start that with python {program}, which takes the "
+            f"{where}{setting} is a setting of a job on SageMaker; start that with python {program}, which takes the "
             "settings of the run as well"
         )
     if found := foreign.find_exact(path):
-        return UserError(f"{where}{said} is {found.framework}'s spelling; {found.advice(value)}")
+        return UserError(f"{where}{setting} is {found.framework}'s spelling; {found.advice(value)}")
     if path in SECTIONS:
         return UserError(f"{where}{path} is not a section of mtrl; its keys are in {SECTIONS[path]}")
     near = keys.same_leaf(path)
-    says_little = near is not None and keys.is_vague(near, path)
-    if (near is None or says_little) and (found := foreign.find_ending(path, least=2 if says_little else 1)):
+    is_vague = near is not None and keys.is_vague(near, path)
+    if (near is None or is_vague) and (found := foreign.find_ending(path, least=2 if is_vague else 1)):
         return UserError(f"{start}; it looks like {found.framework}'s {found.key}: {found.advice(value)}")
     if near := near or keys.nearest_key(path):
         return UserError(f"{start}; {foreign.meant(near, path, value)}")
@@ -82,17 +74,17 @@ def wrong_type(path: str, value: Any, where: str = "") -> UserError:
     """Return the error for a value of the wrong type."""
     path = path.partition("[")[0]  # for an item of a list, the key of the list
     key = keys.find(path)
-    said = f"{where}{path}={keys.typed(value)}"
+    setting = f"{where}{path}={keys.typed(value)}"
     if key is None:
-        return UserError(f"{said} does not fit; see mtrl/config/schema.py")
+        return UserError(f"{setting} does not fit; see mtrl/config/schema.py")
     if key.is_section:
         return _no_section(path, key.path, value, where)
-    return UserError(f"{said} must be {key.expected()}; write for example {key.path}={key.example()}")
+    return UserError(f"{setting} must be {key.expected()}; write for example {key.path}={key.example()}")
 
 
-def _no_section(said: str, section: str, value: Any, where: str) -> UserError:
+def _no_section(path: str, section: str, value: Any, where: str) -> UserError:
     known = ", ".join(keys.children(section))
-    return UserError(f"{where}{said}={keys.typed(value)} must be a section with keys of its own: {known}")
+    return UserError(f"{where}{path}={keys.typed(value)} must be a section with keys of its own: {known}")
 
 
 def unknown_option(group: str, option: str, options: Sequence[str], where: str = "") -> UserError:
@@ -189,9 +181,9 @@ def _of_hydra(error: BaseException) -> str:
     if isinstance(error, OverrideParseException):
         return f"cannot read {error.override}; write key=value, and quotes around special characters: 'key=\"a=b, c\"'"
     if text.startswith("Ambiguous value for argument"):
-        said = text.split("'")[1].lstrip("+")
-        key, _, value = said.partition("=")
-        return f"{said} is several values; add -m for one run each, or write {key}=[{value}] for a list"
+        setting = text.split("'")[1].lstrip("+")
+        key, _, value = setting.partition("=")
+        return f"{setting} is several values; add -m for one run each, or write {key}=[{value}] for a list"
     if "Could not load 'hydra/launcher/submitit" in text:
         return str(missing_extra("hydra/launcher=slurm", "sweep"))
     if "does not support sweep type" in text:

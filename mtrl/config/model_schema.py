@@ -18,26 +18,26 @@ class WarmStartConfig:
     success_band: tuple[float, float] = (0.3, 0.5)
     """Lower and upper limit of the success rate. The warm start ends when the share of successes among sampled episodes
     on training rows is between them."""
-    episodes: int = 256
+    episodes: int = number(256, at_least=1)
     """Number of episodes that are sampled for each measurement of the success rate."""
-    check_every: int = 50
+    check_every: int = number(50, at_least=1)
     """Number of updates between two measurements."""
-    min_steps: int = 0
+    min_steps: int = number(0, at_least=0)
     """Number of updates before the first measurement. Skills that the success rate hardly shows, such as spelling,
     still improve inside the band. A warm start takes fewer updates only if this number leads above the band."""
-    max_steps: int = 1000
+    max_steps: int = number(1000, at_least=1)
     """Maximum number of updates. If the success rate is still outside the band, the run ends with an error that names
     the settings to change."""
-    demonstrations: int = 4096
+    demonstrations: int = number(4096, at_least=1)
     """Number of different episodes of the demonstrator."""
-    batch_size: int = 32
+    batch_size: int = number(32, at_least=1)
     """Number of episodes in one update."""
-    lr: float = 1e-5
+    lr: float = number(1e-5, above=0)
     """Learning rate of AdamW."""
-    muon_lr: float | None = None
+    muon_lr: float | None = number(None, above=0)
     """Learning rate of Muon for the matrices between embedding and head; null: AdamW for all."""
-    warmup_steps: int = 20
-    ema_decay: float = 0.95
+    warmup_steps: int = number(20, at_least=0)
+    ema_decay: float = number(0.95, at_least=0, below=1)
     """Decay of the exponential moving average of the weights over the updates, which becomes the policy; 0: the last
     weights."""
 
@@ -46,15 +46,15 @@ class WarmStartConfig:
 class TinyConfig:
     """Sizes of the tiny policy, a model of the Qwen3 architecture."""
 
-    hidden_size: int = 128
-    intermediate_size: int = 192
-    layers: int = 2
-    heads: int = 4
-    vocabulary: int = 512
+    hidden_size: int = number(128, at_least=2)
+    intermediate_size: int = number(192, at_least=1)
+    layers: int = number(2, at_least=1)
+    heads: int = number(4, at_least=1)
+    vocabulary: int = number(512, at_least=262, why="256 bytes and 6 special tokens are always in it")
     """Maximum size of the vocabulary, in tokens; the tokenizer is trained on the demonstrations."""
-    context: int = 1024
+    context: int = number(1024, at_least=1)
     """Maximum length of a conversation, in tokens."""
-    init_std: float = 0.1
+    init_std: float = number(0.1, above=0)
     """Standard deviation of the random weights."""
 
 

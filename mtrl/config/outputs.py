@@ -17,34 +17,34 @@ def is_address(path: str | Path | None) -> bool:
     return path is not None and bool(_ADDRESS.match(str(path)))
 
 
-def check_local(said: str, path: str | Path | None) -> None:
+def check_local(setting: str, path: str | Path | None) -> None:
     """Check that a path is not an address.
 
     Args:
-        said: the key or option with its value, as typed.
+        setting: the key or option with its value, as typed.
 
     Raises:
         UserError: the path is an address.
     """
     if is_address(path):
         raise UserError(
-            f"{said} is an address, and results are written to folders of this machine; name a folder, and copy it "
+            f"{setting} is an address, and results are written to folders of this machine; name a folder, and copy it "
             "when the command has ended"
         )
 
 
-def check_file(said: str, path: str | Path) -> None:
+def check_file(setting: str, path: str | Path) -> None:
     """Check that a file can be written at a path.
 
     Args:
-        said: as for `check_local`.
+        setting: as for `check_local`.
 
     Raises:
         UserError: the path is an address or a folder, or its parent folder does not exist.
     """
-    check_local(said, path)
+    check_local(setting, path)
     path = Path(path)
     if not path.parent.is_dir():
-        raise UserError(f"{said} cannot be written, for {path.parent} is no folder; make it, or name another file")
+        raise UserError(f"{setting} cannot be written, for {path.parent} is no folder; make it, or name another file")
     if path.is_dir():
-        raise UserError(f"{said} is a folder; name a file in it")
+        raise UserError(f"{setting} is a folder; name a file in it")

@@ -99,5 +99,4 @@ def dashed(word: str) -> UserError:
     path = path.replace("-", "_")
     if keys.find(path):
         return UserError(f"{word} is not an option; keys are written without dashes: {path}={value or '...'}")
-    said = str(messages.unknown_key(path, value or None))
-    return UserError(f"{said} (keys are written key=value, without dashes)")
+    return UserError(f"{messages.unknown_key(path, value or None)} (keys are written key=value, without dashes)")

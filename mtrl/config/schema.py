@@ -7,9 +7,8 @@ from typing import Any
 
 from omegaconf import II, MISSING
 
-from mtrl.config.agent_schema import AgentConfig
 from mtrl.config.endpoint_schema import EndpointConfig
-from mtrl.config.engine_schema import LocalEngineConfig, SglangConfig, VllmConfig
+from mtrl.config.engine_schema import AgentConfig, LocalEngineConfig, SglangConfig, VllmConfig
 from mtrl.config.field import number, one_of
 from mtrl.config.model_schema import ModelConfig
 
@@ -278,9 +277,10 @@ class CheckpointConfig:
 class FsdpConfig:
     """Sharding of models over `torchrun`'s ranks (FSDP2, `fully_shard`): every rank holds a shard of each parameter."""
 
-    param_dtype: str | None = one_of(None, "bfloat16", "float16", "float32")
-    """Dtype of forward and backward passes: bfloat16 | float16 | float32; the weights stay in model.dtype. Null:
-    model.dtype."""
+    param_dtype: str | None = one_of(
+        None, "bfloat16", "float32", refused={"float16": "needs loss scaling, which mtrl does not have; set bfloat16"}
+    )
+    """Dtype of forward and backward passes: bfloat16 | float32; the weights stay in model.dtype. Null: model.dtype."""
     reduce_dtype: str = one_of("float32", "bfloat16")
     """Dtype of the sum of gradients over ranks: float32 | bfloat16"""
     reshard_after_forward: bool = True
@@ -339,7 +339,7 @@ class EvaluationConfig:
 
     every_steps: int = number(20, at_least=0)
     before_train: bool = True
-    rows: int = number(200, at_least=1, why="every evaluation plays them, greedily")
+    rows: int = number(200, at_least=1, why="every evaluation runs them, greedily")
     sampled_rows: int = number(200, at_least=0)
     """Number of rows of the temperature-1 evaluation before and after training; 0 skips this evaluation."""
     samples_per_row: int = number(1, at_least=1)
@@ -361,7 +361,7 @@ class EvaluationConfig:
     training."""
     split: str = one_of("test", "validation", "train")
     """mtrl.evaluate: split of the rows: test | validation | train"""
-    confidence: float = number(0.95, between=(0, 1), why="0.95 is the usual level")
+    confidence: float = number(0.95, above=0, below=1, why="0.95 is the usual level")
     """Confidence level of the intervals."""
     output: str | None = None
     """mtrl.evaluate: folder of the report; null: outputs/evaluations/NAME/TIME. An evaluation in an existing folder is
@@ -419,15 +419,15 @@ class PreflightConfig:
     at_start: str = one_of("warn", "stop", "none")
     """Reaction of a run to the findings of its cheap checks. warn: findings are logged | stop: a failed check ends the
     run | none: the checks are skipped"""
-    rows: int = 64
+    rows: int = number(64, at_least=1)
     """Number of rows whose episodes are run, half of them held-out rows."""
-    seconds: float = 20.0
+    seconds: float = number(20.0, above=0)
     """Time limit of each pass of episodes, in seconds; unfinished episodes are left out and counted."""
-    processes: int = 2
+    processes: int = number(2, at_least=0)
     """Number of new processes that repeat the episodes; fewer than 2 skips this check."""
     model: bool = True
     """Whether the policy runs episodes as well; false skips all checks that need it."""
-    rollouts: int = 100
+    rollouts: int = number(100, at_least=1, why="preflight.model=false skips the checks that need the policy")
     """Number of episodes of the policy."""
     json: str | None = None
     """File of the results; null: preflight.json in the folder of the run. A run does not overwrite the results of the

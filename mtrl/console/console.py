@@ -70,6 +70,10 @@ class Console:
         nested."""
         return self._progress.track(one_line(description, 40), total)
 
+    def refresh(self) -> None:
+        """Draw the bars now, instead of at their next interval."""
+        self._progress.refresh()
+
     def step(self, metrics: Mapping[str, Any]) -> None:
         """Print one line for one training step; pass@1 comes from the last evaluation."""
         self._remember(metrics)
@@ -143,8 +147,8 @@ class Console:
 
     def _print(self, *parts: RenderableType, soft_wrap: bool = False, level: int | None = logging.INFO) -> None:
         plain = self._plain(parts, soft_wrap)
-        self._progress.heard()
-        with suppress(OSError, ValueError):  # the terminal may be gone or closed; the mirror still gets the lines
+        self._progress.record_output()
+        with suppress(OSError, ValueError):  # the terminal may be lost or closed; the mirror still gets the lines
             if self._rich.is_terminal:
                 self._rich.print(Group(*parts), soft_wrap=soft_wrap)
             else:

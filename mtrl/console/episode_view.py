@@ -71,8 +71,8 @@ class EpisodeView:
             if index not in hidden:
                 self._add_turn(grid, turn)
             elif index == hidden[0]:
-                paid = sum(turns[i].reward for i in hidden)
-                grid.add_row("", Text(f"… {len(hidden)} turns …", style="dim italic"), reward_text(paid))
+                reward = sum(turns[i].reward for i in hidden)
+                grid.add_row("", Text(f"… {len(hidden)} turns …", style="dim italic"), reward_text(reward))
         for message in self._trajectory.final_observation:
             _add_message(grid, message)
         if self._trajectory.error:

@@ -54,21 +54,26 @@ class Work:
 class Progress:
     """Shows each `Work` inside `track`. Nested ones are a stack of bars; each bar vanishes when its work is done."""
 
-    def __init__(self, console: RichConsole, say: Callable[[str], None]):
+    def __init__(self, console: RichConsole, print_line: Callable[[str], None]):
         self._console = console
         self._live = console.is_terminal and not console.is_dumb_terminal and console.file.isatty()
-        self._say = say
+        self._print = print_line
         self._bars: bars.Progress | None = None
         self._last_line = time.monotonic()
 
-    def heard(self) -> None:
+    def record_output(self) -> None:
         """Record that a line was printed, which delays the next progress line."""
         self._last_line = time.monotonic()
+
+    def refresh(self) -> None:
+        """Draw the bars now, if there are any."""
+        if self._bars is not None:
+            self._bars.refresh()
 
     @contextmanager
     def track(self, description: str, total: int | None) -> Iterator[Work]:
         if not self._live:
-            yield Work(description, total, self._sign_of_life)
+            yield Work(description, total, self._print_progress)
             return
         outermost = self._bars is None
         if self._bars is None:
@@ -90,9 +95,9 @@ class Progress:
                 shown.stop()
                 self._bars = None
 
-    def _sign_of_life(self, work: Work, _: int) -> None:
+    def _print_progress(self, work: Work, _: int) -> None:
         if time.monotonic() - self._last_line > SILENCE:
-            self._say(str(work))
+            self._print(str(work))
 
     def _new_bars(self) -> bars.Progress:
         return bars.Progress(

@@ -21,10 +21,10 @@ from mtrl.command.program import run_program
 from mtrl.doctor import machine
 from mtrl.doctor.advice import Advice, advise
 from mtrl.doctor.checklist import CHECKS, Check, run
+from mtrl.doctor.checks import SMOKE_LIMIT, smoke
 from mtrl.doctor.plan import make_plan
 from mtrl.doctor.plan import to_json as plan_to_json
 from mtrl.doctor.plan_report import page
-from mtrl.doctor.smoke import LIMIT, smoke
 from mtrl.errors import UserError
 from mtrl.preflight import report
 from mtrl.preflight.result import Result, Status, to_json, worst
@@ -46,7 +46,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m mtrl.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="with --plan: as for python -m mtrl.main")
-    parser.add_argument("--plan", action="store_true", help="estimate the memory of a run; looks at nothing here")
+    parser.add_argument(
+        "--plan", action="store_true", help="estimate the memory of a run, without a look at this machine"
+    )
     parser.add_argument("--no-smoke", action="store_true", help="leave the short training run out")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--config-dir", help="with --plan: config groups of your own")
@@ -69,7 +71,7 @@ def plan(args: argparse.Namespace) -> int:
 def look(args: argparse.Namespace) -> int:
     """Print each result as its check completes, then the advice for this machine. Return the exit status."""
     screen, results = report.console(), []
-    waiting = screen.status("looking") if screen.is_terminal and not args.json else nullcontext()
+    waiting = screen.status("checking") if screen.is_terminal and not args.json else nullcontext()
     with waiting:
         for result in examine(args.no_smoke):
             results.append(result)
@@ -84,7 +86,7 @@ def look(args: argparse.Namespace) -> int:
         for one in can:
             screen.print(f"{one.what}:\n  {one.command}", soft_wrap=True)
         if not runs:
-            screen.print("the default experiment cannot run here: mend what failed first", style="bold red")
+            screen.print("the default experiment cannot run here: fix what failed first", style="bold red")
     return int(not runs)
 
 
@@ -96,7 +98,7 @@ def examine(no_smoke: bool = False) -> Iterator[Result]:
         yield result
     if not no_smoke and worst(results) != Status.FAIL:
         last: dict[str, Check] = {"smoke run": smoke}
-        yield from run(last, LIMIT + 30)
+        yield from run(last, SMOKE_LIMIT + 30)
 
 
 def advice(results: Sequence[Result]) -> list[Advice]:

@@ -38,8 +38,10 @@ def adapter_bytes(model: Architecture, rank: int, size: int, targets: tuple[str,
 def _norm(model: Architecture, size: int) -> int:
     """Return the bytes per token of an RMS norm: its input and its result in float32, the reciprocal root, and its
     output."""
-    kept = 2 * FLOAT32 + size if model.model_type == "gpt_oss" else FLOAT32 + 2 * size  # gpt_oss casts at another place
-    return kept * model.hidden_size + FLOAT32
+    saved = (
+        2 * FLOAT32 + size if model.model_type == "gpt_oss" else FLOAT32 + 2 * size
+    )  # gpt_oss casts at another place
+    return saved * model.hidden_size + FLOAT32
 
 
 def _attention(model: Architecture, size: int, context: int, attention: str) -> int:

@@ -47,11 +47,11 @@ class Architecture:
                 size.
         """
         if not isinstance(fields, Mapping):
-            raise UserError(f"{where} has a config.json that is no mapping; mend it")
+            raise UserError(f"{where} has a config.json that is no mapping; correct it")
         kind = fields.get("model_type")
         if kind not in (*DENSE, *MIXTURES):
             known = ", ".join((*DENSE, *MIXTURES))
-            raise UserError(f"{where} has the model_type {kind}, whose memory nobody has worked out; known are {known}")
+            raise UserError(f"{where} has the model_type {kind}, whose memory is not known here; known are {known}")
         if fields.get("text_config"):
             raise UserError(f"{where} reads more than text, and memory is worked out for text alone; plan it by hand")
         heads = fields.get("num_attention_heads")
@@ -66,7 +66,7 @@ class Architecture:
         for name, value in given.items():
             kind_of_value = cls.__dataclass_fields__[name].type
             if kind_of_value == "int" and (type(value) is not int or value < (name not in OF_MIXTURES)):
-                raise UserError(f"{where} has {name}={value}, which is no size; mend its config.json")
+                raise UserError(f"{where} has {name}={value}, which is no size; correct its config.json")
         return cls(**given)
 
     @property
@@ -168,7 +168,7 @@ def find(path: str) -> Architecture:
         try:
             fields = json.loads(config.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise UserError(f"model.path={path} has a config.json that cannot be read ({error}); mend it") from error
+            raise UserError(f"model.path={path} has a config.json that cannot be read ({error}); correct it") from error
         return Architecture.of(fields, f"model.path={path}")
     if path in table():
         return Architecture.of(table()[path], f"model.path={path}")

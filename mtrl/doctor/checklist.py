@@ -49,12 +49,12 @@ def _within(name: str, check: Check, seconds: float) -> Result:
         try:
             answers.put(check())
         except Exception as error:
-            said = next(iter(str(error).splitlines()), "")
-            fix = "mend what the message names, or report it as a bug"
-            answers.put(bad(f"it could not be looked at: {type(error).__name__}: {said}", fix))
+            first = next(iter(str(error).splitlines()), "")
+            fix = "fix what the message names, or report it as a bug"
+            answers.put(bad(f"the check failed: {type(error).__name__}: {first}", fix))
 
     threading.Thread(target=ask, name=f"doctor {name}", daemon=True).start()  # a hanging check must not delay exit
     try:
         return answers.get(timeout=seconds)
     except Empty:
-        return bad(f"it did not answer within {seconds:g} seconds", "look for a drive or a driver that hangs")
+        return bad(f"it did not answer within {seconds:g} seconds", "search for a drive or a driver that hangs")

@@ -5,11 +5,15 @@ Only checks that the default experiment needs can fail; all others warn or are s
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import shutil
 import socket
+import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Callable
 from contextlib import closing
 from importlib import metadata
@@ -29,6 +33,11 @@ PLENTY = 50 * GIB
 """Free disk space for an 8 B model, its checkpoints and its export, in bytes."""
 RENDEZVOUS = 29500
 """torchrun's default port."""
+SMOKE_COMMAND = ("debug=fast", "tracker.plots=false", "preflight.at_start=none")
+SMOKE_LIMIT = 180.0
+"""Time limit of the run, in seconds; an idle machine with two cores needs about 15."""
+LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Environment variables that torchrun sets for a rank. They are removed, because the smoke run is no rank."""
 
 
 def python() -> Result:
@@ -46,7 +55,7 @@ def packages() -> Result:
     except metadata.PackageNotFoundError:
         return failed("mtrl is not installed here", "install it with: pip install -e .")
     if wrong := [one for one in found if not one.fits]:
-        return failed(_told(wrong), "install what setup.py asks for with: pip install -e .")
+        return failed(_mismatches(wrong), "install what setup.py requires with: pip install -e .")
     return passed(f"all {len(found)} packages are within the ranges of setup.py")
 
 
@@ -59,7 +68,7 @@ def torch() -> Result:
     try:
         driver = machine.driver_cuda()
     except RuntimeError as error:
-        return warned(f"torch {found.version}; {error}", "mend the NVIDIA driver, or train on the CPU")
+        return warned(f"torch {found.version}; {error}", "repair the NVIDIA driver, or train on the CPU")
     built = f"torch {found.version}, built for {'CUDA ' + found.cuda if found.cuda else 'CPUs'}"
     if driver is None or found.gpus:
         return passed(built + (f", driver up to CUDA {driver}" if driver else ""))
@@ -68,7 +77,7 @@ def torch() -> Result:
     if not machine.cuda_fits(found.cuda, driver):
         fix = f"install a build of PyTorch for CUDA {driver.split('.')[0]}, or a newer driver"
         return warned(f"{built}, and the driver runs CUDA {driver} at most", fix)
-    return warned(f"{built}, and it sees no GPU", "see whether CUDA_VISIBLE_DEVICES or the container hides them")
+    return warned(f"{built}, and it finds no GPU", "check whether CUDA_VISIBLE_DEVICES or the container hides them")
 
 
 def devices() -> Result:
@@ -87,10 +96,10 @@ def host() -> Result:
     cores, sizes = machine.cores(), machine.memory()
     if sizes is None:
         return passed(f"{cores} cores")
-    told = f"{cores} cores, {sizes[0] / GIB:.0f} GiB of memory, {sizes[1] / GIB:.0f} GiB free"
+    sizes_text = f"{cores} cores, {sizes[0] / GIB:.0f} GiB of memory, {sizes[1] / GIB:.0f} GiB free"
     if sizes[1] < LEAST_MEMORY:
-        return failed(told, "end other programs: a run needs about 1 GiB")
-    return passed(told)
+        return failed(sizes_text, "end other programs: a run needs about 1 GiB")
+    return passed(sizes_text)
 
 
 def extras() -> Result:
@@ -104,17 +113,19 @@ def extras() -> Result:
     there = [extra for extra, found in shown.items() if all(one.fits for one in found)]
     absent = [extra for extra in shown if extra not in there]
     named = [f"{extra} ({shown[extra][0].requirement.name} {shown[extra][0].version})" for extra in there]
-    told = f"{', '.join(named) or 'none'}; not installed: {', '.join(absent) or 'none'}"
+    listed = f"{', '.join(named) or 'none'}; not installed: {', '.join(absent) or 'none'}"
     if bad := [(extra, found) for extra, found in wrong.items() if found]:
         extra, found = bad[0]
         names = ",".join(name for name, _ in bad)
-        return warned(f"{told}; {_told(found)} (extra {extra})", f"mend it with: pip install -e '.[{names}]'")
-    return passed(told)
+        return warned(
+            f"{listed}; {_mismatches(found)} (extra {extra})", f"correct it with: pip install -e '.[{names}]'"
+        )
+    return passed(listed)
 
 
-def _told(found: list[Found]) -> str:
+def _mismatches(found: list[Found]) -> str:
     return "; ".join(
-        f"{one.requirement.name} {one.version or 'is missing'}, asked for {one.requirement.specifier}"
+        f"{one.requirement.name} {one.version or 'is missing'}, required {one.requirement.specifier}"
         for one in found[:4]
     )
 
@@ -156,7 +167,7 @@ def ports() -> Result:
         return warned(
             f"port {RENDEZVOUS} is taken", "give torchrun another one: --standalone, or --rdzv-endpoint HOST:PORT"
         )
-    return passed(f"free ones can be had, and torchrun's {RENDEZVOUS} is free")
+    return passed(f"free ports exist, and torchrun's {RENDEZVOUS} is free")
 
 
 def cache_folder() -> Path:
@@ -167,19 +178,19 @@ def cache_folder() -> Path:
 
 def disk() -> Result:
     """Check the free disk space in the folders of runs and of the cache."""
-    told, least = [], None
+    folders, least = [], None
     for name, folder in {"runs": Path("outputs"), "cache": cache_folder()}.items():
         there = machine.existing(folder)
         free = shutil.disk_usage(there).free
         if not os.access(there, os.W_OK):
-            return failed(f"{there} cannot be written, where {name} go", _elsewhere(name))
-        told.append(f"{free / GIB:,.0f} GiB free for {name} ({folder})")
+            return failed(f"{there} cannot be written, and {name} are stored there", _elsewhere(name))
+        folders.append(f"{free / GIB:,.0f} GiB free for {name} ({folder})")
         least = free if least is None else min(least, free)
-    evidence = ", ".join(told)
+    evidence = ", ".join(folders)
     if least is not None and least < LEAST_DISK:
         return failed(evidence, f"free some, or {_elsewhere('runs')}")
     if least is not None and least < PLENTY:
-        fix = "enough for tiny policies; the weights and checkpoints of an 8 B model want 50 GiB and more"
+        fix = "enough for tiny policies; the weights and checkpoints of an 8 B model need 50 GiB and more"
         return warned(evidence, fix)
     return passed(evidence)
 
@@ -195,8 +206,8 @@ def sandbox() -> Result:
     try:
         check_isolation()
     except UserError as error:
-        said, _, fix = str(error).rpartition("; ")
-        return warned(f"experiment=mini_swe cannot run here: {said}", fix)
+        reason, _, fix = str(error).rpartition("; ")
+        return warned(f"experiment=mini_swe cannot run here: {reason}", fix)
     return passed("bubblewrap isolates commands (one was run)")
 
 
@@ -224,8 +235,33 @@ def aws() -> Result:
 def git() -> Result:
     program = shutil.which("git")
     if program is None:
-        return warned("git is not installed, so runs note no commit", "install it: apt-get install git")
+        return warned("git is not installed, so runs record no commit", "install it: apt-get install git")
     try:
         return passed(machine.answer([program, "--version"], 10.0).strip())
     except RuntimeError as error:
         return warned(f"git does not work: {error}", "install it again: apt-get install --reinstall git")
+
+
+def smoke(seconds: float = SMOKE_LIMIT) -> Result:
+    """Create the tiny policy, train it for two steps, and read the summary of the run."""
+    start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="mtrl-doctor-") as folder:
+        run = Path(folder) / "run"
+        command = [sys.executable, "-m", "mtrl.main", *SMOKE_COMMAND, f"run_dir={run}"]
+        environment = {name: value for name, value in os.environ.items() if name not in LAUNCH_VARIABLES}
+        environment["MTRL_CACHE"] = str(Path(folder) / "cache")
+        try:
+            done = subprocess.run(
+                command, env=environment, capture_output=True, text=True, timeout=seconds, stdin=subprocess.DEVNULL
+            )
+        except subprocess.TimeoutExpired:
+            return failed(f"two steps of the tiny policy did not end within {seconds:g} seconds", _again())
+        if done.returncode:
+            last = (done.stderr.strip() or done.stdout.strip() or "it printed nothing").splitlines()[-1]
+            return failed(f"two steps of the tiny policy failed with status {done.returncode}: {last}", _again())
+        steps = json.loads((run / "summary.json").read_text(encoding="utf-8"))["steps"]
+    return passed(f"{steps} steps of the tiny policy in {time.monotonic() - start:.0f} seconds")
+
+
+def _again() -> str:
+    return "see its whole output with: python -m mtrl.main debug=fast"

@@ -44,8 +44,8 @@ def ask_torch(seconds: float = SECONDS) -> Torch:
     Raises:
         RuntimeError: PyTorch cannot be imported, or does not answer.
     """
-    said = answer([sys.executable, "-c", _ASK_TORCH], seconds)
-    found = json.loads(said.splitlines()[-1])
+    output = answer([sys.executable, "-c", _ASK_TORCH], seconds)
+    found = json.loads(output.splitlines()[-1])
     return Torch(found["version"], found["cuda"] or found["hip"], tuple((name, size) for name, size in found["gpus"]))
 
 
@@ -102,10 +102,10 @@ def memory() -> tuple[int, int] | None:
 
 def _container_limit() -> int | None:
     try:
-        said = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
     except OSError:
         return None
-    return int(said) if said.isdigit() else None
+    return int(limit) if limit.isdigit() else None
 
 
 def existing(folder: Path) -> Path:

@@ -141,7 +141,7 @@ class Memory:
             token += adapter_bytes(self.model, lora.lora_rank, FLOAT32 if cast else size, self.targets, cast)
         return self.tokens * token
 
-    def kept_activations(self) -> int:
+    def stored_activations(self) -> int:
         """Return the bytes that the forward pass saves for the backward pass."""
         each = self.tokens * self.model.hidden_size * self.layout.computed
         layers = self.model.num_hidden_layers
@@ -181,7 +181,10 @@ class Memory:
         held = [*self.held(learning=True)]
         if self.layout.colocated:
             held.append(Part("sleeping server", PROCESS))
-        weights, kept = Part("gathered weights", self.gathered()), Part("activations kept", self.kept_activations())
+        weights, stored = (
+            Part("gathered weights", self.gathered()),
+            Part("stored activations", self.stored_activations()),
+        )
         work = int((1 + IN_FLIGHT) * self.layer_activations())
         head = 0 if self.adapters else self.model.head * self.layout.computed
         of_layer = self.whole_gradients(self.model.layer) + (head if self.layout.sharded else 0)
@@ -191,10 +194,10 @@ class Memory:
         step = [Part("scratch of the optimiser", share)]
         step += [Part("moments of Adam", 2 * share)] if offloaded else []
         for when, parts in {
-            "log-probs": [weights, kept, Part("logits", self.logits())],
+            "log-probs": [weights, stored, Part("logits", self.logits())],
             "backward of a layer": [
                 weights,
-                kept,
+                stored,
                 Part("activations of a layer", work),
                 Part("gradients in flight", of_layer),
             ],

@@ -93,10 +93,10 @@ def plan_of(cfg: DictConfig) -> Plan:
 @contextmanager
 def _elsewhere(cfg: DictConfig) -> Iterator[None]:
     """Simulate the environment of another machine for the checks: with the ranks of the placement, and with engines."""
-    told = {f"MTRL_{name}_PYTHON": sys.executable for name in ("VLLM", "SGLANG")}
-    told["WORLD_SIZE"] = str(ranks_here(cfg.placement) * cfg.placement.machines)
-    before = {name: os.environ.get(name) for name in told}
-    os.environ.update(told)
+    variables = {f"MTRL_{name}_PYTHON": sys.executable for name in ("VLLM", "SGLANG")}
+    variables["WORLD_SIZE"] = str(ranks_here(cfg.placement) * cfg.placement.machines)
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

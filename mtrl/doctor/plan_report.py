@@ -29,7 +29,7 @@ def _facts(plan: Plan) -> Iterator[Text]:
     machines = f"{placement.machines} machine{'s' if placement.machines > 1 else ''} x {plan.gpus} GPUs"
     ranks = f"{layout.ranks} rank{'s' if layout.ranks > 1 else ''}"
     yield Text(f"{machines} of {placement.gpu_memory:g} GiB, {ranks}; {_servers(plan)}")
-    checkpointed = "recomputed" if config.trainer.gradient_checkpointing else "kept"
+    checkpointed = "recomputed" if config.trainer.gradient_checkpointing else "stored"
     yield Text(
         f"micro-batches of {memory.tokens:,} tokens, conversations of up to {memory.context:,}; activations are "
         f"{checkpointed}"
@@ -84,8 +84,8 @@ def verdict(plan: Plan) -> Text:
     tight = plan.tightest
     if plan.fits:
         left = f"{gib(-tight.over)} GiB are left where it is tightest"
-        told = f"fits, by this estimate: {left} ({tight.where}, {tight.when})"
-        return Text(told, style="green")
+        verdict = f"fits, by this estimate: {left} ({tight.where}, {tight.when})"
+        return Text(verdict, style="green")
     wrong = f"the {tight.where} is {gib(tight.over)} GiB short ({tight.when})" if tight.over > 0 else ""
     if plan.crowd:
         needed = plan.memory.layout.gpus_needed

@@ -43,8 +43,8 @@ from omegaconf import OmegaConf
 from mtrl.command.checks import check
 from mtrl.command.compose import merge
 from mtrl.command.program import run_program
-from mtrl.config.agent_schema import AgentConfig
 from mtrl.config.derived import serves
+from mtrl.config.engine_schema import AgentConfig
 from mtrl.config.messages import unknown_choice
 from mtrl.config.outputs import check_local
 from mtrl.config.overrides import normalise

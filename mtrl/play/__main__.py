@@ -50,8 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     task = load_task(config)
     if task.family.environment is ProgramTask:
         raise UserError(
-            f"environment.name={task.family.name} is played by a program, and nobody else can; a run plays it, and "
-            "so do python -m mtrl.preflight and python -m mtrl.evaluate"
+            f"environment.name={task.family.name} needs an agent program, and cannot be run by hand; a run, "
+            "python -m mtrl.preflight and python -m mtrl.evaluate start it"
         )
     check_player(choices.player, task.family)
     screen = Screen()

@@ -37,9 +37,9 @@ class Keyboard:
     Characters that no tokenizer could have decoded, such as halves of surrogate pairs, become replacement characters.
     """
 
-    def __init__(self, stream: TextIO, tell: Callable[[str], None]):
+    def __init__(self, stream: TextIO, note: Callable[[str], None]):
         self.is_terminal = stream.isatty() and stream is sys.stdin
-        self._stream, self._tell = stream, tell
+        self._stream, self._note = stream, note
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
         if self.is_terminal:
@@ -55,7 +55,7 @@ class Keyboard:
             if word in COMMANDS:
                 return Command(word, argument.strip())
             if _COMMAND.fullmatch(line.strip()):
-                self._tell(f'{word} is no command; /help lists them. To say it, put it between two lines of """')
+                self._note(f'{word} is no command; /help lists them. To send it, put it between two lines of """')
             elif line.strip():
                 return line
         return None
@@ -66,7 +66,7 @@ class Keyboard:
             if line == fence:
                 return "\n".join(lines)
             lines.append(line)
-        self._tell(f"the input ended before the line of {fence} that ends a response, so it was not said")
+        self._note(f"the input ended before the line of {fence} that ends a response, so it was not sent")
         return None
 
     def _line(self, prompt: str) -> str | None:

@@ -52,7 +52,7 @@ class Screen:
             role = one_line(message.get("role", "?"), 20)
             self._print(_panel(role, _body(message_text(message)), ROLE_STYLES.get(role, "white")))
 
-    def said(self, text: str) -> None:
+    def response(self, text: str) -> None:
         """Print a response that was not typed in this terminal."""
         self.messages([{"role": "assistant", "content": text}])
 
@@ -65,8 +65,8 @@ class Screen:
         )
         for name, values in (("components", result.components), ("metrics", result.metrics)):
             if values:
-                told = ", ".join(f"{one_line(key, 40)} {short(value)}" for key, value in values.items())
-                line.append(f"  {name}: {told}", style="dim")
+                listed = ", ".join(f"{one_line(key, 40)} {short(value)}" for key, value in values.items())
+                line.append(f"  {name}: {listed}", style="dim")
         if result.done:
             line.append("  truncated" if result.truncated else "  done", style="bold")
         self._print(line)
@@ -75,23 +75,25 @@ class Screen:
     def ending(self, trajectory: Trajectory, own: float, disagree: bool) -> None:
         """Print the total reward and the score. `own` is the reward of the environment itself."""
         if trajectory.error:
-            self._print(_panel("the episode failed", Text(_told(trajectory), style="red"), "red"))
+            self._print(_panel("the episode failed", Text(_error_line(trajectory), style="red"), "red"))
             return
         turns = ", ".join(signed(turn.reward) for turn in trajectory.turns)
-        paid = "" if abs(own - trajectory.reward) < 1e-9 else f"; the environment itself paid {signed(own)}"
+        environment_reward = (
+            "" if abs(own - trajectory.reward) < 1e-9 else f"; the environment itself gave {signed(own)}"
+        )
         total = (signed(trajectory.reward), f"bold {reward_style(trajectory.reward)}")
         count = len(trajectory.turns)
         title = f"{trajectory.stop_reason} after {count} turn{'' if count == 1 else 's'}"
         parts: list[RenderableType] = [
             Rule(Text(title, style="bold"), align="left", style="green"),
-            Text.assemble("reward  ", total, (f"  turns: {turns}{paid}", "dim")),
+            Text.assemble("reward  ", total, (f"  turns: {turns}{environment_reward}", "dim")),
             Text.assemble("score   ", (short(trajectory.score or 0.0), "bold"), ("  by the scorer", "dim")),
         ]
         if disagree:
             verdict = "solves" if (trajectory.score or 0.0) > 0 else "does not solve"
             parts.append(
                 Text(
-                    f"reward and scorer disagree: the environment paid {signed(own)}, and the scorer says that this "
+                    f"reward and scorer disagree: the environment gave {signed(own)}, and by the scorer the episode "
                     f"{verdict} the row",
                     style="bold yellow",
                 )
@@ -147,7 +149,7 @@ def _tools(schemas: Sequence[dict[str, Any]]) -> Panel:
     return _panel("tools", Lines(*parts), "yellow")
 
 
-def _told(trajectory: Trajectory) -> str:
+def _error_line(trajectory: Trajectory) -> str:
     """Return the first line of the error, and the code line that raised it."""
     first, _, trace = (trajectory.error or "").partition("\n")
     frames = _FRAME.findall(trace)

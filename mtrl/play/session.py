@@ -57,17 +57,18 @@ class Loop:
 class Tally:
     """The episodes of a session, and counts of their outcomes."""
 
-    played: list[Trajectory] = field(default_factory=list)
+    finished: list[Trajectory] = field(default_factory=list)
     failed: int = 0
     unfinished: int = 0
     disagreements: int = 0
 
-    def told(self, threshold: float) -> str:
-        successes = sum((t.score or 0.0) >= threshold - EPSILON for t in self.played)
+    def summary(self, threshold: float) -> str:
+        """Return the counts and means in one line."""
+        successes = sum((t.score or 0.0) >= threshold - EPSILON for t in self.finished)
         counts = {"failed": self.failed, "left unfinished": self.unfinished, "in disagreement": self.disagreements}
-        parts = [f"episodes played: {len(self.played)}"]
-        if self.played:
-            parts += [f"mean reward {fmean(t.reward for t in self.played):.3f}", f"successes {successes}"]
+        parts = [f"episodes: {len(self.finished)}"]
+        if self.finished:
+            parts += [f"mean reward {fmean(t.reward for t in self.finished):.3f}", f"successes {successes}"]
         return ", ".join([*parts, *(f"{name} {count}" for name, count in counts.items() if count)])
 
 
@@ -100,12 +101,12 @@ class Session:
             while left > 0 and self._play():
                 left -= 1
                 if self.place >= len(self.rows):
-                    self.screen.note(f"these were the rows of {self.choices.split}")
+                    self.screen.note(f"these were all rows of {self.choices.split}")
                     break
         finally:
-            self.screen.summary(self.tally.told(self.config.evaluation.success_threshold))
+            self.screen.summary(self.tally.summary(self.config.evaluation.success_threshold))
             if self.choices.out is not None:
-                self.screen.note(f"trajectories written: {len(self.tally.played)}, to {self.choices.out}")
+                self.screen.note(f"trajectories written: {len(self.tally.finished)}, to {self.choices.out}")
             self.rules.pool.close()
             self._loop.stop()
 
@@ -137,12 +138,12 @@ class Session:
     def _turns(self, episode: Episode, moves: Moves) -> bool:
         """Take turns until the episode is over or the player leaves it. Return False if the player has ended the
         session."""
-        said: str | None = None
+        text: str | None = None
         while not episode.over:
-            response = moves(said)
+            response = moves(text)
             if response is None:
                 if self.choices.player != "me":
-                    self.screen.warning(f"{self.choices.player} has nothing more to say, and the episode is not over")
+                    self.screen.warning(f"{self.choices.player} has no further response, and the episode is not over")
                 return self.choices.player != "me"
             if isinstance(response, Command):
                 if response.name == "/quit":
@@ -151,11 +152,11 @@ class Session:
                     return True
                 continue
             if not self.keyboard.is_terminal or self.choices.player != "me":
-                self.screen.said(response)
+                self.screen.response(response)
             result = self._loop.run(episode.say(response))
             if result is not None:
                 self.screen.turn(len(episode.trajectory.turns), self.rules.max_turns, result, episode.observation)
-                said = "".join(str(message["content"]) for message in episode.observation)
+                text = "".join(str(message["content"]) for message in episode.observation)
         return True
 
     def _obey(self, command: Command, episode: Episode) -> bool:
@@ -180,7 +181,7 @@ class Session:
         try:
             self.screen.gold(self._loop.run(rules.pool.call(gold_moves, family, row, timeout=rules.step_timeout)))
         except Exception as error:
-            self.screen.warning(f"the perfect player broke: {type(error).__name__}: {error}")
+            self.screen.warning(f"the perfect player failed: {type(error).__name__}: {error}")
 
     def _end(self, episode: Episode) -> None:
         """Compute reward and score of an episode that is over, show them, and save the trajectory."""
@@ -195,7 +196,7 @@ class Session:
             self.tally.failed += 1
             return
         self.tally.disagreements += disagree
-        self.tally.played.append(trajectory)
+        self.tally.finished.append(trajectory)
         if self.choices.out is not None:
             write_jsonl(self.choices.out, [trajectory])
 

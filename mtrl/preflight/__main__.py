@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             results.append(result)
             screen.print(report.table([result]))
             if status and len(results) == len(CHECKS):
-                status.update("the policy plays; a tiny one is made first, which takes minutes once")
+                status.update("the policy runs episodes; a tiny policy is made first, which takes minutes once")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(to_json(config.name, results), encoding="utf-8")
     screen.print()
@@ -92,8 +92,10 @@ def policy_results(context: Context) -> Iterator[Result]:
         baseline = roll_out(context, settings.rollouts, _quiet)
     except Exception as error:
         first, *others = (name for name, _ in POLICY_CHECKS)
-        evidence = f"the policy could not play: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-        yield failed(evidence, "mend what the message names, or set preflight.model=false").named(first, 0.0)
+        evidence = (
+            f"the policy could not run episodes: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+        )
+        yield failed(evidence, "fix what the message names, or set preflight.model=false").named(first, 0.0)
         yield from (skipped(f"there are no episodes of the policy; see {first}").named(name, 0.0) for name in others)
         return
     yield from run(context, bound(context, baseline))

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from mtrl.preflight.context import Context, at_most
 from mtrl.preflight.mutations import mutations
-from mtrl.preflight.play import Episode, Script, saying
 from mtrl.preflight.result import Result, failed, passed, skipped, warned
+from mtrl.preflight.stage import Episode, Script, scripted
 
 
 def agreement(context: Context) -> Result:
@@ -16,14 +16,16 @@ def agreement(context: Context) -> Result:
     The episodes are those of the demonstrator, of gold, of fuzz, and of gold with slight changes.
     """
     changed = _changed(context)
-    episodes = [e for e in (*context.gold, *context.weak, *context.fuzz, *changed) if not e.error]
+    episodes = [e for e in (*context.gold, *context.demonstrated, *context.fuzz, *changed) if not e.error]
     if not episodes:
         return skipped("no episode ended without an error; see robust")
     result = compare(context, episodes)
     if result is not None:
         return result
     kinds = len({episode.label for episode in changed})
-    return passed(f"{len(episodes)} episodes, {len(changed)} with gold changed in {kinds} ways: they never disagree")
+    return passed(
+        f"{len(episodes)} episodes, {len(changed)} with gold changed in {kinds} ways: reward and scorer never disagree"
+    )
 
 
 def compare(context: Context, episodes: Iterable[Episode]) -> Result | None:
@@ -34,7 +36,7 @@ def compare(context: Context, episodes: Iterable[Episode]) -> Result | None:
     if lenient:
         found = by_kind(lenient, episodes)
         return failed(
-            f"the reward says solved and the scorer does not, in {len(lenient)} of {len(episodes)} episodes. "
+            f"the reward counts {len(lenient)} of {len(episodes)} episodes as solved that the scorer does not. "
             f"{at_most(found, 2)}",
             "let the reward read the answer exactly as the scorer does: one tag, one place, nothing else",
             found,
@@ -42,8 +44,9 @@ def compare(context: Context, episodes: Iterable[Episode]) -> Result | None:
     if strict:
         found = by_kind(strict, episodes)
         return warned(
-            f"the scorer says solved and the reward does not, in {len(strict)} of {len(episodes)}. {at_most(found, 2)}",
-            "pay what counts, or let the scorer refuse it",
+            f"the scorer counts {len(strict)} of {len(episodes)} episodes as solved that the reward does not. "
+            f"{at_most(found, 2)}",
+            "reward these episodes, or let the scorer refuse them",
             found,
         )
     return None
@@ -56,7 +59,7 @@ def by_kind(odd: list[Episode], episodes: list[Episode]) -> list[str]:
         kinds.setdefault(episode.label, []).append(episode)
     return [
         f"{label}: {len(found)} of {sum(e.label == label for e in episodes)}, e.g. row {found[0].row['id']}, "
-        f"{found[0].responses[-1][-80:]!r}: reward {found[0].own:.2f}, score {found[0].score:g}"
+        f"{found[0].responses[-1][-80:]!r}: reward {found[0].environment_reward:.2f}, score {found[0].score:g}"
         for label, found in sorted(kinds.items(), key=lambda item: -len(item[1]))
     ]
 
@@ -67,5 +70,5 @@ def _changed(context: Context) -> list[Episode]:
     for episode in context.solved:
         wrong = next(iter(context.wrong.get(context.key(episode), [])), None)
         for name, text in mutations(episode.responses[-1], wrong).items():
-            scripts.append(Script(episode.row, saying(episode.responses[:-1], then=text), name))
-    return context.stage.play(scripts)
+            scripts.append(Script(episode.row, scripted(episode.responses[:-1], then=text), name))
+    return context.stage.run(scripts)

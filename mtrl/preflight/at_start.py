@@ -35,7 +35,7 @@ def check_at_start(
     """
     if config.preflight.at_start == "none":
         return
-    results = made_in_time(config, task)
+    results = results_in_time(config, task)
     path = Path(config.preflight.json or RunDir(run_dir).preflight)
     try:
         if not holds_all(path):
@@ -45,12 +45,12 @@ def check_at_start(
         warn(f"preflight.json={path} cannot be written ({error.strerror})")
     for result in results:
         if result.status in (Status.WARN, Status.FAIL):
-            warn(f"preflight: {told(result)}")
+            warn(f"preflight: {line_of(result)}")
     counts = {status: sum(result.status == status for result in results) for status in Status}
     note(f"preflight: {', '.join(f'{count} {status}' for status, count in counts.items() if count)}")
     if config.preflight.at_start == "stop" and worst(results) == Status.FAIL:
         failed = next(result for result in results if result.status == Status.FAIL)
-        raise UserError(f"preflight.at_start=stop: {told(failed)}; preflight.at_start=warn goes on all the same")
+        raise UserError(f"preflight.at_start=stop: {line_of(failed)}; preflight.at_start=warn continues anyway")
 
 
 def holds_all(path: Path) -> bool:
@@ -61,24 +61,24 @@ def holds_all(path: Path) -> bool:
         return False
 
 
-def told(result: Result) -> str:
+def line_of(result: Result) -> str:
     """Return one line with name, verdict, evidence and fix."""
-    verdict = "failed" if result.status == Status.FAIL else "is to be looked at"
+    verdict = "failed" if result.status == Status.FAIL else "needs attention"
     return f"{result.name} {verdict}: {result.evidence}; {result.fix}"
 
 
-def made_in_time(config: Config, task: Task) -> list[Result]:
-    """Return the results; if the checks crash or exceed the time limit, a single warning that says so."""
+def results_in_time(config: Config, task: Task) -> list[Result]:
+    """Return the results; if the checks crash or exceed the time limit, a single warning about it."""
     found: list[list[Result]] = []
 
     def make() -> None:
         try:
             found.append(cheap_checks(config, task.family, task.splits, task.make_environment))
         except BaseException as error:  # no exception of a check may end the run
-            said = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
-            found.append([_missing(f"the checks themselves broke: {said}")])
+            first = f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
+            found.append([_missing(f"the checks themselves failed: {first}")])
 
-    with kept_random_state():
+    with restored_random_state():
         thread = threading.Thread(target=make, daemon=True, name="mtrl-preflight")
         thread.start()
         thread.join(LIMIT)
@@ -86,12 +86,12 @@ def made_in_time(config: Config, task: Task) -> list[Result]:
 
 
 def _missing(evidence: str) -> Result:
-    fix = "run python -m mtrl.preflight, which has more time and says what is wrong"
+    fix = "run python -m mtrl.preflight, which has more time, to find the reason"
     return warned(evidence, fix).named("at_start", LIMIT)
 
 
 @contextmanager
-def kept_random_state() -> Iterator[None]:
+def restored_random_state() -> Iterator[None]:
     """Restore the state of the global random generators at the end of the context."""
     import numpy as np
 

@@ -64,12 +64,14 @@ def run(context: Context, checks: Iterable[tuple[str, Check]]) -> Iterator[Resul
         begun = time.perf_counter()
         try:
             by_program = context.family.environment is ProgramTask and name not in OF_ROWS
-            result = skipped("a program plays this task (generator.agent)") if by_program else _guarded(check, context)
+            result = (
+                skipped("an agent program runs this task (generator.agent)") if by_program else _guarded(check, context)
+            )
         except Exception as error:
             first = next(iter(str(error).splitlines()), "")
             result = failed(
-                f"the check itself broke: {type(error).__name__}: {first}",
-                "mend what the message names; a check that cannot run has shown nothing",
+                f"the check itself failed: {type(error).__name__}: {first}",
+                "fix what the message names; a check that cannot run shows nothing",
             )
         yield _complete(context, result).named(name, time.perf_counter() - begun)
 
@@ -85,7 +87,7 @@ def _complete(context: Context, result: Result) -> Result:
     left_out = context.stage.tally.take()
     if not left_out:
         return result
-    return replace(result, evidence=f"{result.evidence} ({left_out} episodes were left out: no time)")
+    return replace(result, evidence=f"{result.evidence} ({left_out} episodes were left out for lack of time)")
 
 
 def cheap_checks(

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mtrl.config.schema import Config
 from mtrl.datasets import Splits
@@ -17,10 +17,9 @@ from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.factory import environment_factory
 from mtrl.environments.family import Family
 from mtrl.errors import UserError
-from mtrl.preflight.lazy import lazy
-from mtrl.preflight.play import Episode, Script, Stage, saying
 from mtrl.preflight.repeats import Action, Repeats
 from mtrl.preflight.responses import FUZZ, final_answers, nonsense
+from mtrl.preflight.stage import Episode, Script, Stage, scripted
 from mtrl.rewards.compose import RewardComposer
 from mtrl.types import Row
 
@@ -29,6 +28,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+TOOL_RESPONSES = 4
+"""Maximum number of different tool calls that checks repeat."""
 EPSILON = 1e-6
 """Maximum difference between rewards that count as equal."""
 REPEATED = 12
@@ -47,6 +48,26 @@ SEARCHED_ROWS = 12
 """Maximum number of rows on which exploits are searched for: each row is run in dozens of ways."""
 
 
+class lazy(Generic[T]):  # named like `property`, since it is used like it
+    """An attribute that is computed at its first use and then cached: `functools.cached_property` without its lock.
+
+    Up to Python 3.11 all instances of a class share that lock: a value whose computation never ends, as with a task
+    that hangs, would block every other checklist of the process.
+    """
+
+    def __init__(self, make: Callable[[Any], T]):
+        self._make = make
+        self.__doc__ = make.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> T:
+        value: T = self._make(instance)
+        instance.__dict__[self._name] = value  # later reads find it here first
+        return value
+
+
 @dataclass
 class Context:
     """The input of every check. Each lazy value is computed once, when the first check reads it."""
@@ -55,7 +76,7 @@ class Context:
     family: Family
     splits: Splits
     make_environment: Callable[[], BaseEnvironment]
-    rows_played: int
+    max_rows: int
     seconds: float
     """Time limit of each batch of episodes, in seconds."""
     patience: float = 0.0
@@ -93,8 +114,8 @@ class Context:
     @lazy
     def places(self) -> list[tuple[str, int]]:
         """Split and index of the rows on which episodes run: from both splits, spread evenly."""
-        test = min(len(self.splits.test), self.rows_played // 2)
-        train = min(len(self.splits.train), self.rows_played - test)
+        test = min(len(self.splits.test), self.max_rows // 2)
+        train = min(len(self.splits.train), self.max_rows - test)
         spread = [("train", _spread(len(self.splits.train), train)), ("test", _spread(len(self.splits.test), test))]
         return [(split, index) for split, indices in spread for index in indices]
 
@@ -112,7 +133,7 @@ class Context:
     @lazy
     def gold(self) -> list[Episode]:
         """Gold episodes on the selected rows for which gold has responses; empty without `Family.gold`."""
-        return self.stage.play(Script(row, saying(said), "gold") for row, said in self.gold_responses)
+        return self.stage.run(Script(row, scripted(responses), "gold") for row, responses in self.gold_responses)
 
     @lazy
     def gold_responses(self) -> list[tuple[Row, Sequence[str]]]:
@@ -124,9 +145,11 @@ class Context:
         """Gold episodes on the other rows of all splits, within the time limit; empty if the context has a deadline."""
         if self.family.gold is None or math.isfinite(self.deadline):
             return []
-        played = {id(row) for row in self.rows}
-        others = [row for row in self.all_rows if id(row) not in played]
-        return self.stage.play(Script(row, saying(said), "gold") for row, said in _known(self.family.gold, others))
+        selected = {id(row) for row in self.rows}
+        others = [row for row in self.all_rows if id(row) not in selected]
+        return self.stage.run(
+            Script(row, scripted(responses), "gold") for row, responses in _known(self.family.gold, others)
+        )
 
     @lazy
     def unplayable(self) -> set[str]:
@@ -140,7 +163,7 @@ class Context:
         return [good[index] for index in _spread(len(good), min(len(good), SEARCHED_ROWS))]
 
     @lazy
-    def weak(self) -> list[Episode]:
+    def demonstrated(self) -> list[Episode]:
         """Demonstrator episodes on training rows; empty without `Family.demonstrate`."""
         demonstrate = self.family.demonstrate
         if demonstrate is None:
@@ -149,15 +172,15 @@ class Context:
         def player(row: Row, seed: str) -> Any:
             return demonstrate(row, random.Random(seed)).act
 
-        played = [row for row, (split, _) in zip(self.rows, self.places, strict=True) if split == "train"]
-        seen = {id(row) for row in played}
+        selected = [row for row, (split, _) in zip(self.rows, self.places, strict=True) if split == "train"]
+        seen = {id(row) for row in selected}
         more = (self.splits.train[i] for i in _spread(len(self.splits.train), min(len(self.splits.train), BASELINES)))
-        wanted = [*played, *(row for row in more if id(row) not in seen)][: self.baselines]
+        wanted = [*selected, *(row for row in more if id(row) not in seen)][: self.baselines]
         rows = [row for row, _ in _known(lambda row: demonstrate(row, random.Random(0)), wanted)]
         scripts = [
             Script(row, partial(player, row, f"{self.config.seed}/{n}"), "demonstrator") for n, row in enumerate(rows)
         ]
-        return self.stage.play(scripts)
+        return self.stage.run(scripts)
 
     @lazy
     def unsolved(self) -> Unsolved | None:
@@ -172,21 +195,21 @@ class Context:
         broken = {self.key(episode) for episode in self.gold if episode.error}
         rows = ([row for row in self.rows if str(row["id"]) not in broken] or self.rows)[: len(FUZZ)]
         scripts = [
-            Script(rows[n % len(rows)], saying([], then=text), f"fuzz {text[:30]!r}") for n, text in enumerate(FUZZ)
+            Script(rows[n % len(rows)], scripted([], then=text), f"fuzz {text[:30]!r}") for n, text in enumerate(FUZZ)
         ]
-        return self.stage.play(scripts)
+        return self.stage.run(scripts)
 
     @lazy
     def wrong(self) -> dict[str, list[str]]:
         """Final responses by row id: well formed as gold's, but rejected by the scorer on this row."""
         candidates = {self.key(episode): self._candidates(episode) for episode in self.solved}
         scripts = [
-            Script(episode.row, saying([*episode.responses[:-1], text]), text)
+            Script(episode.row, scripted([*episode.responses[:-1], text]), text)
             for episode in self.solved
             for text in candidates[self.key(episode)]
         ]
         found: dict[str, list[str]] = {}
-        for tried in self.stage.play(scripts):
+        for tried in self.stage.run(scripts):
             if not self.succeeds(tried):
                 found.setdefault(self.key(tried), []).append(tried.label)
         return {key: texts[:DECOYS] for key, texts in found.items()}
@@ -202,10 +225,26 @@ class Context:
         return [text for text in unique if text != final]
 
     @lazy
+    def tool_responses(self) -> list[str]:
+        """Responses of gold and the demonstrator that are not the last of their episode: tool calls and moves."""
+        episodes = [*self.solved, *self.demonstrated]
+        return list(dict.fromkeys(text for e in episodes for text in e.responses[:-1]))[:TOOL_RESPONSES]
+
+    def wrong_answers(self, number: int) -> list[str]:
+        """Return well-formed answers that are wrong on the `number`-th row: a known wrong answer, if any, and
+        nonsense."""
+        if not self.gold:
+            return []
+        episode = self.gold[min(number, len(self.gold) - 1)]
+        if not episode.responses:
+            return []
+        return [*self.wrong.get(self.key(episode), [])[:1], *nonsense(episode.responses[-1])[:1]]
+
+    @lazy
     def repeats(self) -> Repeats:
         """The responses of gold, of the demonstrator and of the fuzz, to be repeated."""
         place = {id(row): where for row, where in zip(self.rows, self.places, strict=True)}
-        episodes = [*self.gold[:REPEATED], *[e for e in self.weak if id(e.row) in place][:REPEATED], *self.fuzz]
+        episodes = [*self.gold[:REPEATED], *[e for e in self.demonstrated if id(e.row) in place][:REPEATED], *self.fuzz]
         actions = [Action(place[id(e.row)], e.row, e.responses, e.label) for e in episodes]
         return Repeats(self.config, actions, self.processes, self.seconds, self.stage)
 
@@ -217,7 +256,7 @@ class Context:
 
     def claims(self, episode: Episode) -> bool:
         """Whether the environment's reward counts the episode as solved."""
-        return episode.own >= self.config.evaluation.success_threshold - EPSILON
+        return episode.environment_reward >= self.config.evaluation.success_threshold - EPSILON
 
     def key(self, episode: Episode) -> str:
         return str(episode.row["id"])
@@ -227,7 +266,7 @@ class Context:
         if self.family.gold is None:
             return lacks(self.family, "gold")
         if not self.gold_responses:
-            return f"`gold` of the family {self.family.name} knows no right answer to these rows{self._refusal()}"
+            return f"`gold` of the family {self.family.name} has no right answer to these rows{self._refusal()}"
         if not self.gold:
             return f"no gold episode ended within {self.seconds:g} s"
         return None if self.solved else "no gold answer is a success; see the check gold"
@@ -247,8 +286,8 @@ def lacks(family: Family, *methods: str) -> str:
     methods, or all of them if none is missing (they then have no result for any row)."""
     missing = [method for method in methods if getattr(family, method) is None] or methods
     has_no = " and no ".join(f"`{method}`" for method in missing)
-    brought = " and ".join(METHODS[method] for method in missing)
-    return f"{family.name} has no {has_no}; {brought} bring{'s' * (len(missing) == 1)} this line back"
+    methods_text = " and ".join(METHODS[method] for method in missing)
+    return f"{family.name} has no {has_no}; {methods_text} enable{'s' * (len(missing) == 1)} this check"
 
 
 def _known(player: Callable[[Row], T], rows: Iterable[Row]) -> Iterator[tuple[Row, T]]:

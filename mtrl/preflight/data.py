@@ -40,11 +40,11 @@ def splits(context: Context) -> Result:
     evidence = f"{len(train)} training rows{cut}, {len(test)} held out"
     if shared_ids or shared:
         kinds = {"id": shared_ids, "prompt and ground truth": shared}
-        told = [f"{len(ids)} share {kind} ({at_most(ids)})" for kind, ids in kinds.items() if ids]
+        shared_by = [f"{len(ids)} share {kind} ({at_most(ids)})" for kind, ids in kinds.items() if ids]
         return failed(
-            f"{evidence}: {'; '.join(told)}",
+            f"{evidence}: {'; '.join(shared_by)}",
             "split by the problem, not by the row, and drop from the training rows what is held out",
-            told,
+            shared_by,
         )
     return _repeated(evidence, train, held_out, problem)
 
@@ -74,7 +74,7 @@ def turns(context: Context) -> Result:
     """Check that `generator.max_turns` is about ceil(1.5 x N), where N is the number of turns that gold needs."""
     if context.family.gold is None or not context.gold:
         return skipped(str(context.needs_gold()))
-    lengths = sorted(len(said) for _, said in context.gold_responses)
+    lengths = sorted(len(responses) for _, responses in context.gold_responses)
     needed = lengths[math.ceil(QUANTILE * len(lengths)) - 1]
     allowed, advised = context.config.generator.max_turns, math.ceil(MARGIN * needed)
     evidence = f"gold needs {lengths[0]} to {lengths[-1]} turns (95 %: {needed}); generator.max_turns={allowed}"

@@ -13,15 +13,15 @@ CONCURRENT = 8
 
 def hermetic(context: Context) -> Result:
     """Check that fresh processes with different hash seeds, time zones and times of day produce the same episodes."""
+    if context.processes < 2:
+        return skipped(f"preflight.processes={context.processes} compares nothing; set it to 2 or more")
     repeats = context.repeats
-    if repeats.processes < 2:
-        return skipped(f"preflight.processes={repeats.processes} compares nothing; set it to 2 or more")
     found = repeats.unsteady()
     count = f"{len(repeats.fresh[0])} episodes in {repeats.processes} fresh processes"
     if found:
         return failed(
             f"{count}: {len(found)} differ. {found[0]}",
-            "seed every random choice from the row, sort what comes from sets and folders, leave the clock and process "
+            "seed every random choice from the row, sort what comes from sets and folders, leave the time and process "
             "ids out of texts",
             found,
         )
@@ -33,41 +33,41 @@ def leaks(context: Context) -> Result:
     repeats, before = context.repeats, snapshot(context.family)
     scripts = [action.script(number) for number, action in enumerate(repeats.actions)]
     in_turn = [*reversed(scripts), *(script for script in scripts for _ in range(2))]
-    played = context.stage.play(in_turn, workers=1, at_once=1) + context.stage.play(
+    episodes = context.stage.run(in_turn, workers=1, at_once=1) + context.stage.run(
         scripts, workers=1, at_once=len(scripts)
     )
-    found = repeats.deviations(played)
+    found = repeats.deviations(episodes)
     state = changed(before, snapshot(context.family))
     names = f"; changed meanwhile: {at_most(state)}" if state else ""
     if found:
         return failed(
-            f"{len(found)} of {len(played)} episodes depend on those before them{names}. {found[0]}",
-            "keep what an episode changes on the instance: set it in `reset`, not on the class or the module",
+            f"{len(found)} of {len(episodes)} episodes depend on earlier ones{names}. {found[0]}",
+            "store what an episode changes on the instance: set it in `reset`, not on the class or the module",
             [*state, *found],
         )
     if not repeats.steady:
         return skipped("no episode is the same in two fresh processes; see hermetic")
     if state:
         return warned(
-            f"{len(played)} episodes are as if alone, but these change while they are played: {at_most(state)}",
-            "make sure that it is only a cache, or keep it on the instance",
+            f"{len(episodes)} episodes are as if alone, but these variables change meanwhile: {at_most(state)}",
+            "make sure that it is only a cache, or store it on the instance",
             state,
         )
-    return passed(f"{len(played)} episodes in other orders, doubled and interleaved: as if alone")
+    return passed(f"{len(episodes)} episodes in other orders, doubled and interleaved: as if alone")
 
 
 def concurrency(context: Context) -> Result:
     """Check that episodes on several threads do not disturb each other."""
     repeats = context.repeats
     scripts = [action.script(number) for number, action in enumerate(repeats.actions)]
-    played = context.stage.play(scripts * 2, workers=CONCURRENT, at_once=4 * CONCURRENT)
-    found = repeats.deviations(played)
+    episodes = context.stage.run(scripts * 2, workers=CONCURRENT, at_once=4 * CONCURRENT)
+    found = repeats.deviations(episodes)
     if found:
         return failed(
-            f"on {CONCURRENT} threads {len(found)} of {len(played)} episodes differ. {found[0]}",
+            f"on {CONCURRENT} threads {len(found)} of {len(episodes)} episodes differ. {found[0]}",
             "share nothing that is written to; give every episode its own connection, folder and random generator",
             found,
         )
     if not repeats.steady:
         return skipped("no episode is the same in two fresh processes; see hermetic")
-    return passed(f"{len(played)} episodes on {CONCURRENT} threads at once: the same to the byte")
+    return passed(f"{len(episodes)} episodes on {CONCURRENT} threads at once: the same to the byte")

@@ -32,7 +32,7 @@ def _around(response: str) -> dict[str, str]:
         "a full stop after": f"{response}.",
         "a line after": f"{response}\n\nDone",
         "line breaks around": f"\n{response}\n",
-        "said twice": f"{response}\n{response}",
+        "repeated": f"{response}\n{response}",
         "in a code fence": f"```\n{response}\n```",
         "in bold": f"**{response}**",
         "in quotes": f'"{response}"',

@@ -14,14 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mtrl.preflight.context import EPSILON, Context, lacks
-from mtrl.preflight.moves import IDLE, tool_moves
-from mtrl.preflight.play import Script, saying
-from mtrl.preflight.responses import nonsense
+from mtrl.preflight.responses import IDLE, nonsense
 from mtrl.preflight.result import Result, failed, passed, skipped, warned
+from mtrl.preflight.stage import Script, scripted
 
 FIX = (
-    "pay the task alone, or what leads to it in advance: take it back at the end of an episode that does not solve the "
-    "task"
+    "reward the task alone; or subtract the reward for partial progress at the end of an episode that does not solve "
+    "the task"
 )
 
 
@@ -29,7 +28,7 @@ FIX = (
 class Unsolved:
     """The best return found among strategies that never solve the task."""
 
-    paid: float
+    reward: float
     """Mean return over rows."""
     how: str
     kinds: int
@@ -38,12 +37,12 @@ class Unsolved:
 
 def local_optimum(context: Context) -> Result:
     """Check that strategies that never solve the task receive less reward than the demonstrator's successes."""
-    episodes = [episode for episode in context.weak if not episode.error]
+    episodes = [episode for episode in context.demonstrated if not episode.error]
     if not episodes:
         if context.family.demonstrate is None:
             return skipped(lacks(context.family, "demonstrate", "gold"))
-        if not context.weak:
-            return skipped("the weak player knows none of these rows")
+        if not context.demonstrated:
+            return skipped("the demonstrator rejects all of these rows")
         return skipped("no episode of the demonstrator ended without an error; see robust")
     wins = sum(context.succeeds(episode) for episode in episodes)
     return compare(context, wins / len(episodes), f"the demonstrator solves {wins} of {len(episodes)}")
@@ -55,15 +54,15 @@ def compare(context: Context, success: float, who: str) -> Result:
         return skipped(reason)
     found = context.unsolved
     if found is None:
-        return skipped("none of the tries ended without an error or a success")
-    solving = math.fsum(episode.paid for episode in context.solved) / len(context.solved)
+        return skipped("no attempt ended without an error or a success")
+    solving = math.fsum(episode.reward for episode in context.solved) / len(context.solved)
     evidence = (
-        f"the best of {found.kinds} kinds of play that never solve the task earns {found.paid:.2f} ({found.how}); "
-        f"solving pays {solving:.2f}, and {who}: {success * solving:.2f}"
+        f"the best of {found.kinds} strategies that never solve the task earns {found.reward:.2f} ({found.how}); "
+        f"solving earns {solving:.2f}, and {who}: {success * solving:.2f}"
     )
-    if found.paid > success * solving + EPSILON:
+    if found.reward > success * solving + EPSILON:
         return failed(f"{evidence}. A policy that starts there learns not to solve it", FIX)
-    if found.paid > EPSILON:
+    if found.reward > EPSILON:
         return warned(f"{evidence}. A policy that starts lower may end there", FIX)
     return passed(evidence)
 
@@ -72,14 +71,16 @@ def best_unsolved(context: Context) -> Unsolved | None:
     """Run each strategy on the rows on which exploits are searched for, and return the one with the best mean return.
     An episode that solves its row does not count."""
     scripts = [script for episode in context.solved for script in _kinds(context, episode.row, episode.responses)]
-    paid: defaultdict[str, list[float]] = defaultdict(list)
-    for episode in context.stage.play(scripts):
+    rewards: defaultdict[str, list[float]] = defaultdict(list)
+    for episode in context.stage.run(scripts):
         if not episode.error and not context.succeeds(episode):
-            paid[episode.label].append(episode.paid)
-    failures = [episode.paid for episode in context.weak if not episode.error and not context.succeeds(episode)]
+            rewards[episode.label].append(episode.reward)
+    failures = [
+        episode.reward for episode in context.demonstrated if not episode.error and not context.succeeds(episode)
+    ]
     if failures:
-        paid["the failures of the demonstrator"] = failures
-    means = {how: math.fsum(values) / len(values) for how, values in paid.items()}
+        rewards["the failures of the demonstrator"] = failures
+    means = {how: math.fsum(values) / len(values) for how, values in rewards.items()}
     how = max(means, key=lambda each: means[each], default=None)
     return None if how is None else Unsolved(means[how], how, len(means))
 
@@ -88,8 +89,8 @@ def _kinds(context: Context, row: dict, right: list[str]) -> Iterator[Script]:
     """Yield a script for each strategy that applies to every row without solving it."""
     wrong = [*context.wrong.get(str(row["id"]), [])[:1], *nonsense(right[-1])[:1]]
     for name, answer in zip(("a wrong answer", "nonsense in its form"), wrong, strict=False):
-        yield Script(row, saying([], then=answer), f"{name}, over and over")
-        yield Script(row, saying(right[:-1], then=answer), f"all right but the answer, then {name}")
-    for number, move in enumerate(tool_moves(context), 1):
-        yield Script(row, saying([], then=move), f"move {number} of its players, over and over")
-    yield Script(row, saying([], then=IDLE[0]), "silence")
+        yield Script(row, scripted([], then=answer), f"{name}, repeated")
+        yield Script(row, scripted(right[:-1], then=answer), f"all right but the answer, then {name}")
+    for number, move in enumerate(context.tool_responses, 1):
+        yield Script(row, scripted([], then=move), f"move {number} of its players, repeated")
+    yield Script(row, scripted([], then=IDLE[0]), "silence")

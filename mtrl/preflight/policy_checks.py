@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 from mtrl.preflight.agreement import compare
 from mtrl.preflight.context import EPSILON, Context
 from mtrl.preflight.optimum import compare as compare_with_unsolved
-from mtrl.preflight.play import Episode, Script, saying
 from mtrl.preflight.result import Result, failed, passed, skipped, warned
+from mtrl.preflight.stage import Episode, Script, scripted
 from mtrl.scoring.measures import is_completed, is_cut
 from mtrl.types import Group, StopReason, Trajectory
 
@@ -86,7 +86,7 @@ def success_rate(context: Context, baseline: Baseline) -> Result:
             "RL amplifies what happens already",
         )
     if max(rewards) - min(rewards) < EPSILON:
-        return failed(f"{evidence}: all are paid the same", "change the reward: equal rewards teach nothing")
+        return failed(f"{evidence}: all have the same reward", "change the reward: equal rewards teach nothing")
     if wins == trials:
         return warned(evidence, "take a harder task: there is nothing left to learn here")
     return passed(evidence)
@@ -102,14 +102,16 @@ def policy_agreement(context: Context, baseline: Baseline) -> Result:
     """Check on the policy's own responses that the reward never counts an episode as solved that the scorer does
     not."""
     episodes = [
-        Episode(Script(group.row, saying([]), "policy"), trajectory)
+        Episode(Script(group.row, scripted([]), "policy"), trajectory)
         for group in baseline.groups
         for trajectory in group.trajectories
         if trajectory.turns and trajectory.error is None
     ]
     if not episodes:
         return skipped("no episode of the policy ended without an error")
-    return compare(context, episodes) or passed(f"{len(episodes)} episodes of the policy: they never disagree")
+    return compare(context, episodes) or passed(
+        f"{len(episodes)} episodes of the policy: reward and scorer never disagree"
+    )
 
 
 def failures(context: Context, baseline: Baseline) -> Result:
@@ -119,7 +121,7 @@ def failures(context: Context, baseline: Baseline) -> Result:
         first = str(broken[0].error).partition("\n")[0]
         return failed(
             f"{len(broken)} of {len(baseline.trajectories)} episodes failed. {first}",
-            "mend the environment, or raise environment.step_timeout",
+            "fix the environment, or raise environment.step_timeout",
         )
     return passed(f"{len(baseline.trajectories)} episodes, none failed")
 

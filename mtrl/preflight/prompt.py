@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from mtrl.preflight.context import Context, at_most
-from mtrl.preflight.play import Episode
 from mtrl.preflight.responses import BOXED, TAGGED, THINKING, json_object, parts, tag_names
 from mtrl.preflight.result import Result, failed, passed, skipped, warned
+from mtrl.preflight.stage import Episode
 from mtrl.types import Message, Row
 
 FIELD = re.compile(r'"([^"\n]{1,60})"\s*:')
@@ -22,7 +22,7 @@ def prompt(context: Context) -> Result:
     problems = [f"row {e.row['id']}: {p}" for e, text in checked for p in (*_tags(e, text), *_fields(e, text))]
     if problems:
         return failed(
-            f"the prompt shows another form than the one that is asked for, on {len(problems)} of {len(checked)} rows. "
+            f"the prompt shows another answer format than the task requires on {len(problems)} of {len(checked)} rows. "
             f"{problems[0]}",
             "write the example of the prompt in the form that reward and scorer read, with the ground truth's fields",
             problems,
@@ -36,7 +36,9 @@ def prompt(context: Context) -> Result:
         )
     shows = [text for _, text in checked if tag_names(text) or FIELD.search(text) or "####" in text]
     if not shows:
-        return passed(f"{len(checked)} prompts show no form of the answer: only a model that was taught it can know it")
+        return passed(
+            f"{len(checked)} prompts show no form of the answer: only a model that was trained on it can know it"
+        )
     return passed(f"{len(checked)} prompts show the tags and fields that gold uses and the ground truth holds")
 
 
@@ -105,8 +107,8 @@ def _truth_fields(row: Row, answer: set[str]) -> set[str]:
 
 def _difference(has: set[str], wanted: set[str]) -> str:
     lacks, extra = sorted(wanted - has), sorted(has - wanted)
-    said = [f"lacks {', '.join(lacks)}"] * bool(lacks) + [f"has {', '.join(extra)} too much"] * bool(extra)
-    return " and ".join(said)
+    parts = [f"lacks {', '.join(lacks)}"] * bool(lacks) + [f"has {', '.join(extra)} in excess"] * bool(extra)
+    return " and ".join(parts)
 
 
 def _unused(checked: list[tuple[Episode, str]], others: list[str]) -> list[str]:

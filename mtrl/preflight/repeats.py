@@ -8,13 +8,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from mtrl.config.schema import Config
-from mtrl.preflight.lazy import lazy
-from mtrl.preflight.play import Episode, Script, Stage, saying
+from mtrl.preflight.stage import Episode, Script, Stage, scripted
 from mtrl.types import Row
 
 Transcript = list[Any]
@@ -40,33 +39,33 @@ class Action:
     label: str
 
     def script(self, number: int) -> Script:
-        return Script(self.row, saying(self.responses), str(number))
+        return Script(self.row, scripted(self.responses), str(number))
 
 
 @dataclass
 class Repeats:
-    """Fixed actions, and their transcripts in fresh processes."""
+    """Fixed actions, which are repeated in fresh processes when the object is created, and their transcripts.
+
+    Raises:
+        RuntimeError: a process ended with an error, or took too long.
+    """
 
     config: Config
     actions: list[Action]
     processes: int
     seconds: float
     stage: Stage
+    fresh: list[dict[int, Transcript]] = field(init=False)
+    """For each process, transcripts by number of the action. The processes differ only in hash seed and time zone.
+    Without fresh processes, this process runs every action once."""
 
-    @lazy
-    def fresh(self) -> list[dict[int, Transcript]]:
-        """For each process, transcripts by number of the action. The processes differ only in hash seed and time zone.
-
-        Without fresh processes, this process runs every action once.
-
-        Raises:
-            RuntimeError: a process ended with an error, or took too long.
-        """
+    def __post_init__(self) -> None:
         if not self.processes:
-            played = self.stage.play(action.script(number) for number, action in enumerate(self.actions))
-            return [{int(episode.label): episode.transcript() for episode in played}]
+            episodes = self.stage.run(action.script(number) for number, action in enumerate(self.actions))
+            self.fresh = [{int(episode.label): episode.transcript() for episode in episodes}]
+            return
         with tempfile.TemporaryDirectory() as folder:
-            return self._run(Path(folder))
+            self.fresh = self._run(Path(folder))
 
     def _run(self, folder: Path) -> list[dict[int, Transcript]]:
         (folder / "job.json").write_text(json.dumps(self._job()))
@@ -125,10 +124,10 @@ class Repeats:
             if n in other and other[n] != seen
         ]
 
-    def deviations(self, played: Sequence[Episode]) -> list[str]:
+    def deviations(self, episodes: Sequence[Episode]) -> list[str]:
         """Return the differences between episodes of this process and those of fresh processes."""
         steady = self.steady
-        found = [(int(episode.label), episode.transcript()) for episode in played]
+        found = [(int(episode.label), episode.transcript()) for episode in episodes]
         return [
             f"{self.describe(n)}: {difference(steady[n], seen)}"
             for n, seen in found
@@ -143,10 +142,10 @@ class Repeats:
 def difference(one: Transcript, other: Transcript) -> str:
     """Return the first turn and field that differ, with excerpts of both texts."""
     for number, (left, right) in enumerate(zip(one, other, strict=False)):
-        for field in left.keys() | right.keys():
-            if left.get(field) != right.get(field):
-                where = _where(number, field, min(len(one), len(other)))
-                return f"{where}: {_excerpts(left.get(field), right.get(field))}"
+        for name in left.keys() | right.keys():
+            if left.get(name) != right.get(name):
+                where = _where(number, name, min(len(one), len(other)))
+                return f"{where}: {_excerpts(left.get(name), right.get(name))}"
     return f"{len(one) - 1} turns, then {len(other) - 1}"
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from mtrl.command.plugins import import_plugins
+from mtrl.command.checks import import_plugins
 from mtrl.config.schema import Config
 from mtrl.environments.factory import load_task
 from mtrl.preflight.context import Context
-from mtrl.preflight.play import Script, saying
+from mtrl.preflight.stage import Script, scripted
 
 
 def main(job_path: str, out_path: str) -> None:
@@ -26,11 +26,11 @@ def main(job_path: str, out_path: str) -> None:
     splits = task.splits
     context = Context(config, task.family, splits, task.make_environment, 0, job["seconds"], job["patience"])
     scripts = [
-        Script(getattr(splits, split)[index], saying(responses), str(number))
+        Script(getattr(splits, split)[index], scripted(responses), str(number))
         for number, (split, index, responses) in enumerate(job["actions"])
     ]
-    played = context.stage.play(scripts)
-    Path(out_path).write_text(json.dumps([[episode.label, episode.transcript()] for episode in played]))
+    episodes = context.stage.run(scripts)
+    Path(out_path).write_text(json.dumps([[episode.label, episode.transcript()] for episode in episodes]))
 
 
 if __name__ == "__main__":

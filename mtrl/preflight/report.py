@@ -50,14 +50,14 @@ def table(results: Sequence[Result]) -> Table:
 def verdict(results: Sequence[Result]) -> Text:
     """Return the last line: the number of checks per status, and whether to train."""
     counts = Counter(result.status for result in results)
-    told = ", ".join(f"{counts[status]} {word}" for status, word in _WORDS.items() if counts[status])
+    line = ", ".join(f"{counts[status]} {word}" for status, word in _WORDS.items() if counts[status])
     status = worst(results)
     advice = {
-        Status.FAIL: "do not train yet: mend what failed first",
+        Status.FAIL: "do not train yet: fix what failed first",
         Status.WARN: "nothing failed; read the warnings",
         Status.PASS: "ready to train",
     }[status]
-    return Text(f"{told}: {advice}", style=STYLES[status])
+    return Text(f"{line}: {advice}", style=STYLES[status])
 
 
 _WORDS = {Status.PASS: "passed", Status.WARN: "to look at", Status.FAIL: "failed", Status.SKIP: "skipped"}

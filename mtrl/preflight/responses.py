@@ -54,6 +54,8 @@ FUZZ = (
 )
 """Responses that a policy at temperature 1 may give, and responses that break parsers. The list is fixed, so that runs
 are comparable."""
+IDLE = ("", "?", "yes")
+"""Responses without content."""
 
 
 @dataclass(frozen=True)

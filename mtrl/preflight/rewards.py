@@ -7,10 +7,9 @@ from collections import defaultdict
 
 from mtrl.errors import UserError
 from mtrl.preflight.context import EPSILON, Context, at_most, lacks
-from mtrl.preflight.moves import spam_moves
-from mtrl.preflight.play import Episode, Script, Stage, saying
-from mtrl.preflight.responses import parts
+from mtrl.preflight.responses import IDLE, parts
 from mtrl.preflight.result import Result, failed, passed, skipped, warned
+from mtrl.preflight.stage import Episode, Script, Stage, scripted
 from mtrl.types import StopReason
 
 NOT_FINITE = "a finite number"
@@ -26,64 +25,68 @@ PADDING = (0, 1_000, 20_000)
 def robust(context: Context) -> Result:
     """Check that no response breaks an episode."""
     # An error of gold concerns its row, on which every player fails; the check gold reports it.
-    episodes = [e for e in (*context.weak, *context.fuzz) if context.key(e) not in context.unplayable]
+    episodes = [e for e in (*context.demonstrated, *context.fuzz) if context.key(e) not in context.unplayable]
     found = [f"{_who(e)}: {e.error}" for e in episodes if e.error and NOT_FINITE not in e.error]
     if found:
         return failed(
             f"{len(found)} of {len(episodes)} episodes broke. {found[0]}",
-            "answer anything that a model may say with an observation; raise only for a broken row",
+            "answer any response of a model with an observation; raise an error only for a broken row",
             found,
         )
     if not episodes:
-        return skipped("gold has an error on every row that is played here; see gold")
+        return skipped("gold has an error on every row that is used here; see gold")
     hostile = sum(episode.label.startswith("fuzz ") for episode in episodes)
     return passed(f"{len(episodes)} episodes, {hostile} of them with hostile text: none broke")
 
 
 def gold(context: Context) -> Result:
     """Check that gold receives the full reward and a score of 1."""
-    played = [*context.gold, *context.gold_elsewhere]
-    if not played:
+    episodes = [*context.gold, *context.gold_elsewhere]
+    if not episodes:
         return skipped(str(context.needs_gold()))
     score_low = [
-        f"{_who(e)}: the scorer says {e.score:g}{_reason(context, e)}" for e in played if not context.succeeds(e)
+        f"{_who(e)}: the score is {e.score:g}{_reason(context, e)}" for e in episodes if not context.succeeds(e)
     ]
-    paid_low = [f"{_who(e)}: the reward is {e.own:g}" for e in played if context.succeeds(e) and not context.claims(e)]
-    found = [*score_low, *paid_low]
-    count = f"{len(played)} of {len(context.all_rows)} rows"
+    reward_low = [
+        f"{_who(e)}: the reward is {e.environment_reward:g}"
+        for e in episodes
+        if context.succeeds(e) and not context.claims(e)
+    ]
+    found = [*score_low, *reward_low]
+    count = f"{len(episodes)} of {len(context.all_rows)} rows"
     if found:
         return failed(
             f"on {count}, gold fails on {len(found)}. {at_most(found, 2)}",
-            "make reward and scorer both give the gold response 1, or correct the rows: nobody can learn it",
+            "make reward and scorer both give the gold response 1, or correct the rows: no policy can learn it",
             found,
         )
-    return passed(f"on {count} gold is paid in full and scores 1")
+    return passed(f"on {count} gold gets the full reward and scores 1")
 
 
 def reward_range(context: Context) -> Result:
     """Check that rewards are finite and in [-1, 1], and that every component with a weight is reported."""
-    episodes = [*context.gold, *context.weak, *context.fuzz, *_spam(context, context.stage, 1)]
+    episodes = [*context.gold, *context.demonstrated, *context.fuzz, *_spam(context, context.stage, 1)]
     broken = [f"{_who(e)}: {e.error}" for e in episodes if e.error and NOT_FINITE in e.error]
     if broken:
         return failed(
             f"{len(broken)} of {len(episodes)} episodes have a reward that is no finite number. {broken[0]}",
-            "return a float on every turn; 0.0 where there is nothing to pay",
+            "return a float on every turn; 0.0 without a reward",
             broken,
         )
     try:
         context.stage.composer.check()
     except UserError as error:
         return failed(str(error), "correct the name in reward.components, or let the environment report it")
-    values = [e.paid for e in episodes if not e.error]
+    values = [e.reward for e in episodes if not e.error]
     broke = [e for e in episodes if e.trajectory.stop_reason != StopReason.TIMEOUT]
     if not values and broke:
-        return failed(f"no episode ended without an error. {_who(broke[0])}: {broke[0].error}", "mend the environment")
+        return failed(f"no episode ended without an error. {_who(broke[0])}: {broke[0].error}", "fix the environment")
     if not values:
         return skipped("no episode ended in time; see robust")
     low, high = min(values), max(values)
-    evidence = f"{len(values)} episodes are paid {low:.2f} to {high:.2f} in all"
+    evidence = f"{len(values)} episodes have total rewards from {low:.2f} to {high:.2f}"
     if low < -1 - EPSILON or high > 1 + EPSILON:
-        return warned(f"{evidence}, outside of [-1, 1]", "scale it: a right answer 1, nothing below -1")
+        return warned(f"{evidence}, outside of [-1, 1]", "scale it: 1 for a right answer, nothing below -1")
     return passed(evidence)
 
 
@@ -91,17 +94,20 @@ def spread(context: Context) -> Result:
     """Check that the demonstrator's rewards differ, so that there is a learning signal."""
     if context.family.demonstrate is None:
         return skipped(lacks(context.family, "demonstrate"))
-    if not context.weak:
-        return skipped("the weak player knows none of these rows; foothold looks at the policy itself")
-    values = [e.paid for e in context.weak if not e.error]
+    if not context.demonstrated:
+        return skipped("the demonstrator rejects all of these rows; foothold looks at the policy itself")
+    values = [e.reward for e in context.demonstrated if not e.error]
     if len(values) < 2:
-        return skipped("fewer than two episodes of the weak player ended; see robust")
+        return skipped("fewer than two episodes of the demonstrator ended; see robust")
     mean = math.fsum(values) / len(values)
-    successes = sum(context.succeeds(e) for e in context.weak)
-    evidence = f"{len(values)} weak episodes: reward {min(values):.2f} to {max(values):.2f}, {successes} successes"
+    successes = sum(context.succeeds(e) for e in context.demonstrated)
+    evidence = (
+        f"{len(values)} episodes of the demonstrator: reward {min(values):.2f} to {max(values):.2f}, "
+        f"{successes} successes"
+    )
     if max(values) - min(values) < EPSILON:
-        fix = "pay partial progress, or make the task easier" if mean < 0.5 else "take a harder task"
-        return failed(f"{evidence}: all are paid {mean:.2f}", f"{fix}; groups of equal rewards teach nothing")
+        fix = "reward partial progress, or make the task easier" if mean < 0.5 else "take a harder task"
+        return failed(f"{evidence}: all rewards are {mean:.2f}", f"{fix}; groups of equal rewards teach nothing")
     return passed(evidence)
 
 
@@ -118,13 +124,15 @@ def growth(context: Context) -> Result:
     ]
     if rising:
         return failed(
-            f"the same move over and over is paid without end. {at_most(rising, 2)}",
-            "pay for what a call leads to, not for the call; or cap the sum",
+            f"the reward of one repeated move grows without bound. {at_most(rising, 2)}",
+            "reward the result of a call, not the call; or cap the sum",
             rising,
         )
     longer = _longer(context)
     if longer:
-        return failed(f"longer is paid better. {at_most(longer, 2)}", "take the length out of the reward", longer)
+        return failed(
+            f"longer responses get more reward. {at_most(longer, 2)}", "take the length out of the reward", longer
+        )
     if falling:
         return warned(
             f"a cost grows with the turns. {at_most(falling, 2)}",
@@ -134,7 +142,7 @@ def growth(context: Context) -> Result:
     if not common:
         return skipped("no episode ended without an error; see robust")
     return passed(
-        f"{len({move for move, _ in common})} moves over and over, {few} and {many} turns: no part grows along"
+        f"{len({move for move, _ in common})} repeated moves, {few} and {many} turns: no part of the reward grows"
     )
 
 
@@ -151,11 +159,11 @@ def _sums(episodes: list[Episode]) -> dict[tuple[str, str], float]:
     """Return, for each pair (move, part of the reward), the sum over an episode that is largest in magnitude."""
     sums: dict[tuple[str, str], float] = {}
     for episode in episodes:
-        parts_paid: dict[str, float] = defaultdict(float)
+        sums_of_parts: dict[str, float] = defaultdict(float)
         for turn in episode.trajectory.turns:
             for name, value in turn.components.items():
-                parts_paid[name] += value
-        for name, value in {**parts_paid, "reward": episode.paid}.items():
+                sums_of_parts[name] += value
+        for name, value in {**sums_of_parts, "reward": episode.reward}.items():
             key = (episode.label, name)
             sums[key] = max(sums.get(key, value), value, key=abs)
     return sums
@@ -165,11 +173,11 @@ def _spam(context: Context, stage: Stage, rows: int) -> list[Episode]:
     """Run episodes that repeat one move, on the first rows; failed episodes are left out unless the reward caused the
     failure."""
     scripts = [
-        Script(row, saying([], then=move), move[:40])
+        Script(row, scripted([], then=move), move[:40])
         for n, row in enumerate(context.rows[:rows])
-        for move in spam_moves(context, n)
+        for move in dict.fromkeys([*context.tool_responses, *context.wrong_answers(n), *IDLE])
     ]
-    return [e for e in stage.play(scripts) if not e.error or NOT_FINITE in e.error]
+    return [e for e in stage.run(scripts) if not e.error or NOT_FINITE in e.error]
 
 
 def _longer(context: Context) -> list[str]:
@@ -177,10 +185,10 @@ def _longer(context: Context) -> list[str]:
     found = []
     for episode in context.solved[:3]:
         for text in (episode.responses[-1], *context.wrong.get(context.key(episode), [])[:1]):
-            scripts = [Script(episode.row, saying([*episode.responses[:-1], _padded(text, n)])) for n in PADDING]
-            paid = [e.paid for e in context.stage.play(scripts) if not e.error]
-            if len(paid) == len(PADDING) and paid[0] + EPSILON < paid[1] < paid[2] - EPSILON:
-                found.append(f"row {episode.row['id']}: " + ", ".join(f"{p:.2f}" for p in paid))
+            scripts = [Script(episode.row, scripted([*episode.responses[:-1], _padded(text, n)])) for n in PADDING]
+            rewards = [e.reward for e in context.stage.run(scripts) if not e.error]
+            if len(rewards) == len(PADDING) and rewards[0] + EPSILON < rewards[1] < rewards[2] - EPSILON:
+                found.append(f"row {episode.row['id']}: " + ", ".join(f"{reward:.2f}" for reward in rewards))
     return found
 
 
@@ -199,5 +207,5 @@ def _reason(context: Context, episode: Episode) -> str:
     if episode.error:
         return f" ({episode.error})"
     explain = context.family.explain
-    said = explain(episode.trajectory, episode.row) if explain is not None else None
-    return f" ({said})" if said else f", stopped: {episode.trajectory.stop_reason}"
+    explanation = explain(episode.trajectory, episode.row) if explain is not None else None
+    return f" ({explanation})" if explanation else f", stopped: {episode.trajectory.stop_reason}"

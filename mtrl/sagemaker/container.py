@@ -79,8 +79,8 @@ def run_dir(environment: Mapping[str, str]) -> Path:
     """Return the folder of the run, which is the same when SageMaker starts the job again."""
     if shared := environment.get("SM_CHANNEL_SHARED"):
         return Path(shared, environment.get("TRAINING_JOB_NAME", "job"), "run")
-    kept = environment.get("SM_CHECKPOINT_DIR") or environment.get("SM_OUTPUT_DATA_DIR", "/opt/ml/output/data")
-    return Path(kept, "run")
+    folder = environment.get("SM_CHECKPOINT_DIR") or environment.get("SM_OUTPUT_DATA_DIR", "/opt/ml/output/data")
+    return Path(folder, "run")
 
 
 def placed(environment: Mapping[str, str]) -> list[str]:

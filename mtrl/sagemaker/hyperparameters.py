@@ -36,13 +36,13 @@ class Hyperparameter:
         Raises:
             UserError: the service does not accept this value.
         """
-        told = f"{self.key}={keys.typed(value)}: the managed service's {self.name}"
+        setting = f"{self.key}={keys.typed(value)}: the managed service's {self.name}"
         if self.words and value not in self.words:
             near = _nearest(value, self.words)
-            raise UserError(f"{told} is one of {', '.join(map(str, self.words))}; write {self.key}={near}")
+            raise UserError(f"{setting} is one of {', '.join(map(str, self.words))}; write {self.key}={near}")
         if self.low is not None and not self.low <= value <= (self.high or value):
             near = max(self.low, min(value, self.high or value))
-            raise UserError(f"{told} lies from {self.low} to {self.high}; write {self.key}={near}")
+            raise UserError(f"{setting} lies from {self.low} to {self.high}; write {self.key}={near}")
 
 
 def _nearest(value: Any, words: tuple[Any, ...]) -> Any:

@@ -1,7 +1,11 @@
-"""A training job: the SDK's ModelTrainer, built from the settings, and its request, intercepted before it is sent."""
+"""A training job, and the command that starts it (scripts/launch_sagemaker.py).
+
+The SDK's ModelTrainer is built from the settings; its request is intercepted before it is sent.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -11,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrl.command.compose import compose
+from mtrl.command.program import one_sentence
 from mtrl.errors import UserError, missing_extra
 from mtrl.sagemaker import checks, service, source
 from mtrl.sagemaker.schema import JobConfig
@@ -24,8 +29,15 @@ CHANNELS = {"data.path": "data", "model.path": "model"}
 """Input channel of each setting that may be an address in S3."""
 SHARED = "shared"
 """Name of the file system's channel."""
-STANDS_IN = "channel/input"
+PLACEHOLDER = "channel/input"
 """Placeholder for an address in S3 while the configuration is checked."""
+HELP = """python scripts/launch_sagemaker.py [OVERRIDES OF mtrl.main] sagemaker.KEY=VALUE ...
+
+    python scripts/launch_sagemaker.py experiment=text_to_sql sagemaker.role=ARN sagemaker.bucket=NAME \\
+        sagemaker.instance_type=ml.p5.48xlarge sagemaker.dry_run=true
+
+Starts a training job on SageMaker that runs python -m mtrl.main with these overrides. sagemaker=spot and sagemaker=cpu
+take conf/sagemaker/NAME.yaml; mtrl/sagemaker/schema.py has every key, docs/sagemaker.md the guide."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +66,13 @@ def plan(words: Sequence[str]) -> Job:
         others = [*_without(others, "tracker.mlflow.uri"), f"tracker.mlflow.uri='{settings.mlflow}'"]
         if not any(word.lstrip("+").startswith(("tracker=", "tracker.report_to=")) for word in others):
             others.append("tracker.report_to=[mlflow]")
-    kept, channels = _channels(others)
+    unchanged, channels = _channels(others)
     # The container has engines and data of its own, so the check must not depend on those of this machine.
     engines = [f"generator.{name}.python={sys.executable}" for name in ("vllm", "sglang")]
-    data = [f"{key}={STANDS_IN}" for key, channel in CHANNELS.items() if channel in channels]
-    cfg = compose([*kept, *engines, *data])
+    data = [f"{key}={PLACEHOLDER}" for key, channel in CHANNELS.items() if channel in channels]
+    cfg = compose([*unchanged, *engines, *data])
     checks.check_job(settings, cfg)
-    return Job(settings, tuple(kept), channels, settings.name or f"mtrl-{cfg.name}".replace("_", "-"))
+    return Job(settings, tuple(unchanged), channels, settings.name or f"mtrl-{cfg.name}".replace("_", "-"))
 
 
 def _without(words: Sequence[str], key: str) -> list[str]:
@@ -70,7 +82,7 @@ def _without(words: Sequence[str], key: str) -> list[str]:
 def _channels(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     """Split the overrides: those whose value is an address in S3 become input channels, and the entry sets their
     path."""
-    kept, channels = [], {}
+    unchanged, channels = [], {}
     for word in words:
         key, _, value = word.lstrip("+").partition("=")
         if value.strip("'\"").startswith("s3:"):
@@ -79,8 +91,8 @@ def _channels(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
             checks.check_uri(key, value.strip("'\""))
             channels[CHANNELS[key]] = value.strip("'\"")
         else:
-            kept.append(word)
-    return kept, channels
+            unchanged.append(word)
+    return unchanged, channels
 
 
 def dry_run(job: Job) -> dict[str, Any]:
@@ -245,3 +257,23 @@ def _environment(settings: JobConfig) -> dict[str, str]:
     if settings.mlflow:
         environment["MLFLOW_TRACKING_URI"] = settings.mlflow
     return environment
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Check the job, then print the request or start the job.
+
+    Raises:
+        SystemExit: with status 2 after one sentence that names the error.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or {"-h", "--help"} & set(words):
+        print(HELP)
+        return
+    with one_sentence():
+        job = plan(words)
+        if job.settings.dry_run:
+            print(json.dumps({"CreateTrainingJob": dry_run(job), "overrides": list(job.overrides)}, indent=2))
+            print("dry run: the request fits SageMaker's model; nothing was sent", file=sys.stderr)
+            return
+        name = submit(job)
+        print(f"started {name}; what it saves appears below s3://{job.settings.bucket}/{job.settings.prefix}")

@@ -1,10 +1,13 @@
-"""The managed multi-turn RL service: the SDK's MultiTurnRLTrainer and MultiTurnRLEvaluator, built from the same
-config."""
+"""The managed multi-turn RL service, and the command that starts its jobs (scripts/launch_managed_rl.py).
+
+The SDK's MultiTurnRLTrainer and MultiTurnRLEvaluator are built from the same configuration as a run.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,14 +17,24 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from mtrl.command.compose import compose
+from mtrl.command.program import one_sentence
 from mtrl.sagemaker import checks, hyperparameters, service, stand_in
 from mtrl.sagemaker.dataset import check_size, write_parquet
 from mtrl.sagemaker.schema import ManagedConfig
 from mtrl.sagemaker.session import check_bucket_exists, default_region, explaining, quiet, sdk_session
 from mtrl.sagemaker.settings import read, split
 from mtrl.sagemaker.wire import Wire, as_default, offline
+from mtrl.training import warn
 
 BASE = "base"
+HELP = """python scripts/launch_managed_rl.py [OVERRIDES OF mtrl.main] managed.KEY=VALUE ...
+
+    python scripts/launch_managed_rl.py experiment=text_to_sql algorithm=rloo managed.agent=ARN \\
+        managed.model=openai-reasoning-gpt-oss-20b managed.role=ARN managed.bucket=NAME managed.mlflow=ARN \\
+        managed.dry_run=true
+
+Hands the rows of an experiment and an agent to SageMaker's managed multi-turn RL; managed.evaluate=base evaluates
+instead. mtrl/sagemaker/schema.py has every key, docs/sagemaker.md the guide."""
 
 
 @dataclass(frozen=True)
@@ -208,3 +221,27 @@ def _readable(body: dict[str, Any]) -> dict[str, Any]:
     """Return the body with its embedded documents parsed from JSON text."""
     texts = {key: body[key] for key in ("JobConfigDocument", "PipelineDefinition") if key in body}
     return {**body, **{key: json.loads(text) for key, text in texts.items()}}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Check the job, then print the requests or start the job.
+
+    Raises:
+        SystemExit: with status 2 after one sentence that names the error.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or {"-h", "--help"} & set(words):
+        print(HELP)
+        return
+    with one_sentence():
+        job = plan(words)
+        warn(job.warnings)
+        if job.settings.dry_run:
+            calls, warnings = dry_run(job)
+            print(json.dumps(calls, indent=2))
+            end = "dry run: nothing was sent; the model hub's own list of hyperparameters was not read"
+            print(end, file=sys.stderr)
+        else:
+            arn, warnings = submit(job)
+            print(f"started {arn}")
+        warn(warnings)

@@ -41,8 +41,8 @@ def read(words: Sequence[str], section: str, schema: type[T]) -> T:
             key, _, inner = path.removeprefix(f"{section}.").partition(".")
             if key not in known:
                 near = keys.nearest(key, known)
-                told = messages.did_you_mean(near and f"{section}.{near}", f"{section} has", known)
-                raise UserError(f"{path} is not a key; {told}")
+                suggestion = messages.did_you_mean(near and f"{section}.{near}", f"{section} has", known)
+                raise UserError(f"{path} is not a key; {suggestion}")
             settings.merge_with({key: {inner: value} if inner else value})
         return OmegaConf.to_object(settings)  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:

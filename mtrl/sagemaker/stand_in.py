@@ -43,7 +43,7 @@ def answers(job: ManagedJob) -> dict[str, Answer]:
             "CreationTime": EPOCH,
             "HubContentDocument": json.dumps({"RecipeCollection": [recipe, evaluation]}),
         },
-        "GetObject": lambda request: {"Body": stream(_specification(job))},
+        "GetObject": lambda request: {"Body": stream(specification(job))},
         "DescribeModelPackageGroup": lambda request: {
             "ModelPackageGroupName": request["body"]["ModelPackageGroupName"],
             "ModelPackageGroupArn": f"{arn}:{ACCOUNT}:model-package-group/{request['body']['ModelPackageGroupName']}",
@@ -76,7 +76,7 @@ def answers(job: ManagedJob) -> dict[str, Answer]:
     }
 
 
-def _specification(job: ManagedJob) -> dict[str, Any]:
+def specification(job: ManagedJob) -> dict[str, Any]:
     """Return the hub's file of hyperparameters, built from the tables of `hyperparameters`."""
     if job.evaluates:
         return {name: {"default": None} for name in hyperparameters.EVALUATION}

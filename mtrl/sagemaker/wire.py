@@ -41,7 +41,7 @@ class Wire:
         self.calls.append((model.name, body))
         known = {**STORAGE, **self.answers}.get(model.name)
         if known is None:
-            denied = {"Code": "AccessDenied", "Message": f"a dry run asks nobody for {model.name}"}
+            denied = {"Code": "AccessDenied", "Message": f"a dry run sends no request for {model.name}"}
             return SimpleNamespace(status_code=403), {"Error": denied, "ResponseMetadata": {}}
         return SimpleNamespace(status_code=200), {**known({**params, "body": body}), "ResponseMetadata": {}}
 

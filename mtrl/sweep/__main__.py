@@ -18,11 +18,10 @@ from mtrl.command.program import run_program
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the report. Return the exit status."""
     args = parse(argv)
-    from mtrl.sweep.report import read_sweep
+    from mtrl.sweep.report import read_sweep, to_plain
 
     sweep = read_sweep(Path(args.sweep))
     if args.json:
-        from mtrl.sweep.plain import to_plain
         from mtrl.utils.files import to_strict_json
 
         print(to_strict_json(to_plain(sweep), indent=2))

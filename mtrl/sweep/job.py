@@ -1,4 +1,4 @@
-"""One job, as Hydra calls it. In a sweep the failure of a job is recorded, and the other jobs continue."""
+"""One job of a sweep, as Hydra calls it. The failure of a job is recorded, and the other jobs continue."""
 
 from __future__ import annotations
 
@@ -9,26 +9,19 @@ from contextlib import suppress
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from mtrl.config.messages import one_sentence
 from mtrl.errors import Interrupted, PrunedError, UserError
 from mtrl.sweep.outcome import Outcome, read_outcome
 from mtrl.sweep.workers import WORKER, is_worker
 
 
-def job(cfg: DictConfig) -> float | None:
-    """Run the job: alone, or as a job of a sweep in the folder that Hydra sets.
+def job(cfg: DictConfig) -> float:
+    """Run the job in the folder that Hydra sets.
 
-    In a sweep, return the objective, or NaN if the job has none: sweepers count NaN as a failure, whereas an exception
-    would end the sweep.
+    Return the objective, or NaN if the job has none: sweepers count NaN as a failure, whereas an exception would end
+    the sweep.
     """
-    from mtrl.training import start
-
-    if HydraConfig.get().mode != RunMode.MULTIRUN:
-        with one_sentence():  # caught here, because Hydra adds a line of its own to errors that reach it
-            return start(cfg)
     cfg.run_dir = HydraConfig.get().runtime.output_dir
     if not is_worker():
         return run_job(cfg)

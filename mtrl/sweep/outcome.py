@@ -90,13 +90,13 @@ def _number(value: Any) -> float | None:
 
 def _time(value: Any) -> float:
     if not math.isfinite(value):
-        raise ValueError("a time is wanted")
+        raise ValueError("a time is expected")
     return float(value)
 
 
 def _texts(values: Any) -> list[str]:
     if not isinstance(values, list):
-        raise TypeError("a list of texts is wanted")
+        raise TypeError("a list of texts is expected")
     return [str(value) for value in values]
 
 

@@ -81,7 +81,7 @@ def escape(text: str) -> str:
     return without_markup(clean(text))
 
 
-def again(words: Sequence[str], folder: str) -> str:
+def resume_command(words: Sequence[str], folder: str) -> str:
     """Return the command that resumes a stopped sweep. `words` are those of the original command."""
-    kept = [word for word in words if not word.startswith(("run_dir=", "resume="))]
-    return shlex.join(["python", "-m", "mtrl.main", *kept, f"run_dir={folder}", "resume=latest"])
+    others = [word for word in words if not word.startswith(("run_dir=", "resume="))]
+    return shlex.join(["python", "-m", "mtrl.main", *others, f"run_dir={folder}", "resume=latest"])

@@ -33,7 +33,7 @@ def stopping() -> Iterator[None]:
         UserError: a worker was killed.
     """
 
-    def hand_on() -> None:
+    def forward() -> None:
         workers = [child.pid for child in multiprocessing.active_children() if type(child).__module__.startswith(LOKY)]
         for pid in filter(None, workers):
             with suppress(ProcessLookupError):
@@ -41,7 +41,7 @@ def stopping() -> Iterator[None]:
         if not workers:
             raise Interrupted(str(interrupt.requested))
 
-    with Interrupt(hand_on) as interrupt:
+    with Interrupt(forward) as interrupt:
         try:
             yield
         except (Exception, Interrupted) as error:
@@ -50,8 +50,8 @@ def stopping() -> Iterator[None]:
             if type(error).__name__ != "TerminatedWorkerError":  # a class of joblib, which may not be installed
                 raise
             raise UserError(
-                "a worker process was killed, probably for want of memory, and joblib has ended the others; go on with "
-                "a smaller hydra.launcher.n_jobs"
+                "a worker process was killed, probably for lack of memory, and joblib has ended the others; resume "
+                "with a smaller hydra.launcher.n_jobs"
             ) from error
     if interrupt.requested:
         raise Interrupted(interrupt.requested)
@@ -61,7 +61,7 @@ class Worker:
     """State of this process as a worker of joblib."""
 
     def __init__(self) -> None:
-        self.entered = self.asked = self.busy = False
+        self.entered = self.stopped = self.busy = False
 
     @contextmanager
     def working(self) -> Iterator[bool]:
@@ -73,16 +73,16 @@ class Worker:
             with suppress(AttributeError):  # only Linux has it
                 prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
             signal.signal(signal.SIGTERM, self._on_signal)
-        self.busy = not self.asked
+        self.busy = not self.stopped
         try:
             yield self.busy
         except Interrupted:
-            self.asked = True
+            self.stopped = True
         finally:
             self.busy = False
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
+        self.stopped = True
         if self.busy:
             raise Interrupted(signal.Signals(number).name)
 

@@ -10,8 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mtrl.config import keys
-from mtrl.config.bounds import check_bounds, check_choices
-from mtrl.config.messages import unknown_key, wrong_type
+from mtrl.config.messages import check_values, unknown_key, wrong_type
 from mtrl.config.schema import MlflowConfig, TrackerConfig, WandbConfig
 from mtrl.errors import UserError
 from mtrl.record.run_dir import RunDir, such_as
@@ -51,8 +50,7 @@ def tracker_of(run: RunDir, to: Sequence[str], overrides: Sequence[str]) -> tupl
         cfg.tracker.report_to = list(dict.fromkeys(to))
     if not cfg.tracker.report_to:
         raise UserError(f"{run} reports to no tracker; name one: --to mlflow, --to wandb or --to tensorboard")
-    check_choices(cfg)
-    check_bounds(cfg)
+    check_values(cfg)
     warnings = check_trackers(cfg)
     return OmegaConf.to_object(cfg.tracker), warnings if overrides else []  # type: ignore[return-value]
 

@@ -316,7 +316,7 @@ def command(config: Config, *changes: str) -> str:
 def config_dir_flags() -> list[str]:
     """Return the flag `--config-dir` of this command; empty without one."""
     sources = HydraConfig.get().runtime.config_sources
-    return [f"--config-dir={source.path}" for source in sources if source.provider == "command-line"]
+    return [f"--config-dir={source.path}" for source in sources if source.provider.endswith("command-line")]
 
 
 def launcher() -> list[str]:

@@ -80,7 +80,7 @@ from mtrl.record.index import Row, StoredFile
 from mtrl.record.reading import read
 from mtrl.record.runs import Library, Run, modified
 from mtrl.sweep.outcome import JOB
-from mtrl.sweep.plain import to_plain
+from mtrl.sweep.report import to_plain
 from mtrl.view import differences
 from mtrl.view.detail import RAW_KEPT, Unreadable, message, parse, turns_of
 from mtrl.view.query import Query, Refusal

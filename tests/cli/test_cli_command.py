@@ -3,12 +3,13 @@
 import subprocess
 import sys
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 import pytest
 
 import mtrl
-from mtrl.cli.command import COMMANDS, SERVERS, find, help_text, main
+from mtrl.cli.command import COMMANDS, find, help_text, main
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(sys.executable).with_name("mtrl")
@@ -19,8 +20,8 @@ def run(*words, **options):
 
 
 def test_every_command_has_a_program():
-    modules = {command.module for command in COMMANDS.values() if command.module} | set(SERVERS.values())
-    for module in modules:
+    named = [command.module for command in COMMANDS.values()]
+    for module in chain.from_iterable([module] if isinstance(module, str) else module.values() for module in named):
         spec = find_spec(module)
         assert spec is not None, module
         if spec.submodule_search_locations is not None:
@@ -30,8 +31,9 @@ def test_every_command_has_a_program():
 def test_every_program_has_a_command():
     packages = {path.parent.name for path in (ROOT / "mtrl").glob("*/__main__.py")}
     files = {path.stem for path in (ROOT / "mtrl").glob("*.py") if '"__main__":' in path.read_text(encoding="utf-8")}
-    named = {command.module.removeprefix("mtrl.") for command in COMMANDS.values()} | {"retrieval"}
-    assert {*packages, *files} - {"__main__"} == named - {""}
+    modules = [command.module for command in COMMANDS.values()]
+    named = {module.removeprefix("mtrl.") for module in modules if isinstance(module, str)} | {"retrieval"}
+    assert {*packages, *files} - {"__main__"} == named
 
 
 def test_help_fits_a_screen():

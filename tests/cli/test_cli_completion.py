@@ -29,7 +29,7 @@ from mtrl.cli.completion import completions, script
         ("mtrl train seed=", []),
     ],
 )
-def test_what_is_offered(line, offered):
+def test_completions(line, offered):
     assert completions(line) == offered
 
 

@@ -25,9 +25,9 @@ def warnings_of(*words):
     [
         (
             [TARGET, "generator.agent.url=http://a"],
-            "generator.agent.target and generator.agent.url both name a program",
+            "generator.agent.target and generator.agent.url both name an agent program",
         ),
-        (["environment=agent"], "environment.name=agent is played by a program, and none is named; set"),
+        (["environment=agent"], "environment.name=agent needs an agent program, and none is named; set"),
         (
             [TARGET, "generator.use_conversation_multi_turn=false"],
             "generator.use_conversation_multi_turn=false puts all",
@@ -39,10 +39,13 @@ def warnings_of(*words):
         (["generator.agent.target=config_agent_functions.number"], "is a int; it must be a function"),
         (["generator.agent.target=config_agent_functions.shy"], "cannot be called as function(row, client)"),
         (["generator.agent.command=[]"], "generator.agent.command=[] names no program"),
-        (["generator.agent.command=[no-such-program,1]"], "no-such-program is no program; name its path"),
+        (["generator.agent.command=[no-such-program,1]"], "no-such-program is no program; write its path"),
         (["generator.agent.url=localhost:80"], "generator.agent.url=localhost:80 is no address of an agent"),
         (["generator.agent.url=http://a:b"], "generator.agent.url=http://a:b is no address of an agent"),
-        ([TARGET, "generator.agent.host=0.0.0.0"], "generator.agent.host=0.0.0.0 is no address that a program can ask"),
+        (
+            [TARGET, "generator.agent.host=0.0.0.0"],
+            "generator.agent.host=0.0.0.0 is no address that a program can reach",
+        ),
         ([TARGET, "generator.agent.max_concurrent=0"], "generator.agent.max_concurrent=0 must be at least 1"),
         (
             ["generator.agent.command=[python]", "generator.agent.env={MY_API_KEY: abc}"],
@@ -59,7 +62,7 @@ def warnings_of(*words):
         ([TARGET, "generator.agent.max_calls=0"], "generator.agent.max_calls=0 must be at least 1"),
     ],
 )
-def test_what_cannot_be_played_is_refused(words, told):
+def test_agents_that_cannot_run_are_refused(words, told):
     with pytest.raises(UserError) as error:
         warnings_of(*words)
     assert told in str(error.value) and "abc" not in str(error.value)
@@ -72,23 +75,32 @@ def test_an_agent_changes_nothing_else():
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["generator.agent.max_calls=3"], "generator.agent.max_calls=3 has no effect with the environment playing"),
+        (["generator.agent.max_calls=3"], "generator.agent.max_calls=3 has no effect with no agent program"),
         ([TARGET, "generator.agent.env={A:b}"], "generator.agent.env={'A': 'b'} has no effect with"),
         (
             [TARGET, "generator.agent.api_key_env=K"],
             "generator.agent.api_key_env=K has no effect with generator.agent.url",
         ),
         ([TARGET, "reward.scheme=guide"], "reward.scheme=guide has no effect with a program"),
-        ([TARGET, "generator.agent.host=10.0.0.1"], "generator.agent.host=10.0.0.1 lets other machines ask the policy"),
-        (["generator.agent.command=[python]"], "generator.local.deterministic lets every turn wait until each program"),
-        ([TARGET, "environment=agent"], "mtrl.environments.agent.FAMILY has no scorer of its own, so what the program"),
+        (
+            [TARGET, "generator.agent.host=10.0.0.1"],
+            "generator.agent.host=10.0.0.1 lets other machines call the policy",
+        ),
+        (
+            ["generator.agent.command=[python]"],
+            "generator.local.deterministic lets every turn wait until each running program",
+        ),
+        (
+            [TARGET, "environment=agent"],
+            "mtrl.environments.agent.FAMILY has no scorer of its own, so the number that the program",
+        ),
         (
             [TARGET, "model=hf", "model.path=X", "environment.step_timeout=3"],
             "environment.step_timeout=3.0 has no effect with a program",
         ),
     ],
 )
-def test_what_has_no_effect_or_another_is_told(words, told):
+def test_agent_settings_without_effect_are_warned_about(words, told):
     assert any(told in warning for warning in warnings_of(*words)), warnings_of(*words)
 
 

@@ -49,30 +49,30 @@ REFUSED = [
     ),
     (
         [method("gigpo"), "algorithm.credit=turn"],
-        "algorithm.credit=turn does not fit algorithm.advantage_method=gigpo, which itself says what a turn answers "
-        "for; set algorithm.credit=null",
+        "algorithm.credit=turn does not fit algorithm.advantage_method=gigpo, which fixes the credit of a turn "
+        "itself; set algorithm.credit=null",
     ),
     (
         [method("statistics.mean"), "algorithm.credit=turn"],
-        "algorithm.credit=turn does not fit algorithm.advantage_method=statistics.mean, which itself says what a turn "
-        "answers for; set algorithm.credit=null",
+        "algorithm.credit=turn does not fit algorithm.advantage_method=statistics.mean, which fixes the credit of a "
+        "turn itself; set algorithm.credit=null",
     ),
     (
         ["algorithm.credit=turn", "reward.level=trajectory"],
-        "reward.level=trajectory pays everything at the last turn, and algorithm.credit=turn compares single turns; "
-        "set reward.level=turn, or take algorithm.credit=trajectory",
+        "reward.level=trajectory puts the whole reward on the last turn, and algorithm.credit=turn compares single "
+        "turns; set reward.level=turn, or algorithm.credit=trajectory",
     ),
     (
         ["algorithm=group_based_per_turn", "reward.level=trajectory"],
-        "reward.level=trajectory pays everything at the last turn, and algorithm.advantage_method=group_based_per_turn "
-        "compares single turns; set reward.level=turn, or take a method of whole trajectories, such as "
-        "algorithm.advantage_method=grpo",
+        "reward.level=trajectory puts the whole reward on the last turn, and "
+        "algorithm.advantage_method=group_based_per_turn compares single turns; set reward.level=turn, or a method of "
+        "whole trajectories, such as algorithm.advantage_method=grpo",
     ),
     # pass@k
     ([PASSK, "algorithm.passk.k=0"], "algorithm.passk.k=0 must be at least 1"),
     (
         [PASSK, "algorithm.passk.k=16"],
-        "algorithm.passk.k=16 is more than algorithm.group_size=8, which shows no best of 16; "
+        "algorithm.passk.k=16 is more than algorithm.group_size=8, which has no best of 16; "
         "set algorithm.passk.k to 8 or less, or raise algorithm.group_size",
     ),
     (
@@ -119,7 +119,7 @@ REFUSED = [
     ([method("gae"), "algorithm.critic.warmup_steps=-1"], "algorithm.critic.warmup_steps=-1 must be at least 0"),
     (
         [method("turn_gae"), "algorithm.critic.warmup_steps=10", "trainer.max_steps=10"],
-        "algorithm.critic.warmup_steps=10 leaves the policy nothing of trainer.max_steps=10; "
+        "algorithm.critic.warmup_steps=10 leaves no step for the policy of trainer.max_steps=10; "
         "lower the first or raise the second",
     ),
     ([method("gae"), "algorithm.critic.optimizer.lr=0"], "algorithm.critic.optimizer.lr=0.0 must be above 0"),
@@ -168,8 +168,8 @@ REFUSED = [
     ),
     (
         ["algorithm.loss_fn=decoupled_ppo", "algorithm.loss_anchor=old", "algorithm.off_policy_correction=mis"],
-        "algorithm.off_policy_correction=mis weighs for what algorithm.loss_fn=decoupled_ppo weighs already; "
-        "set algorithm.off_policy_correction=none, or algorithm.loss_fn=ppo",
+        "algorithm.off_policy_correction=mis weights the loss for the mismatch, as algorithm.loss_fn=decoupled_ppo "
+        "does already; set algorithm.off_policy_correction=none, or algorithm.loss_fn=ppo",
     ),
     (
         ["algorithm.loss_reduction=token-mean"],
@@ -189,7 +189,7 @@ REFUSED = [
     (["algorithm.kl_reward_coef=-0.1"], "algorithm.kl_reward_coef=-0.1 must be at least 0"),
     (
         ["algorithm.kl_loss_coef=0.01", "algorithm.kl_reward_coef=0.02"],
-        "algorithm.kl_loss_coef=0.01 and algorithm.kl_reward_coef=0.02 pull to the reference twice; "
+        "algorithm.kl_loss_coef=0.01 and algorithm.kl_reward_coef=0.02 penalise the KL to the reference twice; "
         "set one of them to 0",
     ),
     (["algorithm.kl_loss_coef=0.01", "algorithm.kl_target=0"], "algorithm.kl_target=0.0 must be above 0"),
@@ -303,10 +303,10 @@ LOST = (
 )
 GEOMETRIC = "algorithm.off_policy_correction=geometric"
 REJECTED = (
-    "algorithm.off_policy_correction=geometric keeps trajectories whose mean ratio is from {} to 1.001, and with "
-    "async_config.max_steps_off_policy=1 hardly any is: at a policy shift of 0.02 it kept 0 to 29 % of the tokens; set "
-    "algorithm.correction_low=0.95 and algorithm.correction_high=1.05, or take algorithm.off_policy_correction=mis, or "
-    "sequence_tis with algorithm.loss_anchor=old"
+    "algorithm.off_policy_correction=geometric trains on trajectories whose mean ratio is from {} to 1.001, and with "
+    "async_config.max_steps_off_policy=1 hardly any has one: at a policy shift of 0.02 it trained on 0 to 29 % of the "
+    "tokens; set algorithm.correction_low=0.95 and algorithm.correction_high=1.05, or take "
+    "algorithm.off_policy_correction=mis, or sequence_tis with algorithm.loss_anchor=old"
 )
 SERVED = {name: [f"generator={name}", f"generator.{name}.python={sys.executable}"] for name in ("vllm", "sglang")}
 OVERLAP = "async_config.max_steps_off_policy=1"
@@ -401,7 +401,8 @@ WARNED = [
     ),
     (
         ["algorithm.kl_loss_coef=0.1", "algorithm.kl_estimator=k1"],
-        "algorithm.kl_estimator=k1 in the loss has a mean gradient of zero; k2 and k1_unbiased pull to the reference",
+        "algorithm.kl_estimator=k1 in the loss has a mean gradient of zero; k2 and k1_unbiased have a gradient towards "
+        "the reference",
     ),
     (["algorithm.loss_fn=gspo"], GSPO.format("0.8", "1.2")),
     (["algorithm.loss_fn=gspo", "algorithm.clip_high_threshold=1.0004"], GSPO.format("0.8", "1.0004")),
@@ -449,7 +450,7 @@ def test_the_algorithms_as_they_are_warn_of_nothing(option):
     assert check(compose([f"algorithm={option}", *more])) == []
 
 
-def test_an_unknown_estimator_is_told_the_nearest():
+def test_an_unknown_estimator_names_the_nearest():
     with pytest.raises(
         UserError, match="algorithm.advantage_method=group_bassed is not known; did you mean group_based"
     ):

@@ -21,7 +21,7 @@ def test_the_experiments_as_they_are_warn_of_nothing():
     assert warnings("experiment=text_to_sql", "debug=fast") == []
 
 
-def test_sglang_without_conversations_says_what_the_guide_promises():
+def test_sglang_without_conversations_raises_the_error_of_the_guide():
     with pytest.raises(NotImplementedError) as caught:
         compose(["generator.backend=sglang", "generator.use_conversation_multi_turn=false"])
     assert str(caught.value) == "`use_conversation_multi_turn=False` is not supported for SGLang backend"
@@ -50,6 +50,19 @@ REFUSED = [
         ["trainer.fsdp.replicas=2"],
         "trainer.fsdp.replicas=2 does not divide the number of ranks, 1; set it to 1, or let torchrun start a multiple "
         "of it",
+    ),
+    *(
+        (
+            [f"model.warm_start.success_band={band}"],
+            f"model.warm_start.success_band={seen} must be two numbers from 0 to 1, the lower limit first; write "
+            "[0.3,0.5]",
+        )
+        for band, seen in (("[0.5,0.3]", "[0.5,0.3]"), ("[30,50]", "[30.0,50.0]"), ("[0.5]", "[0.5]"))
+    ),
+    (
+        ["model.tiny.hidden_size=100"],
+        "model.tiny.hidden_size=100 and model.tiny.heads=4 give each head a size of 25, and rotary positions need an "
+        "even size; set model.tiny.hidden_size=96",
     ),
     (["async_config.on_stale=drop"], "async_config.on_stale=drop is not known; choose one of wait, requeue"),
     (
@@ -101,10 +114,10 @@ REFUSED = [
         ["evaluation.split=tset"],
         "evaluation.split=tset is not known; did you mean test? Choose one of test, validation, train",
     ),
-    (["evaluation.confidence=95"], "evaluation.confidence=95.0 must be between 0 and 1 (0.95 is the usual level)"),
+    (["evaluation.confidence=95"], "evaluation.confidence=95.0 must be below 1 (0.95 is the usual level)"),
     (
         ["evaluation.rows=0", "evaluation.sampled_rows=0"],
-        "evaluation.rows=0 must be at least 1 (every evaluation plays them, greedily)",
+        "evaluation.rows=0 must be at least 1 (every evaluation runs them, greedily)",
     ),
     (["evaluation.endpoint.timeout=0"], "evaluation.endpoint.timeout=0.0 must be above 0"),
     (
@@ -126,7 +139,7 @@ def test_refused(overrides, said):
     assert str(caught.value) == said
 
 
-def test_another_task_on_top_of_the_default_experiment_is_told_its_own():
+def test_a_task_that_keeps_the_default_experiment_names_its_own_experiment():
     with pytest.raises(UserError, match="to change the whole task write experiment=text_to_sql"):
         compose(["environment=text_to_sql"])
 
@@ -160,7 +173,7 @@ WARNED = [
     ),
     (
         ["evaluation.rows=1000"],
-        "evaluation.rows=1000 is cut to data.max_test_rows=256; raise that as well",
+        "evaluation.rows=1000 is limited to data.max_test_rows=256; raise that as well",
     ),
     (
         ["tracker.project=x"],
@@ -179,7 +192,7 @@ def test_warned(overrides, said):
     assert warnings(*overrides) == [said]
 
 
-def test_training_is_told_what_only_the_evaluator_reads():
+def test_training_warns_about_keys_of_the_evaluator():
     cfg = merge(normalise(["evaluation.compare=[base]", "evaluation.endpoint.retries=1"]))
     assert check(cfg) == []
     assert training_hints(cfg) == [

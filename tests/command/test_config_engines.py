@@ -53,7 +53,7 @@ def test_settings_that_cannot_work_are_refused(overrides, said):
         check(compose(["generator=vllm", *HERE, *overrides]))
 
 
-def test_a_setting_that_no_path_leads_to_is_told():
+def test_an_unused_engine_setting_is_warned_about():
     told = check(compose(["generator=vllm", *SERVED, "generator.vllm.replicas=2", "generator.local.fused=false"]))
     assert sorted(told) == [
         "generator.local.fused=False has no effect with generator.backend=vllm",

@@ -122,7 +122,7 @@ def test_a_config_dir_that_does_not_exist():
         compose(config_dir="nowhere")
 
 
-def test_what_a_word_of_the_schema_means_is_written_down_where_choices_are():
+def test_every_word_of_the_schema_is_documented():
     """Keys that take one of a few words list all of them in the schema, which is the configuration reference."""
     from mtrl.config.choices import ALIASES, CHOICES, WITH_TORCH
 

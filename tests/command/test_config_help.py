@@ -40,11 +40,11 @@ def test_groups_of_ones_own_and_the_keys_as_composed_are_shown(folder):
     assert "$" not in shown.replace("${", "")
 
 
-def test_interpolations_are_followed_where_that_is_asked_for():
+def test_help_resolves_interpolations_on_request():
     assert "run_dir: outputs/${name}/" in help_text(["name=x"], None)
     assert "run_dir: outputs/x/" in help_text(["name=x"], None, resolve=True)
 
 
-def test_what_is_wrong_is_one_sentence():
+def test_errors_are_one_sentence():
     with pytest.raises(UserError, match="must be an integer"):
         help_text(["seed=x"], None)

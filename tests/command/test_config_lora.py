@@ -33,13 +33,13 @@ def said(*overrides):
         ),
         (
             ["model.lora_rank=1", "model.lora_alpha=64"],
-            "model.lora_alpha=64 and model.lora_rank=1 count what adapters have learnt lora_alpha / lora_rank times, "
-            "and once or twice is usual; set model.lora_alpha to once or twice the rank",
+            "model.lora_alpha=64 and model.lora_rank=1 scale the adapters by lora_alpha / lora_rank, "
+            "and a factor of 1 or 2 is usual; set model.lora_alpha to 1 or 2 times the rank",
         ),
         (
             ["model.lora_rank=64", "model.lora_alpha=1"],
-            "model.lora_alpha=1 and model.lora_rank=64 count what adapters have learnt lora_alpha / lora_rank times, "
-            "and once or twice is usual; set model.lora_alpha to once or twice the rank",
+            "model.lora_alpha=1 and model.lora_rank=64 scale the adapters by lora_alpha / lora_rank, "
+            "and a factor of 1 or 2 is usual; set model.lora_alpha to 1 or 2 times the rank",
         ),
     ],
 )

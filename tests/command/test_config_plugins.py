@@ -178,7 +178,7 @@ def test_code_of_the_users_own_is_found_or_missed_in_one_sentence(case, answers)
     assert re.fullmatch(SAID[case][1], answers[case]), answers[case]
 
 
-def test_what_a_plugin_registered_runs(project):
+def test_registered_functions_of_a_plugin_run(project):
     code = f"""
 import numpy as np, torch
 from types import SimpleNamespace

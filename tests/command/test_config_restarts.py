@@ -1,8 +1,10 @@
 """`torchrun --max-restarts`: a later attempt goes on in the folder of the one before."""
 
+import sys
+import types
+
 import pytest
 
-from mtrl.command.compose import compose
 from mtrl.errors import UserError
 from mtrl.main import prepare
 from mtrl.utils import process
@@ -10,14 +12,17 @@ from mtrl.utils import process
 
 @pytest.fixture
 def attempt(tmp_path, monkeypatch):
-    """`attempt(…)` composes as the next attempt of one launch; returns the folder and what is resumed."""
+    """`attempt(…)` trains as the next attempt of one launch; returns the folder and what is resumed."""
+    trained = []
+    stand_in = types.SimpleNamespace(train=lambda cfg, hooks: trained.append(cfg) or {})
+    monkeypatch.setitem(sys.modules, "mtrl.trainer.run", stand_in)
     monkeypatch.chdir(tmp_path)
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "none"}.items():
         monkeypatch.setenv(name, value)
 
     def attempt(*words):
-        cfg = compose(prepare(words))  # twice, as the program does
-        return cfg.run_dir, cfg.resume
+        prepare(words)()
+        return trained[-1].run_dir, trained[-1].resume
 
     return attempt
 
@@ -58,7 +63,7 @@ def test_the_first_attempt_refuses_a_folder_that_holds_a_run(attempt, tmp_path):
         attempt("run_dir=there")
 
 
-def test_a_run_from_a_checkpoint_goes_on_from_its_own(attempt, tmp_path):
+def test_a_run_from_a_checkpoint_resumes_from_its_own_checkpoints(attempt, tmp_path):
     (tmp_path / "old").mkdir()
     begin("old", tmp_path, checkpoints=1)
     words = ["resume=old/checkpoints/step_000000", "run_dir=new"]

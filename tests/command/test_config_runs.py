@@ -96,7 +96,7 @@ def test_a_path_with_a_folder_starts_a_run_from_there(here):
         compose(["resume=old", "run_dir=another"])
 
 
-def test_a_run_goes_on_with_the_task_that_it_began_with(here):
+def test_a_run_resumes_with_its_own_task_only(here):
     make_run(here / "there")
     OmegaConf.save(compose(["experiment=text_to_sql", "run_dir=other"]), here / "there/config.yaml")
     compose(["experiment=text_to_sql", "run_dir=there", "resume=latest"])
@@ -109,7 +109,7 @@ def test_a_run_goes_on_with_the_task_that_it_began_with(here):
 
 
 @pytest.mark.parametrize("resumed", [["run_dir=there", "resume=latest"], ["run_dir=new", "resume=there"]])
-def test_a_run_goes_on_with_the_adapters_that_it_began_with(here, resumed):
+def test_a_run_resumes_with_its_own_adapters_only(here, resumed):
     """Another alpha has the same shapes, and would make another model of them."""
     make_run(here / "there")
     OmegaConf.save(compose(["model.lora_rank=8", "model.lora_alpha=16", "run_dir=other"]), here / "there/config.yaml")
@@ -140,7 +140,7 @@ def test_a_path_that_is_no_checkpoint(here):
             compose([f"resume={folder}"])
 
 
-def test_latest_tells_when_there_is_nothing_to_go_on_from(here):
+def test_latest_warns_about_a_run_without_a_checkpoint(here):
     """The newest run may be one that failed at its start, and not the one that was meant."""
     (make_run(here / "outputs/gsm8k/failed") / "checkpoints" / "step_20").rmdir()
     cfg = merge(["resume=latest"])

@@ -81,7 +81,7 @@ def test_the_bounds_and_anchors_of_corrections():
         assert (anchor == "`old`") == (name in NEEDS_OLD), name
 
 
-def test_what_stalling_is_paid():
+def test_the_documented_reward_of_stalling():
     from envs.gsm8k.reward import TurnReward
 
     def earned(scheme, wrong):

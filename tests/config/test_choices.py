@@ -2,6 +2,7 @@
 
 import pytest
 
+from mtrl.algorithms.registry import Registry
 from mtrl.cli.completion import completions
 from mtrl.command.compose import compose
 from mtrl.config.choices import CHOICES, REGISTERED
@@ -15,7 +16,7 @@ from mtrl.errors import UserError
     [
         ("async_config.on_stale", ("wait", "requeue")),
         ("algorithm.credit", ("trajectory", "turn", "turn+outcome")),
-        ("trainer.fsdp.param_dtype", ("bfloat16", "float16", "float32")),
+        ("trainer.fsdp.param_dtype", ("bfloat16", "float32")),
         *(
             (f"{section}.optimizer.schedule", ("constant", "linear", "cosine"))
             for section in ("trainer", "algorithm.critic")
@@ -43,3 +44,25 @@ def test_another_word_is_refused_with_the_words_of_the_field(path):
     assert str(caught.value) == f"{path}=zzz is not known; choose one of {words}"
     assert allowed(path) == f"one of {words}"
     assert completions(f"mtrl train {path}=") == [*all_keys()[path].choices]
+
+
+def test_float16_is_refused_because_the_loss_is_not_scaled():
+    with pytest.raises(UserError) as caught:
+        compose(["trainer.fsdp.param_dtype=float16"])
+    assert str(caught.value) == (
+        "trainer.fsdp.param_dtype=float16 needs loss scaling, which mtrl does not have; set bfloat16"
+    )
+
+
+def test_registered_functions_of_a_user_are_listed_too(monkeypatch):
+    key = "algorithm.advantage_method"
+    monkeypatch.setitem(REGISTERED, key, REGISTERED[key])
+    Registry(key, "mtrl.algorithms.advantages").register("my_estimator")(lambda batch, config: batch.rewards)
+    assert completions(f"mtrl train {key}=my_e") == ["my_estimator"]
+    with pytest.raises(UserError, match=f"verl's spelling; set {key}, one of .*, my_estimator, or package.module"):
+        compose(["algorithm.adv_estimator=unknown"])
+
+
+def test_functions_of_another_key_are_not_listed():
+    Registry("reward.components", "mtrl.rewards.shaping").register("my_component")(lambda *_: 0.0)
+    assert "reward.components" not in REGISTERED

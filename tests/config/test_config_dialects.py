@@ -7,7 +7,6 @@ from functools import cache
 from itertools import product
 
 import pytest
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import QuotedString
 from omegaconf import DictConfig, OmegaConf
@@ -97,12 +96,14 @@ def plain() -> DictConfig:
 
 
 def composed(words: list[str]) -> DictConfig:
-    """What `compose` makes, without reading the files of all groups again where no other group is chosen."""
+    """Return the configuration that `compose` makes, without reading the files of all groups again if
+    no other group is chosen."""
     overrides = OverridesParser.create().parse_overrides(normalise(words))
     if any((CONF / override.key_or_group).is_dir() for override in overrides):
         return compose(words)
     cfg = deepcopy(plain())
-    ConfigLoaderImpl._apply_overrides_to_config(overrides, cfg)
+    for override in overrides:
+        OmegaConf.update(cfg, override.key_or_group, override.value(), force_add=override.is_force_add())
     settle(cfg)
     check(cfg)
     return cfg
@@ -113,13 +114,18 @@ NOT_HERE = (
     *("nothing to compare", "has only environment with a weight"),
     *("leaves no room for a prompt", "model=hf needs model.path", "does not divide the number of ranks"),
     *("counts the mismatch twice", "leaves algorithm.loss_fn=decoupled_ppo nothing to decouple"),
-    *("is not what algorithm.advantage_method=turn_rloo has", "a cost needs input and output", "in USD per million"),
+    *(
+        "is not what algorithm.advantage_method=turn_rloo has",
+        "rotary positions",
+        "a cost needs input and output",
+        "in USD per million",
+    ),
 )
 """Refusals of what is right by itself: a file, run or engine that this machine lacks, and settings that need another
 one, which the refusal names."""
 
 
-def test_whatever_is_proposed_composes_and_holds_what_it_says():
+def test_every_proposal_composes_with_the_proposed_value():
     """Every key of the tables, and wrong keys like ours, with every value that people give: all checks pass."""
     proposed = {**guesses(), **proposals()}
     assert len(proposed) > 150
@@ -201,7 +207,7 @@ def test_the_short_way_to_compose_gives_the_same(words):
         ("environment.env_class", "my_own", []),
     ],
 )
-def test_it_means_what_was_typed(theirs, value, ours):
+def test_a_proposal_means_the_typed_value(theirs, value, ours):
     """Nothing is proposed where a sentence has to say it: a count of samples is no count of tokens."""
     assert proposal(theirs, value) == ours
     if ours and theirs != "use_vllm":  # vLLM may not be installed
@@ -215,7 +221,7 @@ def test_a_file_of_rows_in_a_list_of_one(tmp_path):
     compose([f"data.path={rows}"])
 
 
-def test_what_dr_grpo_divides_by_comes_with_it():
+def test_dr_grpo_proposals_include_the_divisor():
     cfg = compose(proposal("loss_type", "dr_grpo"))
     assert cfg.algorithm.max_sequence_length == cfg.generator.sampling_params.max_generate_length
 

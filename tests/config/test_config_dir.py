@@ -40,7 +40,7 @@ def test_an_experiment_that_says_where_its_keys_belong(folder):
 
 
 @pytest.mark.parametrize("text", [GUIDE, f"# Mine.\n# @package _global_{GUIDE}"])
-def test_one_that_does_not_is_told_its_first_line(folder, text):
+def test_a_missing_header_is_named_in_the_message(folder, text):
     (folder / "experiment" / "guide.yaml").write_text(text)
     said = refusal(folder)
     assert "guide.yaml" in said and "write '# @package _global_' as its first line" in said
@@ -63,7 +63,7 @@ def test_a_folder_that_is_not_there(tmp_path):
 
 
 @pytest.mark.parametrize("group", GLOBAL_GROUPS)
-def test_the_header_is_asked_for_in_folders_of_a_group(folder, group):
+def test_the_header_is_required_in_subfolders_of_a_group(folder, group):
     write(folder / group / "sub" / "g.yaml", GUIDE)
     said = refusal(folder, f"{group}=sub/g")
     assert "sub/g.yaml sets keys of other sections" in said and "as its first line" in said

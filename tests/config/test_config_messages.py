@@ -54,7 +54,7 @@ def test_a_key_unlike_any_other_lists_what_its_section_has():
     assert "its top level has name, seed, run_dir" in sentence("zzz=1")
 
 
-def test_the_example_of_the_document_is_what_is_said():
+def test_the_documented_example_matches_the_message():
     page = (CONF.parent / "docs" / "migration.md").read_text(encoding="utf-8")
     ((typed, said),) = re.findall(r"^\$ python -m mtrl\.main (.+)\n(.+)\n```$", page, re.MULTILINE)
     assert sentence(typed) == said
@@ -63,7 +63,7 @@ def test_the_example_of_the_document_is_what_is_said():
 @pytest.mark.parametrize(
     "typed", ["sagemaker=spot", "+sagemaker=spot", "sagemaker=null", "~sagemaker", "sagemaker.spot=1"]
 )
-def test_what_belongs_to_a_job_on_sagemaker_is_sent_to_its_launcher(typed):
+def test_sagemaker_keys_name_their_launcher(typed):
     """conf/sagemaker/ is no group of a run, whatever `--help` lists."""
     assert sentence(typed).endswith(
         "start that with python scripts/launch_sagemaker.py, which takes the settings of the run as well"
@@ -208,12 +208,12 @@ def test_hydra_itself_is_no_group():
         ("kl_penalty_coef=0.01", "Tinker's spelling; write algorithm.kl_reward_coef=0.01"),
     ],
 )
-def test_keys_of_other_frameworks_are_told_ours(theirs, said):
+def test_keys_of_other_frameworks_suggest_our_key(theirs, said):
     assert sentence(theirs) == f"{theirs} is {said}"
     assert sentence(f"+{theirs}") == f"{theirs} is {said}"
 
 
-def test_verls_rejection_bounds_are_told_with_the_ratio_that_they_bound():
+def test_verls_rejection_bounds_name_the_bounded_ratio():
     """Its k1 modes bound rollout / trainer: passed on as they are, the bounds would reject the other tail."""
     said = sentence("algorithm.rollout_correction.rollout_rs_threshold=2.0")
     for word in ("correction_low", "correction_high", "seq_sum_k1", "seq_mean_k1", "rollout / trainer"):
@@ -331,7 +331,7 @@ def test_wrong_types(override, said):
         ("data.path=a b=c", "cannot read data.path=a b=c; write key=value, and quotes around special characters: "),
     ],
 )
-def test_other_things_that_people_type(override, said):
+def test_other_wrong_inputs(override, said):
     assert sentence(override).startswith(said)
 
 
@@ -369,7 +369,7 @@ def test_other_things_that_people_type(override, said):
         ("name: [a", "mine.yaml, line 3, is not valid YAML"),
     ],
 )
-def test_files_get_the_same_sentences(tmp_path, yaml, said):
+def test_config_files_give_the_same_messages(tmp_path, yaml, said):
     (tmp_path / "experiment").mkdir()
     (tmp_path / "experiment/mine.yaml").write_text(f"# @package _global_\n{yaml}\n")
     assert said in sentence("experiment=mine", config_dir=str(tmp_path))

@@ -30,13 +30,15 @@ def test_without_epochs_the_steps_stay():
 
 
 def test_a_critic_that_warms_up_for_the_whole_run_is_refused():
-    with pytest.raises(UserError, match=r"warmup_steps=16 leaves the policy nothing of trainer.epochs=2, which is 16"):
+    with pytest.raises(
+        UserError, match=r"warmup_steps=16 leaves no step for the policy of trainer.epochs=2, which is 16"
+    ):
         with_steps(made(2, warmup=16), 64)
     assert with_steps(made(2, warmup=15), 64).trainer.max_steps == 16
 
 
 def test_two_lengths_in_one_command_are_refused():
-    with pytest.raises(UserError, match=r"trainer.epochs=2 and trainer.max_steps=50 both say how long the run is"):
+    with pytest.raises(UserError, match=r"trainer.epochs=2 and trainer.max_steps=50 both set the length of the run"):
         compose(["trainer.epochs=2", "trainer.max_steps=50"])
     assert length_of(["++trainer.epochs=null", "trainer.max_steps=50"], True) == []
     assert compose(["trainer.epochs=2", "experiment=gsm8k"]).trainer.epochs == 2, "whatever the experiment says"

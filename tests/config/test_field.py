@@ -12,10 +12,10 @@ from mtrl.config.field import Bound, number, one_of
 
 @dataclass
 class Section:
-    share: float = number(0.5, between=(0, 1), why="it is a share")
+    share: float = number(0.5, above=0, below=1, why="it is a share")
     rows: int | None = number(None, at_least=1)
     mode: str = one_of("wait", "drop")
-    credit: str | None = one_of(None, "turn", "trajectory")
+    credit: str | None = one_of(None, "turn", "trajectory", refused={"token": "needs a critic; set turn"})
 
 
 @pytest.mark.parametrize(
@@ -26,7 +26,7 @@ class Section:
         (Bound(at_most=1), (-5, 1), {1.01: "at most 1", nan: "at most 1"}),
         (Bound(at_least=0, at_most=1), (0, 0.5, 1), {-0.1: "at least 0", 2: "at most 1"}),
         (Bound(above=0, at_most=1), (0.1, 1), {0: "above 0", 2: "at most 1"}),
-        (Bound(between=(0, 1)), (0.01, 0.99), {0: "between 0 and 1", 1: "between 0 and 1", nan: "between 0 and 1"}),
+        (Bound(above=0, below=1), (0.01, 0.99), {0: "above 0", 1: "below 1", nan: "above 0"}),
         (Bound(), (-inf, nan), {}),
     ],
     ids=str,
@@ -36,13 +36,13 @@ def test_the_bound_that_is_broken_is_named(bound, within, broken):
     assert {value: bound.broken_by(value) for value in broken} == broken
 
 
-def test_what_a_field_states_is_in_its_metadata():
+def test_declared_bounds_and_words_are_in_the_metadata():
     stated = {entry.name: dict(entry.metadata) for entry in fields(Section)}
     assert stated == {
-        "share": {"bound": Bound(between=(0, 1), why="it is a share")},
+        "share": {"bound": Bound(above=0, below=1, why="it is a share")},
         "rows": {"bound": Bound(at_least=1)},
-        "mode": {"choices": ("wait", "drop")},
-        "credit": {"choices": ("turn", "trajectory")},
+        "mode": {"choices": ("wait", "drop"), "refused": {}},
+        "credit": {"choices": ("turn", "trajectory"), "refused": {"token": "needs a critic; set turn"}},
     }
 
 

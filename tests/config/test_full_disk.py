@@ -7,7 +7,7 @@ import sys
 import pytest
 from safetensors import SafetensorError
 
-from mtrl.config.messages import one_sentence
+from mtrl.command.program import one_sentence
 from tests.trainer.runs import ROOT
 
 PROGRAMS = {

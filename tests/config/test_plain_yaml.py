@@ -43,7 +43,7 @@ def received(tmp_path):
     ],
     ids=["load_config", "of_run", "diagnose", "figures"],
 )
-def test_a_run_that_was_received_stops_nobody(received, read):
+def test_a_received_run_cannot_block_a_reader(received, read):
     begun = time.monotonic()
     with pytest.raises(UserError, match=r"config.yaml is not read: it has more than 4,194,304 characters, with its"):
         read(received)
@@ -54,7 +54,7 @@ TEXTS = ["${oc.env:API_KEY}", "a ${x} b", "\\${x}", "\\\\${x} \\y", "$${x}", "{x
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_what_looks_like_an_interpolation_in_a_run_is_text(tmp_path, text, monkeypatch):
+def test_interpolations_in_a_stored_config_are_text(tmp_path, text, monkeypatch):
     """A run that was received must not read the environment of who looks at it."""
     monkeypatch.setenv("API_KEY", "a secret of the reader")
     tree = {"name": text, "plugins": [], "environment": {"name": "gsm8k", "config": {"note": {"deep": [text]}}}}
@@ -96,7 +96,7 @@ def test_aliases_that_stay_small_are_read(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["a: [", "- 1", "\x00", "", "# nothing\n"])
-def test_what_is_no_mapping_is_one_sentence(tmp_path, text):
+def test_a_config_that_is_no_mapping_is_one_sentence(tmp_path, text):
     (tmp_path / "config.yaml").write_text(text)
     with pytest.raises(UserError, match="restore the file from a copy of its run, or name another run"):
         load_config(tmp_path / "config.yaml")
@@ -111,7 +111,7 @@ def written(tmp_path):
     return tmp_path
 
 
-def test_wherever_it_is_cut_is_told(written):
+def test_a_cut_config_is_reported_at_any_position(written):
     """Between two values as well, where what is left is YAML and keys would silently have their defaults."""
     file = written / "config.yaml"
     lines = file.read_text().splitlines(keepends=True)
@@ -144,7 +144,7 @@ def test_a_run_whose_configuration_was_cut_is_refused(written, read):
     assert viewed(written)[1] == ["config.yaml is cut: its end is missing"]
 
 
-def test_what_an_older_version_wrote_is_read(tmp_path):
+def test_configs_of_older_versions_are_read(tmp_path):
     """It has no end that could be missing, and no keys that are newer."""
     (tmp_path / "config.yaml").write_text("name: mine\ntrainer:\n  max_steps: 3\n")
     assert load_config(tmp_path / "config.yaml").trainer.max_steps == 3

@@ -80,7 +80,7 @@ def test_no_file_of_the_tree_is_refused(choice):
     ],
     ids=lambda words: words[0][:60],
 )
-def test_what_only_looks_like_one_is_taken(words):
+def test_values_that_only_resemble_secrets_are_accepted(words):
     check_secrets(merge(normalise(words)))
 
 

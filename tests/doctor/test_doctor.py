@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mtrl.doctor import __main__ as doctor
-from mtrl.doctor import checks, machine, smoke
+from mtrl.doctor import checks, machine
 from mtrl.doctor.advice import advise
 from mtrl.doctor.checklist import CHECKS, ESSENTIAL, run
 from mtrl.doctor.machine import Torch, cuda_fits
@@ -73,11 +73,11 @@ def test_the_screen_ends_with_commands(monkeypatch, torch_says, capsys):
     assert "python -m mtrl.main see what a real model would need: python -m mtrl.doctor --plan" in text
 
 
-def test_what_the_default_experiment_needs_fails_it(monkeypatch, capsys):
+def test_missing_essentials_fail_the_doctor(monkeypatch, capsys):
     only(monkeypatch, python=lambda: failed("Python 3.9", "make an environment with Python 3.11"))
     monkeypatch.setattr(doctor, "smoke", lambda: pytest.fail("nothing can be trained where something has failed"))
     assert doctor.main([]) == 1
-    assert shown(capsys).endswith("the default experiment cannot run here: mend what failed first")
+    assert shown(capsys).endswith("the default experiment cannot run here: fix what failed first")
 
 
 def test_a_smoke_run_that_fails_fails_it(monkeypatch, capsys):
@@ -90,18 +90,18 @@ def test_a_smoke_run_that_fails_fails_it(monkeypatch, capsys):
 @pytest.mark.slow
 def test_the_smoke_run_trains(monkeypatch):
     monkeypatch.setattr(subprocess, "run", forked.run)
-    found = smoke.smoke()
+    found = checks.smoke()
     assert found.status == "pass" and found.evidence.startswith("2 steps of the tiny policy"), found
 
 
 def test_a_smoke_run_that_hangs_ends():
-    found = smoke.smoke(seconds=0.2)
+    found = checks.smoke(seconds=0.2)
     assert found.status == "fail" and "did not end within 0.2 seconds" in found.evidence and found.fix
 
 
 def test_a_smoke_run_that_breaks_says_why(monkeypatch):
-    monkeypatch.setattr(smoke, "COMMAND", ("no.such=key",))
-    found = smoke.smoke()
+    monkeypatch.setattr(checks, "SMOKE_COMMAND", ("no.such=key",))
+    found = checks.smoke()
     assert found.status == "fail" and "no.such" in found.evidence
 
 
@@ -116,7 +116,7 @@ def test_a_check_that_hangs_or_breaks_is_left_behind():
     release.set()
 
 
-def test_what_can_fail_is_what_is_essential(monkeypatch):
+def test_only_essential_checks_can_fail(monkeypatch):
     """Whatever is wrong with the other checks, the default experiment runs."""
     monkeypatch.setattr(machine, "ask_torch", lambda: CPU)
     monkeypatch.setattr(Path, "home", lambda: 1 / 0)
@@ -132,7 +132,7 @@ def test_what_can_fail_is_what_is_essential(monkeypatch):
         (H100, "12.4", "pass", "driver up to CUDA 12.4"),
         (CPU, "12.4", "warn", "while there is an NVIDIA driver"),
         (Torch("2.13.0", "13.0", ()), "12.4", "warn", "the driver runs CUDA 12.4 at most"),
-        (Torch("2.13.0", "12.8", ()), "12.4", "warn", "it sees no GPU"),
+        (Torch("2.13.0", "12.8", ()), "12.4", "warn", "it finds no GPU"),
     ],
 )
 def test_torch_and_the_driver(torch, driver, status, said, torch_says):
@@ -165,7 +165,7 @@ def test_requirements_are_sorted_by_extra():
 def test_packages_out_of_their_range_are_named(monkeypatch):
     monkeypatch.setattr(checks, "wanted", lambda: sort(["numpy<1", "rich>=13", "rich>99; extra == 'shiny'"]))
     base, extra = checks.packages(), checks.extras()
-    assert base.status == "fail" and f"numpy {metadata.version('numpy')}, asked for <1" in base.evidence
+    assert base.status == "fail" and f"numpy {metadata.version('numpy')}, required <1" in base.evidence
     assert extra.status == "warn" and "pip install -e '.[shiny]'" in extra.fix
 
 
@@ -226,7 +226,7 @@ def test_an_engine_whose_environment_is_broken(monkeypatch):
     ],
     ids=["cpu", "small", "one", "eight"],
 )
-def test_what_a_machine_can_do(gpus, engine, commands):
+def test_advice_for_a_machine(gpus, engine, commands):
     found = [advice.command for advice in advise(gpus, engine)]
     assert all(any(command.startswith(start) for command in found) for start in commands), found
 

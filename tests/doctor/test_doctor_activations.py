@@ -58,7 +58,7 @@ def of_one_layer(make):
     [(kind, attention) for kind in ("qwen2", "qwen3", "llama") for attention in ("sdpa", "eager")]
     + [("gpt_oss", "eager")],
 )
-def test_a_layer_keeps_what_is_estimated(kind, attention, dtype):
+def test_the_estimate_matches_the_saved_tensors_of_a_layer(kind, attention, dtype):
     model = build(kind, 1, dtype, attention)
     estimate = layer_bytes(Architecture.of(model.config.to_dict(), kind), dtype.itemsize, LENGTH, attention)
     measured = of_one_layer(lambda layers: build(kind, layers, dtype, attention))
@@ -66,7 +66,7 @@ def test_a_layer_keeps_what_is_estimated(kind, attention, dtype):
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_adapters_add_what_is_estimated(same):
+def test_the_estimate_matches_the_saved_tensors_of_adapters(same):
     """`same`: they compute in what the model does, as FSDP2 lets them; else inputs are cast to float32 first."""
     dtype = torch.float32 if same else torch.bfloat16
     settings = ModelConfig(lora_rank=4)

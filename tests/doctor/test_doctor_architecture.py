@@ -67,7 +67,7 @@ LLAMA = table()["meta-llama/Llama-3.2-1B-Instruct"]
         (json.dumps(LLAMA | {"num_hidden_layers": -3}), "num_hidden_layers=-3, which is no size"),
     ],
 )
-def test_what_cannot_be_known_is_said(tmp_path, text, sentence):
+def test_unknown_architectures_are_refused(tmp_path, text, sentence):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(UserError, match=sentence):
         find(str(tmp_path))

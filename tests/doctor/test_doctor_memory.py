@@ -106,7 +106,7 @@ def test_keys_and_values_of_the_local_engine(folder):
     assert part == Part("engine's keys and values", size([*cache.keys, *cache.values]))
 
 
-def test_what_lies_elsewhere_is_not_counted(folder):
+def test_memory_outside_the_gpu_is_not_counted(folder):
     def on_gpu(*overrides):
         return {part.name for part in memory_of(f"model.path={folder}", *overrides)[1].held(learning=True)}
 
@@ -128,7 +128,7 @@ def test_what_lies_elsewhere_is_not_counted(folder):
         ("trainer.max_logits_per_chunk=1000000", "trainer.max_logits_per_chunk=134217728"),
     ],
 )
-def test_what_saves_memory_saves_it(less, more):
+def test_memory_saving_settings_reduce_the_estimate(less, more):
     common = ["model.path=Qwen/Qwen3-8B", *FULL, "generator=vllm", "generator.max_context_length=1024"]
 
     def needed(setting):
@@ -147,7 +147,7 @@ def test_a_conversation_is_never_cut_so_it_bounds_the_micro_batch():
     assert memory.tokens == 30000
 
 
-def test_a_plan_tells_the_one_thing_to_change_and_it_helps():
+def test_a_plan_names_one_change_that_makes_it_fit():
     words = ["model=qwen3_4b", "placement=1_gpu", "generator.backend=vllm", "model.lora_rank=0", "model.lora_alpha=16"]
     cfg = merge(normalise([*words, "model.dtype=float32", "trainer.optimizer.lr=1e-6"]))
     plan = plan_of(cfg)
@@ -171,7 +171,7 @@ def test_a_change_is_one_that_the_run_takes(monkeypatch):
     assert {c[key] for c in changes if (key := "generator.vllm.tensor_parallel_size") in c} == {2, 4}
 
 
-def test_more_gpus_are_proposed_where_nobody_said_how_many_there_are():
+def test_more_gpus_are_proposed_if_their_number_is_not_set():
     words = ["model=hf", "model.path=Qwen/Qwen3-32B", "model.lora_rank=8", "model.dtype=bfloat16", "generator=vllm"]
     words += ["trainer.gradient_checkpointing=true", "trainer.fsdp.cpu_offload=true", "placement.gpu_memory=48"]
     words += ["trainer.max_tokens_per_microbatch=4096", "generator.max_context_length=4096"]
@@ -187,12 +187,12 @@ def test_gpus_of_a_server_beyond_its_key_heads_hold_copies():
     assert conversation(1) == 2 * conversation(2) and conversation(14) == conversation(7) == conversation(2)
 
 
-def test_too_few_gpus_are_told():
+def test_too_few_gpus_are_reported():
     plan = make_plan(["model=qwen3_0_6b", "placement=8_gpus", "generator.backend=vllm", "placement.ranks=6"])
     assert plan.crowd == 2 and not plan.fits
 
 
-def test_nothing_can_be_changed_about_what_is_far_too_large():
+def test_no_change_is_proposed_for_a_far_too_large_model():
     words = ["model=qwen3_32b", "placement=1_gpu", "generator.backend=vllm", "placement.gpu_memory=8"]
     plan = make_plan(words)
     assert not plan.fits and plan.change is None

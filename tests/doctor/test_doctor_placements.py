@@ -53,7 +53,7 @@ def composed(model):
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
-def test_they_are_what_the_command_composes(placement):
+def test_placements_match_the_composed_configuration(placement):
     words = ["model=qwen3_32b", f"placement={placement}", "generator.backend=vllm"]
     found, expected = make_plan(words).memory.config, planned("qwen3_32b", placement).memory.config
     assert replace(found, run_dir="") == replace(expected, run_dir="")
@@ -117,7 +117,7 @@ def test_the_engine_that_is_chosen_gets_the_layout_without_a_warning():
     assert [warning for warning in hints(config) if "generator.sglang.replicas=2 has no effect" in warning]
 
 
-def test_ranks_that_are_not_there_are_told(monkeypatch):
+def test_missing_ranks_are_warned_about(monkeypatch):
     config = composed("qwen3_8b")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     assert [warning for warning in hints(config) if "torchrun --nnodes 1 --nproc-per-node 4" in warning]
@@ -126,7 +126,7 @@ def test_ranks_that_are_not_there_are_told(monkeypatch):
 
 
 @pytest.mark.parametrize("model", ["tiny", "hf"])
-def test_a_model_without_a_table_is_told(model):
+def test_a_model_without_a_placement_table_is_refused(model):
     with pytest.raises(UserError, match="placement=8_gpus takes its numbers from the model's own table"):
         compose([f"model={model}", "model.path=owner/name", "placement=8_gpus"])
 

@@ -9,7 +9,7 @@ from functools import partial
 
 import pytest
 
-from mtrl.command.plugins import import_plugins
+from mtrl.command.checks import import_plugins
 from mtrl.environments.family import get_family
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.errors import UserError

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from mtrl.command.compose import compose
-from mtrl.config.messages import one_sentence
+from mtrl.command.program import one_sentence
 
 TASK = [
     "experiment=gsm8k",

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mtrl.config.messages import one_sentence
+from mtrl.command.program import one_sentence
 from mtrl.play.__main__ import main
 from tests import forked
 from tests.play.shown import ROOT, TASK

@@ -33,11 +33,11 @@ done after 2 turns ────────────────────�
 reward  +1.25  turns: +0.25, +1.00
 score   1  by the scorer
 ────────────────────────────────────────────────────────────────────────────────
-episodes played: 1, mean reward 1.250, successes 1
+episodes: 1, mean reward 1.250, successes 1
 """
 
 
-def test_what_is_shown_without_a_terminal(awkward):
+def test_output_without_a_terminal(awkward):
     done = awkward("look\nright\n", "episodes=1")
     assert done.returncode == 0 and done.stderr == ""
     assert done.stdout == GOLDEN
@@ -49,24 +49,24 @@ def test_the_perfect_player_is_shown_the_same(awkward):
 
 def test_the_reward_is_composed_as_in_training(awkward):
     shown = awkward("look\nright\n", "reward.components={style:1.0}", "reward.level=trajectory", "episodes=1").stdout
-    assert "reward  +1.75  turns: +0.00, +1.75; the environment itself paid +1.25" in shown
+    assert "reward  +1.75  turns: +0.00, +1.75; the environment itself gave +1.25" in shown
 
 
-def test_reward_and_scorer_that_disagree_are_told(awkward):
+def test_disagreement_of_reward_and_scorer_is_shown(awkward):
     shown = awkward("disagree\n", "episodes=1").stdout
-    assert "reward and scorer disagree: the environment paid +1.00, and the scorer says that" in shown
+    assert "reward and scorer disagree: the environment gave +1.00, and by the scorer" in shown
     assert "in disagreement 1" in shown
 
 
 def test_rows_go_on_until_the_input_ends(awkward):
     shown = awkward("right\nright\nlook\n").stdout
     assert [f"id train-{n}" in shown for n in range(3)] == [True] * 3
-    assert shown.endswith("episodes played: 2, mean reward 1.000, successes 2, left unfinished 1\n")
+    assert shown.endswith("episodes: 2, mean reward 1.000, successes 2, left unfinished 1\n")
 
 
 def test_rows_go_on_until_the_rows_end(awkward):
     shown = awkward("right\n" * 9, "split=test", "row=1").stdout
-    assert shown.count("id test-") == 1 and "these were the rows of test" in shown
+    assert shown.count("id test-") == 1 and "these were all rows of test" in shown
 
 
 def test_commands(awkward):
@@ -74,13 +74,13 @@ def test_commands(awkward):
     shown = awkward(typed, "row=train-1").stdout
     assert "/gold  show the responses" in shown and "gold 2" in shown
     assert "row=7 is no row of split=train; it has 3 rows" in shown
-    assert shown.index("id train-1") < shown.index("id train-2") and "these were the rows" in shown
-    assert "episodes played: 0" in shown
+    assert shown.index("id train-1") < shown.index("id train-2") and "these were all rows" in shown
+    assert "episodes: 0" in shown
 
     shown = awkward("/nonsense\n/bin/ls -l\n/quit\nright\n").stdout
     assert "/nonsense is no command" in shown
     assert "heard 10 characters" in shown, "a path is a response"
-    assert shown.endswith("episodes played: 0, left unfinished 1\n")
+    assert shown.endswith("episodes: 0, left unfinished 1\n")
 
 
 def test_several_lines_between_quotes(awkward):
@@ -91,9 +91,9 @@ def test_several_lines_between_quotes(awkward):
     assert "heard 3 characters, 0 line breaks" in shown
 
 
-def test_a_response_that_is_cut_off_by_the_end_is_not_said(awkward):
+def test_a_response_cut_by_the_end_of_input_is_not_sent(awkward):
     shown = awkward('"""\nright\n').stdout
-    assert 'the input ended before the line of """' in shown and "episodes played: 0" in shown
+    assert 'the input ended before the line of """' in shown and "episodes: 0" in shown
 
 
 def test_an_environment_that_raises_ends_its_episode_only(awkward):
@@ -137,7 +137,7 @@ def test_as_a_program_that_is_wrong(program):
     assert done.stderr.startswith("row=none is no row of split=train") and done.stderr.count("\n") == 1
 
 
-def test_the_episodes_are_kept(awkward, tmp_path):
+def test_the_episodes_are_saved(awkward, tmp_path):
     typed = "look\nright\nlook\nraise\nright\nlook\n"
     shown = awkward(typed, "out=kept.jsonl").stdout
     kept = list(read_trajectories(tmp_path / "kept.jsonl"))
@@ -173,19 +173,19 @@ def test_tools_are_shown_and_called(awkward):
         (["algorithm.group_sise=3"], "did you mean algorithm.group_size=3?"),
     ],
 )
-def test_what_is_wrong_is_told_in_one_sentence(awkward, words, sentence):
+def test_errors_are_one_sentence(awkward, words, sentence):
     done = awkward("right\n", *words)
     assert done.returncode == 2 and done.stdout == ""
     assert sentence in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_a_task_of_programs_is_not_played_by_hand(play, tmp_path):
+def test_a_task_of_agent_programs_cannot_be_run_by_hand(play, tmp_path):
     for split in ("train", "test"):
         (tmp_path / f"{split}.jsonl").write_text(f'{{"prompt": "{split}?", "answer": "yes"}}\n')
     agent = ["environment=agent", "generator.agent.command=[python]", "generator.local.deterministic=false"]
     done = play("right\n", *TASK[:1], *agent, f"data.path={tmp_path}")
     assert done.returncode == 2 and done.stdout == ""
-    assert "environment.name=agent is played by a program, and nobody else can" in done.stderr
+    assert "environment.name=agent needs an agent program, and cannot be run by hand" in done.stderr
 
 
 def test_gold_that_is_not_there(awkward):
@@ -200,7 +200,7 @@ def test_the_shipped_tasks_are_solved_by_gold(play, experiment):
 
 def test_the_demonstrator_plays_the_same_every_time(play):
     shown = [play("", "player=demonstrator", "episodes=3").stdout for _ in range(2)]
-    assert shown[0] == shown[1] and "episodes played: 3" in shown[0]
+    assert shown[0] == shown[1] and "episodes: 3" in shown[0]
 
 
 def test_no_torch_is_imported(tmp_path):
@@ -246,7 +246,7 @@ def test_in_a_terminal(tmp_path, key, status):
         assert b"by the scorer" in read_until(b"say right 1")
         read_until(b"> ")
         os.write(master, key)
-        assert b"episodes played: 1" in read_until(b"successes 1", again=key)
+        assert b"episodes: 1" in read_until(b"successes 1", again=key)
         assert process.wait(timeout=30) == status
     finally:
         process.kill()

@@ -1,4 +1,4 @@
-"""The checks at the start of a run: told, kept, in time, and without a trace in what comes after."""
+"""The checks at the start of a run: logged, saved, limited in time, and without effect on the run."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from mtrl.command.compose import compose
 from mtrl.environments.factory import load_task
 from mtrl.errors import UserError
 from mtrl.preflight import at_start, checklist
-from mtrl.preflight.at_start import LIMIT, check_at_start, kept_random_state, made_in_time
+from mtrl.preflight.at_start import LIMIT, check_at_start, restored_random_state, results_in_time
 from mtrl.preflight.checklist import CHEAP
 from mtrl.preflight.result import Status
 from tests import forked
@@ -33,7 +33,7 @@ def config_of(*overrides):
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """`start("key=value", …)`: what was told, and what lies in the folder of the run; however busy the machine is."""
+    """`start("key=value", …)`: the logged lines and the saved results, without time limits."""
     monkeypatch.setattr(at_start, "LIMIT", 60.0)
     monkeypatch.setattr(checklist, "CHEAP_SECONDS", 60.0)
     monkeypatch.setattr(checklist, "SLICE", 10.0)
@@ -49,7 +49,7 @@ def start(tmp_path, monkeypatch):
     return run
 
 
-def test_a_sound_task_is_told_in_one_line_and_kept(start):
+def test_results_of_a_sound_task_are_one_line_and_saved(start):
     done = start()
     assert done.warnings == []
     assert [line["name"] for line in done.found["checks"]] == list(CHEAP)
@@ -57,7 +57,7 @@ def test_a_sound_task_is_told_in_one_line_and_kept(start):
     assert note.startswith("preflight: ") and " pass" in note
 
 
-def test_what_fails_is_told_with_evidence_and_fix_and_the_run_goes_on(start):
+def test_failures_are_logged_with_evidence_and_fix_and_the_run_continues(start):
     done = start("reward=guide")
     (line,) = [line for line in done.warnings if "stalling" in line]
     kept = {check["name"]: check for check in done.found["checks"]}["stalling"]
@@ -85,7 +85,7 @@ class Raises(BaseEnvironment):
 """
 
 
-def test_an_environment_that_always_raises_is_told_with_its_line(start, tmp_path, monkeypatch):
+def test_an_environment_that_always_raises_is_reported_with_its_line(start, tmp_path, monkeypatch):
     (tmp_path / "always_raises.py").write_text(RAISES)
     monkeypatch.syspath_prepend(tmp_path)
     done = start("environment.target=always_raises.Raises", "name=raises")
@@ -108,7 +108,7 @@ def test_other_words_are_refused():
         compose(["preflight.at_start=halt"])
 
 
-def test_the_whole_checklist_that_is_there_already_is_kept(start, tmp_path):
+def test_results_of_a_whole_checklist_are_not_overwritten(start, tmp_path):
     path = tmp_path / "preflight.json"
     whole = {"checks": [{"name": str(n)} for n in range(len(CHEAP) + 1)]}
     for text, kept in ((json.dumps(whole), True), ('{"checks": []}', False), ("half of", False), ("[]", False)):
@@ -142,15 +142,15 @@ def test_nothing_that_a_task_does_ends_or_holds_up_a_run(part, broken):
     task = load_task(config)
     task = replace(task, family=replace(task.family, **{part: broken}))
     begun = time.perf_counter()
-    results = made_in_time(config, task)
+    results = results_in_time(config, task)
     assert time.perf_counter() - begun < LIMIT + 2  # of which 2 are for a busy machine
     assert results and not all(result.status == Status.PASS for result in results)
 
 
 def test_checks_that_break_as_a_whole_are_a_warning(monkeypatch):
     monkeypatch.setattr(at_start, "cheap_checks", burst)
-    (result,) = made_in_time(config_of(), load_task(config_of()))
-    assert result.status == Status.WARN and result.evidence == "the checks themselves broke: SystemExit: no"
+    (result,) = results_in_time(config_of(), load_task(config_of()))
+    assert result.status == Status.WARN and result.evidence == "the checks themselves failed: SystemExit: no"
 
 
 def test_the_random_state_is_as_before():
@@ -165,7 +165,7 @@ def test_the_random_state_is_as_before():
     seed()
     wanted = draw()
     seed()
-    with kept_random_state():
+    with restored_random_state():
         drawn = [draw() for _ in range(5)]
     assert drawn[0] == wanted and draw() == wanted
 
@@ -178,7 +178,7 @@ def test_the_random_state_is_as_before():
 
     task = replace(task, make_environment=partial(careless, task.make_environment))
     seed()
-    made_in_time(config, task)
+    results_in_time(config, task)
     assert draw() == wanted
 
 
@@ -186,7 +186,7 @@ RUN = ["debug=fast", "trainer.max_steps=1", "tracker.plots=false", "evaluation.b
 
 
 @pytest.mark.slow
-def test_a_run_makes_them_before_the_warm_start_and_not_again_when_it_goes_on(tmp_path):
+def test_a_run_checks_before_the_warm_start_and_not_again_when_resumed(tmp_path):
     """The first check fails: its rows are in both splits."""
 
     def program(*words):

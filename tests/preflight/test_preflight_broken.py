@@ -11,20 +11,18 @@ from mtrl.preflight.result import Status
 
 BROKEN = Path(__file__).parent / "broken"
 EXPECTED = {
-    "constant_reward": {"spread": "all are paid 0.00"},
+    "constant_reward": {"spread": "all rewards are 0.00"},
     "crashing": {"robust": "KeyError in crashing.py, line "},
-    "echo_pays": {"echo": "right at once is paid 1.00, the best found 0.90: the question back"},
-    "form_beats_success": {
-        "local_optimum": "earns 0.50 (a wrong answer, over and over); solving pays 1.00, and the demo"
-    },
+    "echo_pays": {"echo": "the direct answer earns 1.00, the best exploit found 0.90: the question back"},
+    "form_beats_success": {"local_optimum": "earns 0.50 (a wrong answer, repeated); solving earns 1.00, and the demo"},
     "format_pays": {
-        "format_only": "right at once is paid 1.00, the best found 0.80",
+        "format_only": "the direct answer earns 1.00, the best exploit found 0.80",
         "local_optimum": "earns 0.80",
     },
     "hanging": {"robust": "took longer than environment.step_timeout"},
     "hash_order": {"hermetic": "observation after turn 1"},
     "leaky_class": {"leaks": "changed meanwhile: tests.preflight.broken.leaky_class.Leaky.seen", "concurrency": "look"},
-    "length_pays": {"growth": "longer is paid better"},
+    "length_pays": {"growth": "longer responses get more reward"},
     "lenient_place": {"agreement": "text before: 12 of 12", "stuffing": "whole replies joined by"},
     "lenient_tag": {"agreement": "<final_response> for <final_output>: 12 of 12"},
     "not_finite": {"range": "returned the reward nan", "spread": "48 successes"},
@@ -32,27 +30,27 @@ EXPECTED = {
     "random_tool": {"hermetic": "ms' / '"},
     "spam_pays": {
         "growth": "reward 1.00 in 5 turns, 4.00 in 20",
-        "local_optimum": "earns 1.00 (move 1 of its players, over and over); solving pays 1.20",
+        "local_optimum": "earns 1.00 (move 1 of its players, repeated); solving earns 1.20",
         "tool_spam": "to the end",
-        "stalling": "right at once is paid 1.20, the best found 1.80: 3× '<look>",
+        "stalling": "the direct answer earns 1.20, the best exploit found 1.80: 3× '<look>",
     },
-    "stalling_pays": {"stalling": "right at once is paid 1.00, the best found 1.08: 4× '', then right"},
+    "stalling_pays": {"stalling": "the direct answer earns 1.00, the best exploit found 1.08: 4× '', then right"},
     "stuffing_pays": {"stuffing": "answers joined by"},
     "thread_race": {"concurrency": "on 8 threads"},
     "too_few_turns": {
         "turns": "gold needs 8 to 8 turns (95 %: 8); generator.max_turns=5",
         "gold": "stopped: max_turns",
     },
-    "unreachable": {"gold": "the reward is 0", "spread": "all are paid 0.00"},
+    "unreachable": {"gold": "the reward is 0", "spread": "all rewards are 0.00"},
     "wall_clock": {"hermetic": "as of 20"},
     "wrong_example": {"prompt": "gold answers in <final_output>, the prompt shows <look>, <final_response>"},
-    "wrong_fields": {"prompt": "the example lacks gate and has weather too much"},
+    "wrong_fields": {"prompt": "the example lacks gate and has weather in excess"},
 }
 """Environment -> the lines that fail, no others, and what their evidence says."""
 WARNED = {"turn_penalty": {"growth": "reward -0.15 in 5 turns, -0.90 in 20"}}
 """Environment -> the lines that only warn."""
 WARNED_BESIDES = {
-    "form_beats_success": {"format_only": "the best found 0.50"},
+    "form_beats_success": {"format_only": "the best exploit found 0.50"},
     "spam_pays": {"range": "outside of [-1, 1]"},
     "stalling_pays": {"local_optimum": "earns 0.08 (silence)"},
 }
@@ -110,4 +108,4 @@ def test_an_environment_that_hangs_ends():
     results = results_of("hanging", "environment.step_timeout=0.3", "preflight.seconds=1", "preflight.rows=8")
     assert failed_lines(results) == {"robust"}, results
     assert EXPECTED["hanging"]["robust"] in results["robust"].evidence
-    assert any("episodes were left out: no time" in result.evidence for result in results.values())
+    assert any("episodes were left out for lack of time" in result.evidence for result in results.values())

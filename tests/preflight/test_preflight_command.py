@@ -40,7 +40,7 @@ def context_of(*overrides, **changes):
     family = get_family(config.environment.name, config.environment.target)
     splits = family.load(config.data, config.seed, **config.environment.config)
     make = environment_factory(config, family, config.generator.max_turns)
-    return Context(config, family, splits, make, **{"rows_played": 8, "seconds": 20.0, **changes})
+    return Context(config, family, splits, make, **{"max_rows": 8, "seconds": 20.0, **changes})
 
 
 @pytest.mark.parametrize("experiment", ["gsm8k", "text_to_sql", "gsm8k_single_turn"])
@@ -61,7 +61,7 @@ def test_the_guides_reward_fails_at_stalling(tmp_path):
     assert (found["status"], found["name"]) == ("fail", "gsm8k")
     failures = [line for line in found["checks"] if line["status"] == "fail"]
     assert [line["name"] for line in failures] == ["stalling"]
-    assert "right at once is paid 1.00, the best found 1.16: 4× '####" in failures[0]["evidence"]
+    assert "the direct answer earns 1.00, the best exploit found 1.16: 4× '####" in failures[0]["evidence"]
     assert failures[0]["fix"]
     assert "do not train yet" in done.stdout and all(len(line) <= 80 for line in done.stdout.splitlines()[:-1])
 
@@ -90,7 +90,7 @@ def test_a_wrong_configuration_is_2_and_one_sentence(tmp_path, override, sentenc
     assert not list(tmp_path.iterdir())
 
 
-def test_what_needs_no_model_needs_no_torch():
+def test_checks_without_a_model_import_no_torch():
     program = (
         "import sys; from mtrl.preflight.__main__ import main; "
         "status = main(['preflight.model=false', 'preflight.rows=4', 'preflight.json=' + sys.argv[1]]); "
@@ -105,11 +105,11 @@ def test_a_check_that_breaks_has_failed():
 
     (result,) = run(context_of(), [("mine", broken)])
     assert (result.status, result.name) == (Status.FAIL, "mine")
-    assert result.evidence == "the check itself broke: ZeroDivisionError: no rows"
+    assert result.evidence == "the check itself failed: ZeroDivisionError: no rows"
 
 
 @pytest.mark.parametrize("experiment", ["gsm8k", "text_to_sql"])
-def test_the_cheap_part_passes_on_what_is_shipped(experiment):
+def test_the_cheap_checks_pass_on_shipped_tasks(experiment):
     context = context_of(f"experiment={experiment}")
     results = cheap_checks(context.config, context.family, context.splits, context.make_environment)
     assert [r.name for r in results] == list(CHEAP)

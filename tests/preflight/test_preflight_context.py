@@ -1,4 +1,4 @@
-"""What every check is given."""
+"""The context: the input of every check."""
 
 import os
 import threading
@@ -36,7 +36,7 @@ def context_of(family):
     overrides = ["experiment=null", "environment.name=x", "environment.target=tests.preflight.broken.sound.FAMILY"]
     config = OmegaConf.to_object(compose(overrides))
     splits = family.load(config.data, config.seed)
-    return Context(config, family, splits, environment_factory(config, family), rows_played=16, seconds=20.0)
+    return Context(config, family, splits, environment_factory(config, family), max_rows=16, seconds=20.0)
 
 
 def test_rows_that_the_familys_players_refuse_are_left_out():
@@ -53,19 +53,19 @@ def test_rows_that_the_familys_players_refuse_are_left_out():
     known = family(Lookup, gold=refusing(gold), demonstrate=refusing(demonstrate))
     context = context_of(known)
     assert 0 < len(context.gold) < len(context.rows) and not any(episode.error for episode in context.gold)
-    assert context.weak and not any(episode.error for episode in context.weak)
+    assert context.demonstrated and not any(episode.error for episode in context.demonstrated)
     assert checklist.CHECKS["gold"](context).status == Status.PASS
     assert checklist.CHECKS["robust"](context).status == Status.PASS
 
-    def nobody(row, *more):
+    def rejecting(row, *more):
         raise UserError("no row is known")
 
-    context = context_of(family(Lookup, gold=nobody, demonstrate=nobody))
-    assert "knows no right answer to these rows" in checklist.CHECKS["gold"](context).evidence
-    assert "knows none of these rows" in checklist.CHECKS["spread"](context).evidence
+    context = context_of(family(Lookup, gold=rejecting, demonstrate=rejecting))
+    assert "has no right answer to these rows" in checklist.CHECKS["gold"](context).evidence
+    assert "the demonstrator rejects all of these rows" in checklist.CHECKS["spread"](context).evidence
 
 
-def test_a_task_that_waits_for_processes_is_played_side_by_side(monkeypatch):
+def test_tasks_that_wait_for_processes_run_in_parallel(monkeypatch):
     """On as many threads as there are cores, 2 here: each step of 16 episodes waits for a step of another one."""
     monkeypatch.setattr("mtrl.preflight.context.os.cpu_count", lambda: 2)
     for waits in (True, False):
@@ -87,7 +87,7 @@ def test_players_that_would_end_the_process_fail_their_check_alone():
         context = context_of(family(Lookup, **{player: exits}))
         results = list(checklist.run(context, [("agreement", checklist.CHECKS["agreement"]), ("splits", passes)]))
         assert [result.status for result in results] == [Status.FAIL, Status.PASS]
-        assert "the check itself broke: RuntimeError: SystemExit('os._exit(0)" in results[0].evidence
+        assert "the check itself failed: RuntimeError: SystemExit('os._exit(0)" in results[0].evidence
 
 
 def passes(context):

@@ -1,4 +1,4 @@
-"""The local optimum: play that never solves a task must earn less than the successes of whoever starts there."""
+"""The local optimum: a strategy that never solves the task must earn less than the successes of the initial policy."""
 
 import re
 from dataclasses import replace
@@ -28,7 +28,7 @@ def context_of(*overrides, **changes):
     family = replace(get_family(config.environment.name, config.environment.target), **changes)
     splits = family.load(config.data, config.seed, **config.environment.config)
     make = environment_factory(config, family, config.generator.max_turns)
-    return Context(config, family, splits, make, rows_played=8, seconds=20.0)
+    return Context(config, family, splits, make, max_rows=8, seconds=20.0)
 
 
 BROKEN = ("experiment=null", "environment.name=x", "environment.target=tests.preflight.broken.{}.FAMILY")
@@ -44,24 +44,24 @@ def test_it_is_a_check_with_and_without_a_policy():
 
 
 @pytest.mark.parametrize("experiment", ["gsm8k", "sop", "triviaqa", "games"])
-def test_where_only_the_task_is_paid_it_passes(experiment):
+def test_rewards_of_the_task_alone_pass(experiment):
     result = local_optimum(context_of(f"experiment={experiment}"))
     assert result.status == Status.PASS and "that never solve the task earns 0.00" in result.evidence, result
-    assert "solving pays 1.00, and the demonstrator solves" in result.evidence and not result.fix
+    assert "solving earns 1.00, and the demonstrator solves" in result.evidence and not result.fix
 
 
-def test_pay_for_fields_fails():
+def test_rewards_for_single_fields_fail():
     """Five of six fields right earn 0.83, more than a demonstrator earns that is right in less than half."""
     result = local_optimum(context_of("experiment=sop", "reward.scheme=dense"))
-    assert result.status == Status.FAIL and "earns 0.83 (a wrong answer, over and over)" in result.evidence, result
+    assert result.status == Status.FAIL and "earns 0.83 (a wrong answer, repeated)" in result.evidence, result
     assert result.evidence.endswith("A policy that starts there learns not to solve it")
-    assert result.fix.startswith("pay the task alone")
+    assert result.fix.startswith("reward the task alone")
 
 
-def test_a_little_pay_for_form_is_a_warning():
+def test_a_small_reward_for_the_format_is_a_warning():
     """The guide's reward: an episode of wrong answers in form earns 0.2, the demonstrator's successes more."""
     result = local_optimum(context_of("experiment=gsm8k", "reward=guide"))
-    assert result.status == Status.WARN and "earns 0.20 (a wrong answer, over and over)" in result.evidence, result
+    assert result.status == Status.WARN and "earns 0.20 (a wrong answer, repeated)" in result.evidence, result
     assert result.evidence.endswith("A policy that starts lower may end there") and result.fix
 
 
@@ -69,9 +69,9 @@ def test_a_little_pay_for_form_is_a_warning():
     ("success", "status"), [(1.0, Status.WARN), (0.51, Status.WARN), (0.49, Status.FAIL), (0.0, Status.FAIL)]
 )
 def test_it_depends_on_where_the_policy_starts(success, status):
-    """Form pays 0.5: more than the successes of one that succeeds in less than half of its episodes."""
-    result = compare(broken("form_beats_success"), success, "somebody")
-    assert result.status == status and f"and somebody: {success:.2f}" in result.evidence
+    """The format earns 0.5, more than a policy earns that succeeds in less than half of its episodes."""
+    result = compare(broken("form_beats_success"), success, "another policy")
+    assert result.status == status and f"and another policy: {success:.2f}" in result.evidence
 
 
 def policy(*scores):
@@ -86,21 +86,21 @@ def test_a_policy_is_judged_by_its_own_successes(wins, status):
     assert result.status == status and f"and the policy solves {wins} of 10: {wins / 10:.2f}" in result.evidence
 
 
-def test_what_solves_the_task_does_not_count():
-    """Saying the answer of one row over and over solves that row: where that is all that pays, nothing is found."""
+def test_episodes_that_solve_the_task_do_not_count():
+    """The repeated answer of one row solves that row; without another rewarded strategy, nothing is found."""
     context = broken("sound")
     found = best_unsolved(context)
-    assert found.paid == 0.0 and found.kinds > 5
+    assert found.reward == 0.0 and found.kinds > 5
     assert local_optimum(context).status == Status.PASS
 
 
-def test_silence_that_is_paid_is_found():
+def test_rewarded_silence_is_found():
     found = best_unsolved(broken("stalling_pays"))
-    assert found.how == "silence" and found.paid == pytest.approx(0.08)
+    assert found.how == "silence" and found.reward == pytest.approx(0.08)
 
 
-def test_what_the_demonstrator_fails_with_is_one_of_the_kinds():
-    """A word that no other kind tries, and that is paid: found all the same."""
+def test_failures_of_the_demonstrator_are_one_strategy():
+    """A rewarded word that no other strategy tries is found among the demonstrator's failures."""
 
     class Whisper(Lookup):
         def step(self, response, ground_truth):
@@ -111,7 +111,7 @@ def test_what_the_demonstrator_fails_with_is_one_of_the_kinds():
 
     context = broken("sound", environment=Whisper, demonstrate=demonstrate)
     found = best_unsolved(context)
-    assert (found.paid, found.how) == (pytest.approx(0.7), "the failures of the demonstrator")
+    assert (found.reward, found.how) == (pytest.approx(0.7), "the failures of the demonstrator")
     result = local_optimum(context)
     assert result.status == Status.FAIL and "the demonstrator solves 0 of 100: 0.00" in result.evidence
 

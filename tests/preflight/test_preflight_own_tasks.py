@@ -209,12 +209,12 @@ def test_tags_around_a_text_of_the_row_are_no_form_of_the_answer():
     assert result.status == Status.WARN and "<final_otuput>" in result.evidence and "<text>" not in result.evidence
 
 
-def test_rows_that_differ_by_their_seed_are_different_problems_with_two_truths_too():
+def test_rows_with_other_seeds_and_two_ground_truths_are_different_problems():
     result = result_of("TWO_TRUTHS", "splits")
     assert result.status == Status.PASS and "20 prompts occur in both" in result.evidence
 
 
-def test_the_rows_that_the_run_evaluates_on_are_played_and_held_out():
+def test_validation_rows_are_checked_and_held_out():
     """Row 7 of those, on which gold is wrong, is in neither of the other splits."""
     result = result_of("THREE_SPLITS", "gold")
     assert result.status == Status.FAIL and result.evidence.startswith("on 160 of 160 rows, gold fails on 1.")
@@ -226,21 +226,22 @@ def test_the_rows_that_the_run_evaluates_on_are_played_and_held_out():
     assert shared.status == Status.FAIL and "3 share prompt and ground truth (again-train-0;" in shared.evidence
 
 
-def test_players_that_know_no_row_are_said_to(monkeypatch):
-    told = "knows no right answer to these rows: row train-0 has no column patch; add one"
+def test_players_that_reject_every_row_are_named(monkeypatch):
+    told = "has no right answer to these rows: row train-0 has no column patch; add one"
     for check in ("gold", "turns", "stalling", "stuffing", "prompt"):
         result = result_of("UNKNOWN", check)
         assert result.status == Status.SKIP and told in result.evidence, check
     optimum = result_of("UNKNOWN", "local_optimum")
-    assert (optimum.status, optimum.evidence) == (Status.SKIP, "the weak player knows none of these rows")
+    assert (optimum.status, optimum.evidence) == (Status.SKIP, "the demonstrator rejects all of these rows")
 
 
-def test_rows_that_gold_has_no_time_for_are_told(monkeypatch):
+def test_rows_without_time_for_gold_are_counted(monkeypatch):
     """A made-up clock advances by a second at each look: gold gets 16 rows, then as many others as fit."""
     ticks = count()
-    monkeypatch.setattr("mtrl.preflight.play.time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
+    monkeypatch.setattr("mtrl.preflight.stage.time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
     result = result_of("FAMILY_OF_200", "gold", seconds=60.0)
     assert result.status == Status.PASS
     assert (
-        result.evidence == "on 75 of 200 rows gold is paid in full and scores 1 (125 episodes were left out: no time)"
+        result.evidence
+        == "on 75 of 200 rows gold gets the full reward and scores 1 (125 episodes were left out for lack of time)"
     )

@@ -99,7 +99,7 @@ def turn(**fields):
         ([turn()], "1 turns, then 0"),
     ],
 )
-def test_the_first_difference_is_told(other, said):
+def test_the_first_difference_is_described(other, said):
     assert said in difference([turn(), turn()], other)
 
 

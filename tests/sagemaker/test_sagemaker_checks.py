@@ -5,8 +5,7 @@ import re
 import pytest
 
 from mtrl.errors import UserError
-from mtrl.sagemaker.job import plan
-from mtrl.sagemaker.launch import main
+from mtrl.sagemaker.job import main, plan
 from tests.sagemaker.offers import BUCKET, JOB, ROLE, SHARED, SPOT, without
 
 pytest.importorskip("botocore", reason="needs pip install 'mtrl-agents[sagemaker]'")
@@ -68,7 +67,7 @@ def test_a_bucket_that_is_a_version_number_or_an_address_is_refused():
             plan([*without(JOB, "sagemaker.bucket"), f"sagemaker.bucket='{name}'"])
 
 
-def test_what_lies_in_s3_becomes_a_channel_and_the_rest_travels_as_it_was_typed():
+def test_s3_addresses_become_channels_and_other_words_stay_unchanged():
     words = ["+experiment=search", "model=hf", "model.path=s3://models/qwen", "data.path='s3://rows/a b'", ROLE, BUCKET]
     job = plan([*words, "name=x"])
     assert job.overrides == ("+experiment=search", "model=hf", "name=x")

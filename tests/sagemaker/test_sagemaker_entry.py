@@ -61,7 +61,7 @@ def wait_for(path, process):
 
 
 @pytest.mark.slow
-def test_an_interrupted_job_goes_on_and_leaves_its_model(tmp_path, job):
+def test_an_interrupted_job_resumes_and_leaves_its_model(tmp_path, job):
     run = tmp_path / "checkpoints" / "run"
     process = start(tmp_path, job)
     wait_for(run / "checkpoints" / "step_000001", process)
@@ -90,7 +90,7 @@ def test_an_interrupted_job_goes_on_and_leaves_its_model(tmp_path, job):
     assert not list(tmp_path.rglob("hacked"))
 
 
-def test_the_archive_holds_what_runs_and_nothing_else(tmp_path):
+def test_the_archive_holds_only_the_code_that_runs(tmp_path):
     packed = []
     for _ in range(2):
         source.pack(tmp_path / "one", SMALL, [".[data]", "peft<1"])
@@ -116,7 +116,7 @@ def test_files_of_ones_own_go_along(tmp_path, monkeypatch):
             source.pack(tmp_path / "archive", [], [], [name])
 
 
-def test_what_is_hidden_and_what_runs_leave_stays_here(tmp_path, monkeypatch):
+def test_hidden_files_and_outputs_of_runs_are_not_packed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("mine/vault.py", "mine/.env.local", "mine/.aws/credentials", "mine/outputs/gsm8k/run.log", ".netrc"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
@@ -139,7 +139,7 @@ def test_where_things_are(tmp_path):
     assert container.run_dir({}) == Path("/opt/ml/output/data/run")
 
 
-def test_ranks_that_nobody_has_started():
+def test_ranks_without_torchrun():
     entry = Path("scripts/sagemaker_entry.py")
     two = {"SM_HOSTS": '["algo-2", "algo-1"]', "SM_CURRENT_HOST": "algo-2", "SM_NUM_GPUS": "8"}
     command = container.torchrun(two, entry)

@@ -45,7 +45,7 @@ def no_network(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_a_dry_run_needs_nobody(shape, no_network):
+def test_a_dry_run_contacts_no_service(shape, no_network):
     request = dry_run(plan([*JOB, *SHAPES[shape]]))
     spot, two = "spot" in shape, "two" in shape
     assert request["EnableManagedSpotTraining"] is spot
@@ -69,7 +69,7 @@ def test_a_dry_run_needs_nobody(shape, no_network):
         assert request["ResourceConfig"].items() >= {("VolumeSizeInGB", 500), ("VolumeKmsKeyId", "0123-4567")}
 
 
-def test_what_aws_receives_is_what_the_dry_run_said(no_network, monkeypatch):
+def test_aws_receives_the_request_of_the_dry_run(no_network, monkeypatch):
     moto = pytest.importorskip("moto", reason="needs pip install 'mtrl-agents[dev]'")
     logging.getLogger("sagemaker").setLevel(logging.ERROR)
     job, sent, trusted = plan([*JOB, *OTHERS, *SPOT]), [], {"Service": "sagemaker.amazonaws.com"}
@@ -100,7 +100,7 @@ def anonymous(request):
     return json.loads(json.dumps(request).replace(request["TrainingJobName"], NAME))
 
 
-def test_a_role_that_may_not_is_told(no_network):
+def test_a_role_without_permission_is_one_sentence(no_network):
     moto = pytest.importorskip("moto", reason="needs pip install 'mtrl-agents[dev]'")
     with moto.mock_aws():
         session = boto3.Session(region_name="us-east-1", aws_access_key_id="x", aws_secret_access_key="x")

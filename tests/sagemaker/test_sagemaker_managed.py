@@ -10,8 +10,7 @@ from mtrl.config.schema import Config
 from mtrl.errors import UserError
 from mtrl.sagemaker import hyperparameters
 from mtrl.sagemaker.dataset import check_size, write_parquet
-from mtrl.sagemaker.launch_managed import main
-from mtrl.sagemaker.managed import dry_run, plan, submit
+from mtrl.sagemaker.managed import dry_run, main, plan, submit
 from tests.sagemaker.offers import MANAGED, sdk, without
 
 pytest.importorskip("botocore", reason="needs pip install 'mtrl-agents[sagemaker]'")
@@ -51,7 +50,7 @@ def test_every_name_is_a_key_of_ours():
         assert hyperparameters.OmegaConf.select(cfg, entry.key, default="missing") != "missing", entry.key
 
 
-def test_what_has_no_equal_is_named():
+def test_settings_without_equivalent_are_named():
     words = [*MANAGED, "algorithm.kl_loss_coef=0.1", "async_config.on_stale=requeue", "generator.max_turns=7"]
     warnings = "\n".join(plan(words).warnings)
     assert "algorithm.kl_loss_coef=0.1 has no equal" in warnings
@@ -100,7 +99,7 @@ def test_an_evaluation_as_the_sdk_would_ask_for_it(evaluated, tmp_path, monkeypa
     assert "base-model-eval" in text and not os.listdir(tmp_path)
 
 
-def test_what_is_started_is_what_the_dry_run_said():
+def test_the_started_job_equals_the_dry_run():
     """On a connection that leads nowhere, since moto does not know these jobs."""
     sdk()
     from mtrl.sagemaker import stand_in
@@ -117,9 +116,9 @@ def test_what_is_started_is_what_the_dry_run_said():
     assert "s3://rows/a" in real["JobConfigDocument"]
 
 
-def test_a_recipe_without_one_of_ours_is_told(monkeypatch):
+def test_an_unsupported_recipe_is_refused(monkeypatch):
     sdk()
-    monkeypatch.setattr("mtrl.sagemaker.stand_in._specification", lambda job: {"group_size": {"default": 8}})
+    monkeypatch.setattr("mtrl.sagemaker.stand_in.specification", lambda job: {"group_size": {"default": 8}})
     calls, warnings = dry_run(plan([*MANAGED, "algorithm.group_size=16", "managed.dataset=s3://rows/a"]))
     document = calls["CreateJob"]["JobConfigDocument"]
     assert document["TrainingConfig"]["HyperParameters"] == {"group_size": "16"}

@@ -23,7 +23,7 @@ def test_it_trains_on_all_gpus_that_it_sees():
     assert os.access(ROOT / "scripts" / "run_local.sh", os.X_OK)
 
 
-def test_what_runs_in_it_is_not_root_and_its_packages_exist():
+def test_the_image_runs_without_root_and_its_packages_exist():
     kinds = [kind for kind, _ in STEPS]
     assert dict(STEPS)["USER"] == "mtrl" and kinds.index("USER") < kinds.index("ENTRYPOINT")
     (extras,) = re.findall(r'^EXTRAS="(.*)"$', "\n".join(rest for kind, rest in STEPS if kind == "ARG"), re.MULTILINE)

@@ -84,7 +84,7 @@ def test_a_finished_install_returns_at_once(toy, capsys):
 
 
 @pytest.mark.parametrize("name", ["make_venv", "install_packages", "install_mtrl"])
-def test_it_goes_on_with_the_step_that_it_was_killed_in(toy, script, monkeypatch, name):
+def test_a_killed_install_repeats_its_step(toy, script, monkeypatch, name):
     order = {"make_venv": "venv", "install_packages": "packages", "install_mtrl": "mtrl"}
 
     def killed(*_):
@@ -106,7 +106,7 @@ def test_another_list_is_installed_anew(toy, capsys):
     assert toy("sglang") == ["venv", "packages", "mtrl"] and toy("sglang") == []
 
 
-def test_it_is_made_anew_when_its_python_is_gone(toy, capsys):
+def test_an_environment_without_its_python_is_made_anew(toy, capsys):
     """As in a cache that outlives the machine's Python."""
     toy()
     toy.python.rename(toy.python.with_name("newer"))
@@ -122,7 +122,7 @@ def test_another_setup_is_another_mtrl(toy, script, monkeypatch, tmp_path):
     assert toy() == ["mtrl"]
 
 
-def test_what_it_did_not_make_it_leaves_alone(toy):
+def test_other_environments_are_not_changed(toy):
     toy.venv.mkdir()
     (toy.venv / "mine").touch()
     with pytest.raises(SystemExit, match="was not made by this script; remove it, or take another --venv"):
@@ -178,7 +178,7 @@ def test_this_python_describes_itself(script):
     assert found.version == sys.version_info[:2] and found.machine and len(found.glibc) == 2
 
 
-def test_a_full_disk_is_told_before_the_first_download(script, tmp_path, monkeypatch):
+def test_a_full_disk_is_reported_before_the_first_download(script, tmp_path, monkeypatch):
     monkeypatch.setattr(script.shutil, "disk_usage", lambda path: SimpleNamespace(free=1.5e9))
     with pytest.raises(SystemExit, match="needs 4 GB of free disk and there are 1.5; take another --venv"):
         script.main(["vllm", "--cpu", "--venv", str(tmp_path / "venv")])
@@ -248,7 +248,7 @@ def imported(venv, name):
     return done.stdout.decode().strip()
 
 
-def test_pip_installs_where_uv_cannot_be_had_and_mends_what_was_half_installed(script, offline, tmp_path):
+def test_pip_installs_without_uv_and_completes_a_partial_install(script, offline, tmp_path):
     wheel(offline, "mtrl_toy")
     venv, packages = tmp_path / "venv", tmp_path / "toy.txt"
     packages.write_text("mtrl_toy==1\n")
@@ -293,7 +293,7 @@ def test_both_builds_are_of_one_version(engine):
 
 
 @pytest.mark.slow
-def test_an_install_that_is_killed_goes_on(script, offline, tmp_path):
+def test_a_killed_install_resumes(script, offline, tmp_path):
     """The real program, killed as soon as it has begun."""
     venv = tmp_path / "venv"
     command = [sys.executable, str(SCRIPT), "vllm", "--cpu", "--venv", str(venv)]

@@ -173,7 +173,7 @@ def test_other_methods_and_paths_are_refused(server):
         assert send(server, None, "GET", path)[0] == 404
 
 
-def test_connections_that_send_half_of_it_hold_up_nobody(server):
+def test_incomplete_requests_block_no_other_client(server):
     address = urlsplit(server)
     half = b"POST /retrieve HTTP/1.1\r\nHost: here\r\nContent-Length: 1000\r\n\r\n{"
     waiting = [socket.create_connection((address.hostname, address.port)) for _ in range(50)]
@@ -187,7 +187,7 @@ def test_connections_that_send_half_of_it_hold_up_nobody(server):
     assert ask(server, query="bridge 7", topk=1)[0][0]["id"] == "7"
 
 
-def test_a_token_is_asked_for_where_one_is_set(corpus):
+def test_a_configured_token_is_required(corpus):
     with running(corpus, "--host", "0.0.0.0", MTRL_RETRIEVER_TOKEN="sesame") as (url, _, _):
         url = url.replace("0.0.0.0", "127.0.0.1")
         body = b'{"query": "bridge 7"}'
@@ -201,7 +201,7 @@ def test_a_token_is_asked_for_where_one_is_set(corpus):
         assert is_ready(url)
 
 
-def test_sigterm_answers_what_is_under_way_and_ends_well(corpus):
+def test_sigterm_completes_running_requests(corpus):
     body = b'{"query": "bridge 7", "topk": 1}'
     head = f"POST /retrieve HTTP/1.1\r\nHost: here\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     with running(corpus) as (url, process, _):
@@ -241,7 +241,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("words, said", WRONG.values(), ids=WRONG.keys())
-def test_what_cannot_be_served_is_one_sentence(corpus, words, said, tmp_path):
+def test_errors_at_the_start_are_one_sentence(corpus, words, said, tmp_path):
     command = [*COMMAND, "--corpus", str(corpus), "--port", "0", *words]
     done = subprocess.run(command, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2 and done.stdout == ""
@@ -249,7 +249,7 @@ def test_what_cannot_be_served_is_one_sentence(corpus, words, said, tmp_path):
     assert said in line and "Traceback" not in done.stderr
 
 
-def test_a_port_that_is_taken_is_told(corpus, server):
+def test_a_used_port_is_one_sentence(corpus, server):
     port = str(urlsplit(server).port)
     command = [*COMMAND, "--corpus", str(corpus), "--port", port]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
@@ -267,7 +267,7 @@ def test_a_missing_package_names_the_extra(corpus):
     assert "faiss is not installed; install it with: pip install 'mtrl-agents[search]'" in done.stderr
 
 
-def test_search_that_fails_is_told_and_the_server_lives():
+def test_a_failed_search_is_answered_and_the_server_continues():
     """In process: a retriever that breaks must not reach the client as a traceback."""
     from concurrent.futures import ThreadPoolExecutor
 

@@ -36,11 +36,11 @@ def started(*words, folder=None, **more):
         (["--cfg", "job"], "", "-m mtrl.main --cfg job"),
     ],
 )
-def test_what_is_started(words, devices, command):
+def test_the_started_command(words, devices, command):
     assert started(*words, CUDA_VISIBLE_DEVICES=devices) == (0, command)
 
 
-def test_what_cannot_be_started():
+def test_wrong_options_start_no_run():
     assert started("-n", "two") == (2, "run_local.sh: -n two is no whole number; write for example -n 8")
     assert started("-l") == (2, "run_local.sh: -l needs a value")
     said = "run_local.sh: -n 2 is for one run; jobs of a sweep are one process each"
@@ -69,7 +69,7 @@ def test_a_log_is_added_to(tmp_path):
 
 
 @pytest.mark.parametrize("send", [os.killpg, os.kill], ids=["group", "process"])
-def test_what_a_signal_saves_is_told(tmp_path, send):
+def test_the_output_after_a_signal_is_logged(tmp_path, send):
     """One to the whole group, as Ctrl-C is, reaches the program of the log too; one to the script is the run's."""
     run = tmp_path / "run"
     run.write_text("#!/bin/sh\ntrap 'echo saved; exit 75' TERM\necho begun\nwhile :; do sleep 0.1; done\n")

@@ -1,4 +1,4 @@
-"""What tests of sweeps share: an environment that pays what it is told to, a stand-in for training, made-up jobs."""
+"""Helpers of the sweep tests: an environment with a configured reward, a stand-in for training, made-up jobs."""
 
 import json
 import os

@@ -7,7 +7,7 @@ import pytest
 from sweeps import ROOT
 
 from mtrl.config.overrides import normalise
-from mtrl.sweep.choices import names_sweep, typed_out
+from mtrl.sweep.run import names_sweep, typed_out
 
 LINES = [
     line
@@ -28,7 +28,7 @@ def test_every_line_is_looked_at():
 
 
 @pytest.mark.parametrize("line", STARTS, ids=range(len(STARTS)))
-def test_what_is_shown_composes(line):
+def test_documented_commands_compose(line):
     if "joblib" in line or "submitit" in line or "slurm " in line or "optuna" in line:
         pytest.importorskip("optuna", reason="pip install -e '.[sweep]'")
     overrides = normalise(overrides_of(line))

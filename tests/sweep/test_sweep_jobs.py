@@ -1,4 +1,4 @@
-"""What a sweep does about jobs that fail, end early or are stopped; training is a stand-in, in this process."""
+"""Jobs of a sweep that fail, are pruned or are stopped; training is a stand-in, in this process."""
 
 import sys
 import types
@@ -40,7 +40,7 @@ def status_of(*words):
     return caught.value.code
 
 
-def test_a_prepared_sweep_is_one_word_and_what_is_typed_takes_the_place_of_what_is_prepared(trained, tmp_path, capsys):
+def test_typed_keys_have_priority_over_a_prepared_sweep(trained, tmp_path, capsys):
     main_module.cli(["sweep=credit", "seed=7", "run_dir=sweep"])
     assert [(cfg.seed, cfg.algorithm.advantage_method) for cfg in trained.cfgs] == [
         (7, "grpo"), (7, "group_based_per_turn")
@@ -73,7 +73,7 @@ def test_a_job_without_its_objective_is_not_the_best(trained, tmp_path, capsys):
     assert "no job has finished with a success_after" in capsys.readouterr().out
 
 
-def test_a_sweep_that_is_stopped_goes_on(trained, tmp_path, capsys):
+def test_a_stopped_sweep_resumes(trained, tmp_path, capsys):
     def train(cfg, on_evaluation):
         (tmp_path / cfg.run_dir / "metrics.jsonl").touch()
         if cfg.seed == 1 and cfg.resume == "none":
@@ -95,7 +95,7 @@ def test_a_sweep_that_is_stopped_goes_on(trained, tmp_path, capsys):
 
 
 def test_a_job_that_its_scheduler_starts_again_resumes(trained, tmp_path, monkeypatch):
-    """SLURM repeats the first command; nobody else runs a job in a folder that holds one."""
+    """SLURM repeats the first command; only then does a job start in a folder that holds one."""
     from mtrl.sweep.outcome import Outcome
 
     def train(cfg, on_evaluation):
@@ -110,7 +110,9 @@ def test_a_job_that_its_scheduler_starts_again_resumes(trained, tmp_path, monkey
         return begin(number, *rest)
 
     start = Outcome.begin(0, ["seed=0"], "success_after", "maximize")
-    monkeypatch.setattr("mtrl.main.check_jobs", lambda overrides, args: start.write(tmp_path / "sweep/0") or "sweep")
+    monkeypatch.setattr(
+        "mtrl.main.check_jobs", lambda overrides, config_dir: start.write(tmp_path / "sweep/0") or "sweep"
+    )
     monkeypatch.setattr(Outcome, "begin", begun_before)
     main_module.cli(["-m", "seed=0", "run_dir=sweep"])
     assert [cfg.resume for cfg in trained.cfgs] == ["latest"]
@@ -125,14 +127,14 @@ def test_under_torchrun_there_is_no_sweep(trained, monkeypatch, capsys):
 
 @pytest.mark.parametrize("words", [["sweep=optuna"], ["sweep=seeds", "hydra/launcher=joblib"],
                                    ["sweep=seeds", "hydra/launcher=slurm"]])  # fmt: skip
-def test_what_is_not_installed_is_named_with_its_extra(trained, monkeypatch, capsys, words):
+def test_missing_packages_are_named_with_their_extra(trained, monkeypatch, capsys, words):
     from hydra.core.config_store import ConfigStore
 
     store = ConfigStore.instance()
     launchers = store.repo["hydra"]["launcher"]
     left = {name: node for name, node in launchers.items() if not name.startswith(("joblib", "submitit"))}
     monkeypatch.setitem(store.repo["hydra"], "launcher", left)
-    monkeypatch.setattr("mtrl.sweep.choices.find_spec", lambda name: None)
+    monkeypatch.setattr("mtrl.sweep.run.find_spec", lambda name: None)
     assert status_of(*words, "run_dir=sweep") == 2
     assert capsys.readouterr().err.endswith("is not installed; install it with: pip install 'mtrl-agents[sweep]'\n")
     assert trained.cfgs == []
@@ -179,7 +181,7 @@ def test_each_kind_of_value_is_proposed(optuna, word, wanted):
 
 
 def test_the_worse_ones_are_pruned(optuna, trained, tmp_path):
-    """Whoever is worse at step 5 than the median of those that have finished; the better ones go on."""
+    """A job that is worse at step 5 than the median of the finished jobs is pruned; the others continue."""
     trained.train = curve
     pruner = "hydra.sweeper.pruner.n_startup_trials=1"
     minimize = "hydra.sweeper.direction=minimize"  # the other direction really runs in test_sweep_runs.py
@@ -208,7 +210,7 @@ def test_trials_may_fail_and_without_a_pruner_none_is_judged(optuna, trained, tm
     assert [trial.state.name for trial in study(optuna, tmp_path / "sweep").trials] == ["FAIL", "COMPLETE"]
 
 
-def test_a_study_that_is_stopped_goes_on_with_the_trial_that_was_under_way(optuna, trained, tmp_path):
+def test_a_stopped_study_resumes_its_running_trial(optuna, trained, tmp_path):
     def train(cfg, on_evaluation):
         (tmp_path / cfg.run_dir / "metrics.jsonl").touch()
         if len(trained.cfgs) == 1:
@@ -237,6 +239,6 @@ def study(optuna, folder):
     ],
     ids=["objective", "sampler"],
 )
-def test_what_optuna_cannot_do_is_refused(optuna, trained, capsys, words, said):
+def test_invalid_optuna_settings_are_refused(optuna, trained, capsys, words, said):
     assert status_of(*SPACE, *words) == 2
     assert said in capsys.readouterr().err and trained.cfgs == []

@@ -9,10 +9,10 @@ from sweeps import ROOT, make_job
 from mtrl.config.overrides import normalise
 from mtrl.errors import UserError
 from mtrl.sweep.__main__ import main
-from mtrl.sweep.choices import names_sweep, typed_out
 from mtrl.sweep.outcome import JOB, read_outcome
 from mtrl.sweep.report import read_sweep
-from mtrl.sweep.table import again, rounded
+from mtrl.sweep.run import names_sweep, typed_out
+from mtrl.sweep.table import resume_command, rounded
 
 
 def made(folder, direction="maximize"):
@@ -48,7 +48,7 @@ def test_seeds_are_averaged_where_something_else_differs(tmp_path):
     assert read_sweep(tmp_path / "seeds").over_seeds() == []
 
 
-def test_the_program_prints_what_failed_as_it_is(tmp_path, capsys):
+def test_the_program_prints_failures_without_markup(tmp_path, capsys):
     assert main([str(made(tmp_path))]) == 0
     shown = capsys.readouterr().out
     assert "job 5 failed: there is [red]no[/] luck" in shown and "6 jobs, 1 of them pruned" in shown
@@ -73,7 +73,7 @@ def test_a_job_that_died_is_not_running(tmp_path):
     ["", "[]", "null", "{}", '{"number": "x"}', '{"number": 1e999}', "[" * 5000, '{"status": "<b>"}', "\xff"],
     ids=["empty", "list", "null", "keys", "number", "infinite", "deep", "status", "bytes"],
 )
-def test_whatever_is_no_outcome_is_none(tmp_path, text):
+def test_invalid_outcome_files_are_none(tmp_path, text):
     (tmp_path / JOB).write_text(text, encoding="latin-1")
     assert read_outcome(tmp_path) is None
 
@@ -87,7 +87,7 @@ def test_no_number_of_a_strangers_outcome_ends_the_report(tmp_path, key, number)
     assert outcome is None or (math.isfinite(outcome.value or 0) and math.isfinite(outcome.seconds or 0))
 
 
-def test_what_strangers_wrote_does_not_act_on_the_terminal(tmp_path, capsys):
+def test_untrusted_text_does_not_control_the_terminal(tmp_path, capsys):
     jobs = [make_job(tmp_path, 0, ["name=\x1b[2J[/red]"], None, "failed", "\x1b]0;pwned\x07[/bold]")]
     jobs.append(make_job(tmp_path, 1, ["name=2024.01.15"], None, "failed"))
     for job in jobs:
@@ -112,10 +112,10 @@ def test_only_long_fractions_are_rounded(typed, shown):
     assert rounded(typed) == shown
 
 
-def test_the_command_that_goes_on_has_all_that_was_typed():
+def test_the_resume_command_repeats_all_words():
     words = ["--config-dir", "my groups", "-m", "seed=1,2", "run_dir=old", "resume=none"]
     told = "python -m mtrl.main --config-dir 'my groups' -m seed=1,2 run_dir=sweep resume=latest"
-    assert again(words, "sweep") == told
+    assert resume_command(words, "sweep") == told
 
 
 def test_an_outcome_is_read_from_its_folder_only(tmp_path):
@@ -133,7 +133,7 @@ def test_folders_without_a_sweep_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf" / "sweep").glob("*.yaml")), ids=lambda path: path.stem)
-def test_what_is_prepared_composes(path):
+def test_prepared_sweeps_compose(path):
     """With the command that its file gives, too."""
     if path.stem == "optuna":
         pytest.importorskip("optuna", reason="pip install -e '.[sweep]'")

@@ -48,7 +48,7 @@ def test_a_sweep_finishes_and_reports_its_best(swept):
 
 
 @pytest.mark.slow
-def test_what_promises_little_ends_early_and_whole(swept):
+def test_unpromising_jobs_are_pruned_and_saved(swept):
     folder, done = swept
     pruned = [number for number in range(4) if read_outcome(folder / str(number)).status == "pruned"]
     assert pruned == [2, 3]  # the seed's proposals; the first two had none to be compared with
@@ -62,7 +62,7 @@ def test_what_promises_little_ends_early_and_whole(swept):
 
 
 @pytest.mark.slow
-def test_the_report_can_be_asked_for_again(swept):
+def test_the_report_can_be_printed_again(swept):
     folder, done = swept
     again = program(folder, folder, module="mtrl.sweep")
     assert again.returncode == 0 and again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
@@ -136,7 +136,7 @@ def test_a_signal_saves_the_jobs_of_all_workers(tmp_path):
     assert [trial.state.name for trial in trials] == ["RUNNING", "RUNNING"]
 
 
-def test_a_worker_that_is_killed_is_told_in_one_sentence():
+def test_a_killed_worker_is_one_sentence():
     executor = pytest.importorskip("joblib.externals.loky.process_executor", reason="pip install -e '.[sweep]'")
     with pytest.raises(UserError, match="a smaller hydra.launcher.n_jobs"), stopping():
         raise executor.TerminatedWorkerError("exit codes {SIGKILL(-9)}")
@@ -145,7 +145,7 @@ def test_a_worker_that_is_killed_is_told_in_one_sentence():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_where_no_worker_is_told_the_sweep_ends_at_once(number):
+def test_a_sweep_without_workers_ends_at_once(number):
     """Children of others are none: here one that would go on."""
     child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
     child.start()

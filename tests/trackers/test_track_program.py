@@ -13,7 +13,7 @@ from follow_runs import add_step, make_run, tracker
 pytest.importorskip("tensorboard")
 
 import mtrl
-from mtrl.config.messages import one_sentence
+from mtrl.command.program import one_sentence
 from mtrl.track import main, parse
 from mtrl.trackers.sending import Outcome, lines
 from mtrl.trackers.settings import run_at, tracker_of

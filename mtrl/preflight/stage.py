@@ -59,12 +59,12 @@ class Episode:
         return [turn.text for turn in self.trajectory.turns]
 
     @property
-    def paid(self) -> float:
+    def reward(self) -> float:
         """The composed reward that training would use, summed over the turns."""
         return self.trajectory.reward
 
     @property
-    def own(self) -> float:
+    def environment_reward(self) -> float:
         """The reward that the environment itself returned, summed over the turns."""
         return math.fsum(environment_rewards(self.trajectory, self.row))
 
@@ -101,7 +101,7 @@ class Episode:
         return json.loads(json.dumps([*turns, end], default=repr))
 
 
-def saying(responses: Sequence[str], then: str | None = None) -> Callable[[], Moves]:
+def scripted(responses: Sequence[str], then: str | None = None) -> Callable[[], Moves]:
     """Return the factory of a player that gives these responses in order, and then `then` until the episode ends."""
 
     def make() -> Moves:
@@ -133,7 +133,7 @@ class Stage:
     step_timeout: float
     episode_timeout: float
     seconds: float
-    """Seconds after the start of a call of `play` during which an episode may start."""
+    """Seconds after the start of a call of `run` during which an episode may start."""
     patience: float = 0.0
     """Additional seconds for episodes that are in progress when `seconds` have passed."""
     deadline: float = math.inf
@@ -142,26 +142,26 @@ class Stage:
     workers: int = 1
     """Default number of threads, and of episodes in progress at a time."""
 
-    def play(self, scripts: Iterable[Script], workers: int | None = None, at_once: int | None = None) -> list[Episode]:
+    def run(self, scripts: Iterable[Script], workers: int | None = None, at_once: int | None = None) -> list[Episode]:
         """Return the episodes that ended in time, in the order of their scripts.
 
         `at_once` episodes are in progress at a time, on `workers` threads. One worker and one episode run sequentially;
         one worker and many episodes interleave their turns; many workers and many episodes run in parallel.
         """
-        return asyncio.run(self._play_all(list(scripts), workers or self.workers, at_once or self.workers))
+        return asyncio.run(self._run_all(list(scripts), workers or self.workers, at_once or self.workers))
 
-    async def _play_all(self, scripts: list[Script], workers: int, at_once: int) -> list[Episode]:
+    async def _run_all(self, scripts: list[Script], workers: int, at_once: int) -> list[Episode]:
         pool, gate = EnvironmentPool(workers), asyncio.Semaphore(at_once)
         last = min(time.monotonic() + self.seconds, self.deadline)
 
-        async def wait_and_play(script: Script) -> Episode | None:
+        async def wait_and_run(script: Script) -> Episode | None:
             async with gate:
                 if time.monotonic() > last:
                     return None
-                return await self._play(script, pool)
+                return await self._run_script(script, pool)
 
         try:
-            tasks = [asyncio.ensure_future(wait_and_play(script)) for script in scripts]
+            tasks = [asyncio.ensure_future(wait_and_run(script)) for script in scripts]
             if not tasks:
                 return []
             left = max(last - time.monotonic(), 0.0) + self.patience
@@ -171,13 +171,13 @@ class Stage:
             if late:
                 await asyncio.wait(late, timeout=GRACE)
             results = [task.result() for task in tasks if task in done]
-            played = [episode for episode in results if episode is not None]
-            self.tally.left_out += len(tasks) - len(played)
-            return played
+            finished = [episode for episode in results if episode is not None]
+            self.tally.left_out += len(tasks) - len(finished)
+            return finished
         finally:
             pool.close()
 
-    async def _play(self, script: Script, pool: EnvironmentPool) -> Episode:
+    async def _run_script(self, script: Script, pool: EnvironmentPool) -> Episode:
         row = copy.deepcopy(script.row)
         trajectory = Trajectory(task_id=str(row.get("id")), group_id="preflight", index=0)
         call = TimedCalls(pool, self.step_timeout, self.episode_timeout)

@@ -1,10 +1,9 @@
-"""A value that never comes holds up nobody else."""
+"""A lazy value whose computation hangs does not block other instances."""
 
 import threading
 from dataclasses import dataclass
 
-from mtrl.preflight.context import Context
-from mtrl.preflight.lazy import lazy
+from mtrl.preflight.context import Context, lazy
 
 
 @dataclass
@@ -14,7 +13,7 @@ class Slow:
 
     @lazy
     def value(self) -> int:
-        """What comes."""
+        """A number, after the gate has opened."""
         self.made += 1
         self.gate.wait(60)
         return self.made
@@ -47,7 +46,7 @@ def test_one_that_hangs_does_not_stop_another_instance():
         thread.join()
 
 
-def test_what_the_checks_share_is_made_so():
-    """What a task has a hand in may hang."""
-    for name in ("gold", "gold_responses", "solved", "weak", "fuzz", "wrong", "repeats"):
+def test_shared_values_of_the_context_are_lazy():
+    """Values that call code of a task may hang."""
+    for name in ("gold", "gold_responses", "solved", "demonstrated", "fuzz", "wrong", "repeats"):
         assert isinstance(vars(Context)[name], lazy), name
