@@ -130,16 +130,16 @@ class TemplateRenderer(DefaultRenderer):
 
     def __init__(self, tokenizer: Any):
         super().__init__(tokenizer, DefaultRendererConfig())
+        self._shows_calls = self._renders_calls()
         special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         tail = self._after_assistant([{"role": "user", "content": "x"}]) or []
         self.close_id: int | None = next((i for i in tail if i in special), tokenizer.eos_token_id)
         """Id of the token that ends an assistant's turn; for base models it is not the tokenizer's `eos_token`."""
 
     def _apply(self, messages: list[Message], *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
-        template = str(self._tokenizer.chat_template)
-        if "tool_calls" not in template:
+        if not self._shows_calls:
             messages = [{**m, "content": text_of(m)} if m.get("tool_calls") else m for m in messages]
-        if tools and "tools" not in template:
+        if tools and "tools" not in str(self._tokenizer.chat_template):
             messages, tools = _with_description(messages, describe_tools(tools)), None
         return super()._apply(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
@@ -150,7 +150,7 @@ class TemplateRenderer(DefaultRenderer):
         if tools:
             words, parsed.tool_calls = _parsed_calls(parsed.content)
             # If the template does not render tool calls, they stay in the content, as sampled.
-            parsed.content = words if "tool_calls" in str(self._tokenizer.chat_template) else parsed.content
+            parsed.content = words if self._shows_calls else parsed.content
         return parsed
 
     def get_stop_token_ids(self) -> list[int]:
@@ -195,6 +195,17 @@ class TemplateRenderer(DefaultRenderer):
         closed = previous_completion_ids and previous_completion_ids[-1] in self.get_stop_token_ids()
         closing = [] if closed else [self.close_id]
         return RenderedTokens(token_ids=[*previous_prompt_ids, *previous_completion_ids, *closing, *new])
+
+    def _renders_calls(self) -> bool:
+        """Return whether the template renders a tool call of a message without text. Some templates name `tool_calls`
+        and render no such call, or only one whose arguments are a string."""
+        word = "mtrlcall"
+        call = {"type": "function", "id": "call_0_0", "function": {"name": word, "arguments": {}}}
+        messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+        try:
+            return word in str(self._tokenizer.apply_chat_template(messages, tokenize=False))
+        except Exception:  # a template can raise Jinja's errors or any Python error
+            return False
 
     def _after_assistant(self, messages: list[Message], tools: Any = None) -> list[int] | None:
         """Return the ids from the end of an assistant's text to the end of the next generation prompt; None if the
