@@ -237,7 +237,9 @@ def run(words, folder, *more):
 RUNNABLE = {  # without downloads, and without what other tests run (tests/models/test_smollm2.py the real model)
     name: words
     for name, words in TRAINING.items()
-    if not re.search(r"openai/|model\.path=|_hf|validation_rows|resume=|debug=|--cfg|vault|torchrun|urls=|smollm2", name)
+    if not re.search(
+        r"openai/|model\.path=|_hf|validation_rows|resume=|debug=|--cfg|vault|torchrun|urls=|smollm2", name
+    )
 }
 
 

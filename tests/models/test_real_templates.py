@@ -200,6 +200,7 @@ PLAYED = {
     (("llama3_1", "auto"), "turns"): [None, None],
     (("llama3_1", "auto"), "tools"): [None, None],
     (("gemma3", "auto"), "turns"): [None, None],
+    (("gemma3", "auto"), "tools"): [None, None],
     (("deepseek_v3", "auto"), "turns"): [None, None],
     (("deepseek_v3", "auto"), "tools"): [None, None],
     (("deepseek_v3", "deepseek-v3"), "turns"): [None, None],
@@ -210,8 +211,8 @@ PLAYED = {
 """For each model and conversation, why a rendering of the whole conversation would not extend the tokens of a turn.
 
 Qwen3 removes the thoughts of all turns before the last question of the user. gpt-oss does the same after a final
-answer, and it renders the header of a call and the end of a message in another way than it samples them. None of these breaks
-occurs in an episode, because only new messages are rendered there."""
+answer, and it renders the header of a call and the end of a message in another way than it samples them. None of these
+breaks occurs in an episode, because only new messages are rendered there."""
 CONVERSATIONS = {"turns": TURNS, "tools": TOOL_TURNS, "thinking": THINKING, "thinking and tools": THINKING_TOOLS}
 
 
@@ -270,29 +271,36 @@ def test_sampled_turns_are_parsed(codec_of, model, name):
 
 
 AFTER_THE_QUESTION = {
-    (
-        "qwen3",
-        "qwen3",
-    ): "<|im_end|>\n<|im_start|>assistant\n{call}\n<|im_start|>user\n<tool_response>\n36\n</tool_response>"
-    "<|im_end|>\n<|im_start|>assistant\n{answer}\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n",
-    ("llama3_1", "auto"): "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n{call}<|start_header_id|>tool"
-    "<|end_header_id|>\n\n36<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n{answer}<|start_header_id|>user"
-    "<|end_header_id|>\n\nSure?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n",
-    (
-        "deepseek_v3",
-        "deepseek-v3",
-    ): "<｜Assistant｜>{call}<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>36<｜tool▁output▁end｜>"
-    "<｜tool▁outputs▁end｜>{answer}<｜User｜>Sure?<｜Assistant｜>",
-    ("gptoss", "gpt-oss"): "<|end|><|start|>assistant<|channel|>analysis<|message|>{call}<|start|>functions.calculate "
-    "to=assistant<|channel|>commentary<|message|>36<|end|><|start|>assistant<|channel|>analysis<|message|>{answer}"
-    "<|start|>user<|message|>Sure?<|end|><|start|>assistant<|channel|>analysis<|message|>",
+    ("qwen3", "qwen3"): (
+        "<|im_end|>\n<|im_start|>assistant\n{call}\n<|im_start|>user\n<tool_response>\n36\n</tool_response><|im_end|>\n"
+        "<|im_start|>assistant\n{answer}\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
+    ),
+    ("llama3_1", "auto"): (
+        "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n{call}<|start_header_id|>tool<|end_header_id|>\n\n36"
+        "<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n{answer}<|start_header_id|>user<|end_header_id|>\n\n"
+        "Sure?<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"
+    ),
+    ("gemma3", "auto"): (
+        "<end_of_turn>\n<start_of_turn>model\n{call}\n<start_of_turn>user\n36<end_of_turn>\n<start_of_turn>model\n"
+        "{answer}\n<start_of_turn>user\nSure?<end_of_turn>\n<start_of_turn>model\n"
+    ),
+    ("deepseek_v3", "deepseek-v3"): (
+        "<｜Assistant｜>{call}<｜tool▁outputs▁begin｜><｜tool▁output▁begin｜>36<｜tool▁output▁end｜><｜tool▁outputs▁end｜>"
+        "{answer}<｜User｜>Sure?<｜Assistant｜>"
+    ),
+    ("gptoss", "gpt-oss"): (
+        "<|end|><|start|>assistant<|channel|>analysis<|message|>{call}<|start|>functions.calculate to=assistant"
+        "<|channel|>commentary<|message|>36<|end|><|start|>assistant<|channel|>analysis<|message|>{answer}"
+        "<|start|>user<|message|>Sure?<|end|><|start|>assistant<|channel|>analysis<|message|>"
+    ),
 }
-"""The layout of a conversation with a tool, from the user's question on; `call` and `answer` are what was sampled."""
+"""The layout of a conversation with a tool, from the user's question on; `call` and `answer` are what was sampled. The
+template of Gemma 3 refuses messages of a tool, so the user reports its result."""
 
 
 @pytest.mark.parametrize("model", AFTER_THE_QUESTION, ids="-".join)
 def test_the_layout_of_a_conversation_with_a_tool(codec_of, model):
-    messages = TOOL_TURNS if model[0] in ("llama3_1", "deepseek_v3") else THINKING_TOOLS
+    messages = TOOL_TURNS if model[0] in ("llama3_1", "gemma3", "deepseek_v3") else THINKING_TOOLS
     conversation, _ = play(codec_of(model), model, messages)
     text = tokenizer_of(model[0]).decode(conversation.prompt_ids)
     call, answer = (SAMPLED[model](message) for message in messages if message["role"] == "assistant")
@@ -304,6 +312,7 @@ def test_the_layout_of_a_conversation_with_a_tool(codec_of, model):
 TRAINED = {
     ("qwen3", "qwen3"): (qwen3(TOOL_TURNS[2]), qwen3(TOOL_TURNS[4])),
     ("llama3_1", "auto"): (as_text("<|eot_id|>")(TOOL_TURNS[2]), "It is 36.<|eot_id|>"),
+    ("gemma3", "auto"): (as_text("<end_of_turn>")(TOOL_TURNS[2]), "It is 36.<end_of_turn>"),
     ("deepseek_v3", "auto"): (as_text("<｜end▁of▁sentence｜>")(TOOL_TURNS[2]), "It is 36.<｜end▁of▁sentence｜>"),
     ("deepseek_v3", "deepseek-v3"): (deepseek_v3(TOOL_TURNS[2]), "It is 36.<｜end▁of▁sentence｜>"),
     ("gptoss", "gpt-oss"): ('{"expression": "12*3"}<|call|>', "It is 36.<|end|>"),
@@ -324,8 +333,6 @@ def test_fine_tuning_trains_what_the_assistant_wrote(codec_of, model):
 @pytest.mark.parametrize("model", SAMPLED, ids="-".join)
 @pytest.mark.parametrize("role", ["user", "tool"])
 def test_control_tokens_in_an_observation_stay_text(codec_of, model, role):
-    if model[0] == "gemma3" and role == "tool":
-        pytest.skip("the template of Gemma 3 takes no message of a tool")
     codec, tokenizer = codec_of(model), tokenizer_of(model[0])
     special = {token: text.content for token, text in tokenizer.added_tokens_decoder.items() if text.special}
     assert len(special) > 3
