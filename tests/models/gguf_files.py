@@ -31,7 +31,7 @@ def write_gguf(path, architecture="llama", without=(), template=TEMPLATE, pre="s
     tokens = [*SPECIAL, *sorted(pre_tokenizers.ByteLevel.alphabet()), "ĠĠ", "he", "ll", "ĊĊ", "12"]
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_block_count(LAYERS)
-    writer.add_context_length(256)
+    writer.add_context_length(2048)
     writer.add_embedding_length(WIDTH)
     writer.add_feed_forward_length(INNER)
     writer.add_head_count(HEADS)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -150,6 +151,21 @@ def test_fine_tuning_takes_a_file(file, tmp_path):
         ["--data", str(tmp_path / "chats.jsonl"), "--out", str(tmp_path / "out"), "--model", str(file), "--steps", "2"]
     )
     assert len(losses) == 2 and (tmp_path / "out" / "model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_a_run_with_a_warm_start_and_a_reference_takes_files(file, tmp_path):
+    words = ["model=hf", f"model.path={file}", "model.warm_start.enabled=true", "debug=fast", "trainer.max_steps=1"]
+    reference = ["algorithm.kl_loss_coef=0.01", f"algorithm.kl_reference={file}", "generator.max_context_length=1024"]
+    done = forked.run(
+        [sys.executable, "-m", "mtrl.main", *words, *reference, "run_dir=run"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert (tmp_path / "run" / "export" / "model.safetensors").is_file()
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
