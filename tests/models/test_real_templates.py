@@ -68,8 +68,8 @@ THINKING_TOOLS = [
 
 
 def qwen3(message):
-    thought, content = message.get("reasoning_content"), message["content"]
-    text = (f"<think>\n{thought}\n</think>\n\n" if thought else "") + content
+    reasoning, content = message.get("reasoning_content"), message["content"]
+    text = (f"<think>\n{reasoning}\n</think>\n\n" if reasoning else "") + content
     calls = [json.dumps(call["function"]) for call in message.get("tool_calls", ())]
     return text + "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls) + "<|im_end|>"
 
@@ -96,12 +96,12 @@ def deepseek_v3(message):
 
 def gptoss(message):
     """The prompt has opened the analysis channel."""
-    thought = message["reasoning_content"] + "<|end|><|start|>assistant"
+    reasoning = message["reasoning_content"] + "<|end|><|start|>assistant"
     if "tool_calls" not in message:
-        return f"{thought}<|channel|>final<|message|>{message['content']}<|return|>"
+        return f"{reasoning}<|channel|>final<|message|>{message['content']}<|return|>"
     (call,) = message["tool_calls"]
     arguments = json.dumps(call["function"]["arguments"])
-    return f"{thought}<|channel|>commentary to=functions.calculate <|constrain|>json<|message|>{arguments}<|call|>"
+    return f"{reasoning}<|channel|>commentary to=functions.calculate <|constrain|>json<|message|>{arguments}<|call|>"
 
 
 SAMPLED = {
@@ -192,7 +192,7 @@ def test_prompts_are_those_of_the_template(codec_of, model):
 
 # -- conversations ----------------------------------------------------------------------------------------------------
 
-PLAYED = {
+BREAKS = {
     (("qwen3", "qwen3"), "turns"): [None, None],
     (("qwen3", "qwen3"), "tools"): [None, None],
     (("qwen3", "qwen3"), "thinking"): ["edited", "other"],
@@ -210,14 +210,14 @@ PLAYED = {
 }
 """For each model and conversation, why a rendering of the whole conversation would not extend the tokens of a turn.
 
-Qwen3 removes the thoughts of all turns before the last question of the user. gpt-oss does the same after a final
+Qwen3 removes the reasoning of all turns before the last question of the user. gpt-oss does the same after a final
 answer, and it renders the header of a call and the end of a message in another way than it samples them. None of these
 breaks occurs in an episode, because only new messages are rendered there."""
 CONVERSATIONS = {"turns": TURNS, "tools": TOOL_TURNS, "thinking": THINKING, "thinking and tools": THINKING_TOOLS}
 
 
-def play(codec, model, messages):
-    """Play a conversation whose turns are sampled as `SAMPLED` describes. Return it and, for each turn, why a rendering
+def sample_conversation(codec, model, messages):
+    """Run a conversation whose turns are sampled as `SAMPLED` describes. Return it and, for each turn, why a rendering
     of the whole conversation would not extend its tokens."""
     tools = TOOLS if RESULT in messages else None
     places = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -236,13 +236,13 @@ def play(codec, model, messages):
 
 
 @pytest.mark.parametrize(
-    ("model", "name"), PLAYED, ids=lambda value: value if isinstance(value, str) else "-".join(value)
+    ("model", "name"), BREAKS, ids=lambda value: value if isinstance(value, str) else "-".join(value)
 )
 def test_sampled_turns_are_extended(codec_of, model, name):
     codec, messages = codec_of(model), CONVERSATIONS[name]
-    conversation, breaks = play(codec, model, messages)
+    conversation, breaks = sample_conversation(codec, model, messages)
     assert [turn.break_reason for turn in conversation.turns] == [None, None, None]
-    assert breaks == PLAYED[model, name]
+    assert breaks == BREAKS[model, name]
     # The ids are those of the whole text, encoded at once: no token is split where two messages meet.
     tokenizer = tokenizer_of(model[0])
     text = tokenizer.decode(conversation.prompt_ids)
@@ -251,17 +251,18 @@ def test_sampled_turns_are_extended(codec_of, model, name):
     sampled = [SAMPLED[model](message) for message in messages if message["role"] == "assistant"]
     assert [tokenizer.decode(turn.action_ids) for turn in conversation.turns[:2]] == sampled
     observed = "".join(
-        tokenizer.decode(turn.observation_ids) + said for turn, said in zip(conversation.turns, sampled, strict=False)
+        tokenizer.decode(turn.observation_ids) + text_of_turn
+        for turn, text_of_turn in zip(conversation.turns, sampled, strict=False)
     )
     assert text == observed + tokenizer.decode(conversation.turns[2].observation_ids)
 
 
 @pytest.mark.parametrize(
-    ("model", "name"), PLAYED, ids=lambda value: value if isinstance(value, str) else "-".join(value)
+    ("model", "name"), BREAKS, ids=lambda value: value if isinstance(value, str) else "-".join(value)
 )
 def test_sampled_turns_are_parsed(codec_of, model, name):
     messages = CONVERSATIONS[name]
-    conversation, _ = play(codec_of(model), model, messages)
+    conversation, _ = sample_conversation(codec_of(model), model, messages)
     expected = [message for message in messages if message["role"] == "assistant"]
     for turn, message in zip(conversation.turns, expected, strict=False):
         calls = [call["function"] for call in turn.message.get("tool_calls", ())]
@@ -301,7 +302,7 @@ template of Gemma 3 refuses messages of a tool, so the user reports its result."
 @pytest.mark.parametrize("model", AFTER_THE_QUESTION, ids="-".join)
 def test_the_layout_of_a_conversation_with_a_tool(codec_of, model):
     messages = TOOL_TURNS if model[0] in ("llama3_1", "gemma3", "deepseek_v3") else THINKING_TOOLS
-    conversation, _ = play(codec_of(model), model, messages)
+    conversation, _ = sample_conversation(codec_of(model), model, messages)
     text = tokenizer_of(model[0]).decode(conversation.prompt_ids)
     call, answer = (SAMPLED[model](message) for message in messages if message["role"] == "assistant")
     assert text.partition("12*3?")[2] == AFTER_THE_QUESTION[model].format(call=call, answer=answer)
