@@ -32,7 +32,7 @@ of another program."""
 log = logging.getLogger(__name__)
 
 
-def as_folder(path: str, key: str) -> str:
+def as_folder(path: str | Path, key: str) -> str:
     """Return the path of a Hugging Face folder with the model: `path` itself, or for a GGUF file the folder of its
     conversion, which is made now unless it is in the cache.
 
@@ -43,6 +43,7 @@ def as_folder(path: str, key: str) -> str:
     Raises:
         UserError: the GGUF file does not exist, a package is missing, or the conversion fails.
     """
+    path = str(path)
     if not path.endswith(SUFFIX):
         return path
     file = _find(path, key)
