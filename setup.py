@@ -43,6 +43,7 @@ AWS = ["boto3>=1.40,<2", "botocore>=1.40,<2"]
 SWE = ["mini-swe-agent>=2.4,<3"]  # Docker and Podman containers; the sandbox of its own needs no extra
 
 LORA = ["peft>=0.21,<1"]
+GGUF = ["gguf>=0.17,<1", "accelerate>=1.1,<2"]  # Transformers reads GGUF files with them
 # Launchers that run the jobs of a sweep side by side, and what proposes them.
 SWEEP = ["hydra-joblib-launcher>=1.2,<2", "hydra-submitit-launcher>=1.2,<2", "optuna>=5,<6"]
 
@@ -62,6 +63,7 @@ EXTRAS = {
     "vllm": ["vllm>=0.32,<0.34"],
     "sglang": ["sglang>=0.5.23,<0.6"],
     "lora": LORA,
+    "gguf": GGUF,
     "wandb": WANDB,
     "mlflow": MLFLOW,
     "tensorboard": TENSORBOARD,
@@ -87,6 +89,7 @@ EXTRAS = {
         *SWE,
         *AWS,
         *LORA,
+        *GGUF,
         *SWEEP,
         *LITELLM,
         *LANGCHAIN,

@@ -150,15 +150,15 @@ def _pretrained(args: argparse.Namespace) -> tuple[Any, Any]:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from mtrl.models.gguf import as_folder
     from mtrl.trainer.setup.loading import UNREADABLE, check_export, pick_device
     from mtrl.utils.hub import is_out_of_reach, model_options
 
     check_export(args.model, "--model")
+    folder = as_folder(args.model, "--model")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(args.model, local_files_only=is_out_of_reach(args.model))
-        model = AutoModelForCausalLM.from_pretrained(
-            args.model, dtype=getattr(torch, args.dtype), **model_options(args.model)
-        )
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=is_out_of_reach(folder))
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, args.dtype), **model_options(folder))
     except UNREADABLE as error:
         first = str(error).strip().splitlines()[0]
         raise UserError(

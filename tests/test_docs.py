@@ -234,10 +234,12 @@ def run(words, folder, *more):
     return done.stdout
 
 
-RUNNABLE = {  # without downloads, and without what other tests run
+RUNNABLE = {  # without downloads, and without what other tests run (tests/models/test_smollm2.py the real model)
     name: words
     for name, words in TRAINING.items()
-    if not re.search(r"openai/|model\.path=|_hf|validation_rows|resume=|debug=|--cfg|vault|torchrun|urls=", name)
+    if not re.search(
+        r"openai/|model\.path=|_hf|validation_rows|resume=|debug=|--cfg|vault|torchrun|urls=|smollm2", name
+    )
 }
 
 

@@ -65,7 +65,7 @@ class ModelConfig:
     name: str = one_of("tiny", "hf")
     """tiny: built, warm-started and cached on this machine; hf: any Hugging Face causal LM."""
     path: str | None = None
-    """model=hf: model folder or Hub name."""
+    """model=hf: model folder, Hub name or GGUF file; PACKAGE/FILE.gguf names a file of an installed Python package."""
     dtype: str = one_of("float32", "bfloat16", "float16")
     """float32 | bfloat16 | float16"""
     device: str = "auto"
@@ -82,7 +82,7 @@ class ModelConfig:
     lora_target_modules: list[str] = field(default_factory=list)
     """Names of the linear layers that get adapters; empty: all linear layers except the head."""
     recipe: dict[str, Any] = field(default_factory=dict)
-    """Data from the file of a model in conf/model: `path`, which overrides the path of an experiment, and for each
+    """Data from the file of a model in conf/model: `path` and `lr`, which override those of an experiment, and for each
     placement, by its name, the settings for this model (conf/placement/shared/from_model.yaml lists the keys)."""
     tiny: TinyConfig = field(default_factory=TinyConfig)
     warm_start: WarmStartConfig = field(default_factory=WarmStartConfig)

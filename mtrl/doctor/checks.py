@@ -24,6 +24,7 @@ from mtrl.doctor import machine
 from mtrl.doctor.packages import BASE, HIDDEN, Found, look, wanted
 from mtrl.errors import UserError
 from mtrl.preflight.result import Result, failed, passed, skipped, warned
+from mtrl.utils.files import cache_folder
 
 GIB = 2**30
 LEAST_PYTHON = (3, 11)
@@ -168,12 +169,6 @@ def ports() -> Result:
             f"port {RENDEZVOUS} is taken", "give torchrun another one: --standalone, or --rdzv-endpoint HOST:PORT"
         )
     return passed(f"free ports exist, and torchrun's {RENDEZVOUS} is free")
-
-
-def cache_folder() -> Path:
-    """Return the same folder as `mtrl.models.tiny`, which is not used here because it imports torch; a test compares
-    them."""
-    return Path(os.environ.get("MTRL_CACHE", Path.home() / ".cache" / "mtrl"))
 
 
 def disk() -> Result:

@@ -112,6 +112,7 @@ def served_contender(source: Source, config: Config, task: Task, rows: Sequence[
     """
     from mtrl.distributed.world import World
     from mtrl.evaluation.weights import load
+    from mtrl.models.gguf import as_folder
     from mtrl.models.tiny import save
     from mtrl.trainer.setup.loading import load_shape
     from mtrl.trainer.setup.parts import connect
@@ -123,6 +124,7 @@ def served_contender(source: Source, config: Config, task: Task, rows: Sequence[
         if source.kind == "checkpoint":  # a server cannot read the format of checkpoints
             path = str(Path(stack.enter_context(TemporaryDirectory(prefix="mtrl-"))) / "model")
             save(*load(source, config), Path(path))
+        path = as_folder(path, key)
         shape, tokenizer = load_shape(config, path, key)
 
         def start(context: int) -> Engine:

@@ -64,6 +64,8 @@ def source_of(text: str, key: str = "evaluation.model") -> Source:
         return _of_checkpoints(text, path, key)
     if path.is_dir():
         return _folder(text, path, key)
+    if path.is_file() and path.suffix == ".gguf":
+        return Source("folder", slug(path.stem), text, path=str(path))
     if path.is_file():
         raise UserError(f"{key}={text} is a file; {FORMS}")
     if HUB_NAME.fullmatch(text):

@@ -118,11 +118,16 @@ def _parsed_calls(text: str) -> tuple[str, list[ParsedToolCall]]:
     return content, [ParsedToolCall(c.raw, c.name, c.arguments, status=ToolCallParseStatus(c.status)) for c in calls]
 
 
+_PROBE = "mtrlprobe"
+
+
 class TemplateRenderer(DefaultRenderer):
     """Renderer for any Jinja chat template. It derives the ids that new messages add from short stand-in conversations.
 
-    Tools that the template does not render are described in the system message. Calls are parsed in the text form
-    (mtrl/environments/tool_calls.py), which most templates use; for a model with another form, set its renderer.
+    Where the template renders no tools, they are described in the system message. Where it renders no calls, they are
+    text, and where it refuses or leaves out messages of a tool, they are messages of the user. Calls are parsed in the
+    text form (mtrl/environments/tool_calls.py), which most templates use; for a model with another form, set its
+    renderer.
 
     Two stand-in conversations differ only in the single word of the assistant. So the common end of their ids is the
     closing token of the assistant's turn and everything after it, independent of the real conversation.
@@ -130,16 +135,20 @@ class TemplateRenderer(DefaultRenderer):
 
     def __init__(self, tokenizer: Any):
         super().__init__(tokenizer, DefaultRendererConfig())
+        self._shows_calls = self._renders(_turn("", _PROBE))
+        result = {"role": "tool", "content": _PROBE, "tool_call_id": "call_0_0"}
+        self._shows_results = self._renders(_turn("y"), result) or self._renders(_turn("", "f"), result)
         special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         tail = self._after_assistant([{"role": "user", "content": "x"}]) or []
         self.close_id: int | None = next((i for i in tail if i in special), tokenizer.eos_token_id)
         """Id of the token that ends an assistant's turn; for base models it is not the tokenizer's `eos_token`."""
 
     def _apply(self, messages: list[Message], *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
-        template = str(self._tokenizer.chat_template)
-        if "tool_calls" not in template:
-            messages = [{**m, "content": text_of(m)} if m.get("tool_calls") else m for m in messages]
-        if tools and "tools" not in template:
+        if not self._shows_calls:
+            messages = [_turn(text_of(m)) if m.get("tool_calls") else m for m in messages]
+        if not self._shows_results:
+            messages = _with_results_of_user(messages)
+        if tools and "tools" not in str(self._tokenizer.chat_template):
             messages, tools = _with_description(messages, describe_tools(tools)), None
         return super()._apply(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
@@ -150,7 +159,7 @@ class TemplateRenderer(DefaultRenderer):
         if tools:
             words, parsed.tool_calls = _parsed_calls(parsed.content)
             # If the template does not render tool calls, they stay in the content, as sampled.
-            parsed.content = words if "tool_calls" in str(self._tokenizer.chat_template) else parsed.content
+            parsed.content = words if self._shows_calls else parsed.content
         return parsed
 
     def get_stop_token_ids(self) -> list[int]:
@@ -196,6 +205,15 @@ class TemplateRenderer(DefaultRenderer):
         closing = [] if closed else [self.close_id]
         return RenderedTokens(token_ids=[*previous_prompt_ids, *previous_completion_ids, *closing, *new])
 
+    def _renders(self, *messages: Message) -> bool:
+        """Return whether the template renders the word `_PROBE` in messages that follow a question. Some templates name
+        `tool_calls` and render no call of a message without text, or only one whose arguments are a string."""
+        try:
+            text = self._tokenizer.apply_chat_template([{"role": "user", "content": "x"}, *messages], tokenize=False)
+        except Exception:  # a template can raise Jinja's errors or any Python error
+            return False
+        return _PROBE in str(text)
+
     def _after_assistant(self, messages: list[Message], tools: Any = None) -> list[int] | None:
         """Return the ids from the end of an assistant's text to the end of the next generation prompt; None if the
         template raises."""
@@ -220,3 +238,24 @@ def _with_description(messages: list[Message], description: str) -> list[Message
     if not messages or messages[0]["role"] != "system":
         return [{"role": "system", "content": description}, *messages]
     return [{**messages[0], "content": f"{messages[0]['content']}\n\n{description}"}, *messages[1:]]
+
+
+def _turn(content: str, call: str | None = None) -> Message:
+    """Return a message of the assistant, with a call of the tool that `call` names."""
+    calls = [{"type": "function", "id": "call_0_0", "function": {"name": call, "arguments": {}}}]
+    return {"role": "assistant", "content": content} | ({"tool_calls": calls} if call else {})
+
+
+def _with_results_of_user(messages: list[Message]) -> list[Message]:
+    """Return the messages with those of tools as messages of the user. A result joins the message of the user or the
+    result before it, and a message of the user joins a result, because the roles of such templates alternate."""
+    out: list[Message] = []
+    after_result = False
+    for message in messages:
+        is_result = message["role"] == "tool"
+        if out and out[-1]["role"] == "user" and (is_result or (after_result and message["role"] == "user")):
+            out[-1] = {"role": "user", "content": f"{text_of(out[-1])}\n\n{text_of(message)}"}
+        else:
+            out.append({"role": "user", "content": text_of(message)} if is_result else message)
+        after_result = is_result
+    return out

@@ -27,15 +27,23 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
     partial, old = (folder.with_name(f"{folder.name}.{os.getpid()}.{state}") for state in ("partial", "old"))
     for leftover in (partial, old):
         shutil.rmtree(leftover, ignore_errors=True)
-    # Tensors are cloned, because the local engine lets several parameters share one storage.
+    # Tensors are cloned, because the local engine lets several parameters share one storage. Tied weights stay tied.
+    clones: dict[Any, Any] = {}
+    for value in model.state_dict().values():
+        if (place := _place(value)) not in clones:
+            clones[place] = value.detach().clone()
     model.save_pretrained(
-        partial, state_dict={name: value.detach().clone() for name, value in model.state_dict().items()}
+        partial, state_dict={name: clones[_place(value)] for name, value in model.state_dict().items()}
     )
     tokenizer.save_pretrained(partial)
     if folder.exists():
         folder.rename(old)
     partial.rename(folder)
     shutil.rmtree(old, ignore_errors=True)
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride()
 
 
 def make_model(sizes: TinyConfig, tokenizer: Any, seed: int) -> Any:

@@ -1,4 +1,5 @@
-"""Atomic file replacement, so that a crash leaves the old file or the new one, never a partial one; and strict JSON."""
+"""Atomic file replacement, so that a crash leaves the old file or the new one, never a partial one; strict JSON; the
+folder of the cache."""
 
 from __future__ import annotations
 
@@ -33,6 +34,11 @@ def replace_text(path: Path, text: str) -> None:
             os.fsync(file.fileno())
 
     replace_file(path, write)
+
+
+def cache_folder() -> Path:
+    """Return the folder of warm starts and converted models: `MTRL_CACHE`, else that of the user."""
+    return Path(os.environ.get("MTRL_CACHE", Path.home() / ".cache" / "mtrl"))
 
 
 def plain(value: Any) -> Any:

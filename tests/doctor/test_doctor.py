@@ -19,7 +19,6 @@ from mtrl.doctor.machine import Torch, cuda_fits
 from mtrl.doctor.packages import BASE, look, sort
 from mtrl.errors import UserError
 from mtrl.preflight.result import Result, failed, passed, warned
-from mtrl.trainer.setup.warm_start import cache_folder
 from tests import forked
 
 ROOT = Path(__file__).parent.parent.parent
@@ -171,7 +170,6 @@ def test_packages_out_of_their_range_are_named(monkeypatch):
 
 def test_disk_that_is_full_or_cannot_be_written(monkeypatch, tmp_path):
     monkeypatch.setenv("MTRL_CACHE", str(tmp_path / "a" / "b"))
-    assert checks.cache_folder() == cache_folder()
     usage = type(checks.shutil.disk_usage(tmp_path))
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: usage(100 * GIB, 100 * GIB, 0))
     assert checks.disk().status == "fail"

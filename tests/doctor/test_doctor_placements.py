@@ -25,7 +25,7 @@ PLACEMENTS = {"1_gpu": (1, 1), "8_gpus": (1, 8), "16_gpus": (2, 8)}
 WANTED = {
     *("qwen2_5_0_5b", "qwen2_5_1_5b", "qwen2_5_3b", "qwen2_5_7b"),
     *("qwen3_0_6b", "qwen3_1_7b", "qwen3_4b", "qwen3_8b", "qwen3_14b", "qwen3_32b"),
-    *("llama3_2_1b", "llama3_2_3b", "llama3_1_8b", "gpt_oss_20b"),
+    *("llama3_2_1b", "llama3_2_3b", "llama3_1_8b", "gpt_oss_20b", "smollm2_135m"),
 }
 
 

@@ -150,6 +150,31 @@ def test_a_template_that_rewrites_turns_cannot_be_trained_on(make_chatml_tokeniz
         renderer.render([*DIALOGUE, {"role": "assistant", "content": "B"}])
 
 
+def test_results_of_tools_that_a_template_refuses_are_of_the_user(make_chatml_tokenizer):
+    tokenizer = make_chatml_tokenizer(template=STRICT)
+    renderer = make_renderer(tokenizer, "default")
+    results = [{"role": "tool", "content": content} for content in ("1", "2")]
+    ids = renderer.render_ids([*DIALOGUE[:2], *results, {"role": "user", "content": "more"}])
+    assert tokenizer.decode(ids) == "<|im_start|>Q<|im_end|><|im_start|>A<|im_end|><|im_start|>1\n\n2\n\nmore<|im_end|>"
+    prompt, completion = renderer.render_ids(DIALOGUE[:1], add_generation_prompt=True), tokenizer.encode("A<|im_end|>")
+    bridged = renderer.bridge_to_next_turn(prompt, completion, results)
+    assert tokenizer.decode(bridged.token_ids).endswith("A<|im_end|><|im_start|>1\n\n2<|im_end|><|im_start|>")
+
+
+NAMED_ONLY = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{% if m['content'] is none %}{{ m['tool_calls'] }}"
+    "{% else %}{{ m['content'] }}{% endif %}<|im_end|>{% endfor %}"
+)
+
+
+def test_calls_that_a_template_names_and_does_not_render_are_text(make_chatml_tokenizer):
+    tokenizer = make_chatml_tokenizer(template=NAMED_ONLY)
+    call = {"type": "function", "id": "1", "function": {"name": "look", "arguments": {"at": "x"}}}
+    messages = [DIALOGUE[0], {"role": "assistant", "content": "", "tool_calls": [call]}]
+    text = tokenizer.decode(make_renderer(tokenizer, "default").render_ids(messages))
+    assert text.endswith('assistant\n<tool_call>{"name": "look", "arguments": {"at": "x"}}</tool_call><|im_end|>')
+
+
 # -- make_renderer ----------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""Loading of causal LMs from a folder or from the Hub."""
+"""Loading of causal LMs from a folder, from a GGUF file or from the Hub."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from safetensors import SafetensorError
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
 from mtrl.models.attention import products_are_faster, use_own_attention
+from mtrl.models.gguf import as_folder
 from mtrl.models.preparation import prepare_packing
 from mtrl.record.checksums import changes
 from mtrl.record.run_dir import RunDir
@@ -21,8 +22,8 @@ UNREADABLE = (OSError, ValueError, ImportError, SafetensorError)
 
 
 def load_model(config: Config, path: str, key: str = "model.path", device: str | None = None) -> tuple[Any, Any]:
-    """Load the module and the tokenizer of a folder or Hub name. The module is in evaluation mode, without dropout,
-    since the log-probs of sampling and training must agree.
+    """Load the module and the tokenizer of a folder, GGUF file or Hub name. The module is in evaluation mode, without
+    dropout, since the log-probs of sampling and training must agree.
 
     Args:
         key: setting that names the model, for error messages.
@@ -34,6 +35,7 @@ def load_model(config: Config, path: str, key: str = "model.path", device: str |
     from transformers import AutoTokenizer
 
     check_export(path, key)
+    path = as_folder(path, key)
     target = pick_device(device or config.model.device)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **_given(config, path))
@@ -53,6 +55,7 @@ def load_peer(config: Config, path: str, key: str, policy: Any) -> Any:
         UserError: the model cannot be loaded, or its vocabulary has another size than the policy's.
     """
     check_export(path, key)
+    path = as_folder(path, key)
     model = _load_module(config, path, key, policy.dtype, ", or null for the policy's own weights")
     own, wanted = (m.config.get_text_config().vocab_size for m in (model, policy))
     if own != wanted:
@@ -76,8 +79,9 @@ def load_shape(config: Config, path: str, key: str = "model.path") -> tuple[Any,
     """
     from transformers import AutoConfig, AutoTokenizer
 
-    given = _given(config, path)
     check_export(path, key)
+    path = as_folder(path, key)
+    given = _given(config, path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path, **given)
         return AutoConfig.from_pretrained(path, **given), tokenizer

@@ -17,6 +17,7 @@ from mtrl.environments.factory import Task, load_task
 from mtrl.environments.family import Family
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.errors import UserError
+from mtrl.models.gguf import as_folder
 from mtrl.models.plain_tokenizer import plain
 from mtrl.models.renderer import make_renderer
 from mtrl.rollout.conversation import Codec, Conversation, SingleMessageConversation
@@ -182,7 +183,7 @@ def prepared_start(config: Config, task: Task, on_warm_start: OnStep) -> tuple[s
     """Return the folder or Hub name of the policy before training, and the result of its warm start, None without
     one."""
     if config.model.name != "tiny" and not config.model.warm_start.enabled:
-        return config.model.path or "", None
+        return as_folder(config.model.path or "", "model.path"), None
 
     def connected(model: Any, tokenizer: Any) -> Player:
         return connect(config, task, model.config, tokenizer, [], partial(shared_engine, config, model, tokenizer))

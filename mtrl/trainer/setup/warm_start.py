@@ -14,7 +14,6 @@ import hashlib
 import inspect
 import json
 import logging
-import os
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -31,6 +30,7 @@ from mtrl.environments.family import reward_is_success
 from mtrl.errors import UserError
 from mtrl.models import sft, tiny
 from mtrl.models.demonstrations import demonstrate, demonstrations
+from mtrl.models.gguf import as_folder
 from mtrl.models.renderer import TinyRenderer, make_renderer
 from mtrl.record.checksums import SUMS, changes, write_checksums
 from mtrl.rewards.compose import RewardComposer
@@ -38,7 +38,7 @@ from mtrl.rollout.rollouts import Rollouts
 from mtrl.scoring.heldout import score_groups
 from mtrl.trainer.setup.loading import load_model
 from mtrl.types import Group, Message
-from mtrl.utils.files import replace_text
+from mtrl.utils.files import cache_folder, replace_text
 
 KEY_CONVERSATIONS = 256
 """Number of demonstrations in the cache key; their text changes with the environment's text."""
@@ -277,8 +277,9 @@ def cache_key(config: Config, task: Task) -> str:
 
 
 def model_files(path: str | None) -> list[list[Any]]:
-    """Return names, sizes and modification times of the files of a model folder; empty for a Hub name."""
-    folder = Path(path or "")
+    """Return names, sizes and modification times of the files of a model folder, or of the converted folder of a GGUF
+    file; empty for a Hub name."""
+    folder = Path(as_folder(path or "", "model.path"))
     if path is None or not folder.is_dir():
         return []
     files = sorted(each for each in folder.iterdir() if each.is_file())
@@ -291,7 +292,3 @@ def _source(function: Any) -> str:
         return inspect.getsource(inspect.getmodule(function))
     except (OSError, TypeError):
         return ""
-
-
-def cache_folder() -> Path:
-    return Path(os.environ.get("MTRL_CACHE", Path.home() / ".cache" / "mtrl"))
