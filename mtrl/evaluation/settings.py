@@ -18,8 +18,9 @@ from mtrl.config.schema import Config
 from mtrl.datasets import Splits
 from mtrl.errors import UserError
 from mtrl.evaluation.rollouts import Source
-from mtrl.evaluation.sources import BASE, run_of
-from mtrl.record.run_dir import such_as
+from mtrl.evaluation.sources import BASE
+from mtrl.record.run import run_of
+from mtrl.record.run_dir import RunDir, such_as
 from mtrl.types import Row
 
 READ = (
@@ -234,7 +235,6 @@ def trained_elsewhere(config: Config, sources: Sequence[Source]) -> list[str]:
     from omegaconf import OmegaConf
 
     from mtrl.config.plain_yaml import load_config
-    from mtrl.record.run_dir import RunDir
 
     warnings = []
     here = config.environment.target or config.environment.name

@@ -22,12 +22,9 @@ from mtrl.command.program import run_program
 from mtrl.config.outputs import check_local
 from mtrl.errors import UserError
 from mtrl.figures import results
-from mtrl.figures.axis import Axis
-from mtrl.figures.catalogue import FIGURES, draw
-from mtrl.figures.groups import Group, group_runs, repeated_seeds
-from mtrl.figures.index import page
-from mtrl.figures.runs import find_runs, measured, read_run
-from mtrl.figures.study import Study
+from mtrl.figures.axis import Axis, Study
+from mtrl.figures.groups import Group, find_runs, group_runs, repeated_seeds
+from mtrl.figures.index import FIGURES, draw, page
 from mtrl.figures.style import save
 from mtrl.utils.files import replace_text
 
@@ -99,7 +96,8 @@ def read_groups(paths: Sequence[str]) -> list[Group]:
     Raises:
         UserError: No run has a row of metrics.
     """
-    runs, empty = measured([read_run(path) for path in find_runs(paths)])
+    found = find_runs(paths)
+    runs, empty = [run for run in found if run.rows], [run for run in found if not run.rows]
     if not runs:
         raise UserError(f"{empty[0].path} has no row of metrics yet; wait for its first step")
     for run in empty:

@@ -6,10 +6,9 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mtrl.figures.axis import NAMES, Axis, Places
+from mtrl.figures.axis import NAMES, Axis, Places, Study
 from mtrl.figures.bands import Band
 from mtrl.figures.groups import Group
-from mtrl.figures.study import Study
 from mtrl.figures.style import not_measured, panels, shared_legend, title, whole_ticks
 
 if TYPE_CHECKING:

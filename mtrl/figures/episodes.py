@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 from mtrl.errors import UserError
-from mtrl.figures.runs import Run
+from mtrl.record.run import Run
 from mtrl.record.trajectories import whole_lines
 from mtrl.scoring.agreement import Thresholds, Verdict, claimed, succeeded
 from mtrl.types import Trajectory, Turn, trajectory_from_dict
@@ -87,12 +87,11 @@ def read_episodes(run: Run, cap: int = CAP) -> Episodes:
     Raises:
         UserError: A line to be read is not a trajectory.
     """
-    paths = sorted(run.folder.trajectories.glob("*.jsonl"))
-    files = [(path, found) for path in paths if (found := NAME.fullmatch(path.stem))]
+    files = [(path, found) for path in sorted(run.files()) if (found := NAME.fullmatch(path.stem))]
     counts = [_lines(path) for path, _ in files]
     total = sum(counts)
     chosen = set(random.Random(0).sample(range(total), cap)) if total > cap else set(range(total))
-    thresholds = thresholds_of(run)
+    thresholds = run.thresholds
     kept: list[Episode] = []
     first = 0
     for (path, found), count in zip(files, counts, strict=True):
@@ -106,12 +105,6 @@ def read_episodes(run: Run, cap: int = CAP) -> Episodes:
                     raise UserError(f"{path}:{number + 1} is no trajectory; remove the line") from error
         first += count
     return Episodes(kept, total)
-
-
-def thresholds_of(run: Run) -> Thresholds:
-    success = float(run.settings.get("evaluation.success_threshold", 1.0))
-    claim = run.settings.get("evaluation.claim_threshold")
-    return Thresholds(success, success if claim is None else float(claim))
 
 
 def _lines(path: Path) -> int:

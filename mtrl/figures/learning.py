@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mtrl.figures.axis import Study
 from mtrl.figures.bands import keys_below, seed_band, window
 from mtrl.figures.curves import along, draw_band, per_group, same_scale, seeds_of, spread
 from mtrl.figures.groups import Group
-from mtrl.figures.study import Drawing, Study
-from mtrl.figures.style import colour_of, not_measured, panels, shared_legend, title, unit_scale
+from mtrl.figures.style import Drawing, colour_of, not_measured, panels, shared_legend, title, unit_scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

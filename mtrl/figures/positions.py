@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mtrl.figures.axis import Study
 from mtrl.figures.curves import per_group
 from mtrl.figures.groups import Group
-from mtrl.figures.study import Drawing, Study
-from mtrl.figures.style import BLUE, GREY, colour_of
+from mtrl.figures.style import BLUE, GREY, Drawing, colour_of
 from mtrl.figures.summaries import TURNS, ByTurn, by_turn, quantiles
 
 if TYPE_CHECKING:

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mtrl.figures.axis import Study
 from mtrl.figures.bands import Band, band, seed_band
 from mtrl.figures.curves import along, draw_mean, per_group
-from mtrl.figures.episodes import Episode, thresholds_of
+from mtrl.figures.episodes import Episode
 from mtrl.figures.groups import Group
 from mtrl.figures.learning import smoothed
-from mtrl.figures.study import Drawing, Study
-from mtrl.figures.style import BLUE, GREEN, ORANGE, PURPLE, unit_scale
+from mtrl.figures.style import BLUE, GREEN, ORANGE, PURPLE, Drawing, unit_scale
 from mtrl.figures.summaries import cells, shares
 from mtrl.scoring.agreement import Verdict
 
@@ -134,7 +134,7 @@ def _circles(axes: Axes, episodes: Sequence[Episode]) -> None:
 
 def _quadrants(axes: Axes, group: Group, episodes: Sequence[Episode]) -> None:
     """Draw the thresholds, and the share of the episodes in each of the four corners between them."""
-    limits = thresholds_of(group.runs[0])
+    limits = group.runs[0].thresholds
     scores = {round(episode.score or 0.0, 6) for episode in episodes}
     low, high = min(*scores, 0.0), max(*scores, limits.success)
     axes.set_xlim(low - 0.4 * (high - low), high + 0.4 * (high - low))

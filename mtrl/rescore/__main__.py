@@ -21,18 +21,27 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
+from mtrl.command.checks import check
+from mtrl.command.compose import merge
 from mtrl.command.program import run_program
+from mtrl.command.stored import key_of, of_run
 from mtrl.config.outputs import check_file
+from mtrl.config.overrides import normalise
 from mtrl.config.schema import Config
 from mtrl.environments.factory import load_task
-from mtrl.record.stored import Stored, files_of, read, run_of
+from mtrl.errors import UserError
+from mtrl.record.run import run_of
+from mtrl.record.stored import Stored, files_of, read
 from mtrl.rescore.replay import LeftOut, Rescored, Rescorer
 from mtrl.rescore.report import Report
-from mtrl.rescore.settings import configuration
 from mtrl.utils.files import replace_text, to_strict_json
+
+READ = ("reward", "environment", "data", "evaluation.success_threshold", "generator.max_turns", "plugins")
+"""Keys and sections that a rescoring reads. For a run, overrides of other keys are rejected because they have no
+effect."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,6 +91,32 @@ def split_out(words: Sequence[str]) -> tuple[Path | None, list[str]]:
     if out is not None:
         check_file(f"out={out}", out)
     return out, [word for word in words if not word.startswith("out=")]
+
+
+def configuration(run: Path | None, overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
+    """Return the checked configuration, and warnings.
+
+    Raises:
+        UserError: the configuration is invalid, or an override has no effect.
+    """
+    if run is None:
+        cfg = merge(normalise(overrides))
+    else:
+        for override in overrides:
+            check_read(override)
+        cfg = of_run(run, overrides)
+    return cfg, check(cfg)
+
+
+def check_read(override: str) -> None:
+    """Check that a rescoring reads the key of the override.
+
+    Raises:
+        UserError: the override would have no effect.
+    """
+    key = key_of(override)
+    if not any(key == read or key.startswith(f"{read}.") for read in READ):
+        raise UserError(f"{override} changes nothing here: rescoring a run reads {', '.join(READ)}")
 
 
 def unread(rescorer: Rescorer, overrides: Sequence[str]) -> list[str]:

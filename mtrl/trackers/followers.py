@@ -53,7 +53,7 @@ class Followers:
             while thread.is_alive() and thread.is_worth_waiting(began):
                 thread.join(0.1)
         self._tell()
-        for path in dict.fromkeys(thread.follower.folder.run.metrics for thread in self._threads):
+        for path in dict.fromkeys(thread.follower.folder.run.dir.metrics for thread in self._threads):
             if sentence := unfinished_row(path):
                 self._warn(sentence)
         for thread in self._threads:
@@ -125,7 +125,7 @@ class _Thread(threading.Thread):
             left = ", ".join(f"{number} {kind}" for kind, number in self.follower.left().items()) or "the end"
         except Exception:  # the thread may be reading the same files
             left = "a part of it"
-        command = shlex.join(["python", "-m", "mtrl.track", str(self.follower.folder.run)])
+        command = shlex.join(["python", "-m", "mtrl.track", str(self.follower.folder.run.path)])
         return f"{self.follower.backend.name} does not have all of the run (left: {left}); send it with: {command}"
 
     def _attempt(self, act: Callable[[], Any]) -> None:

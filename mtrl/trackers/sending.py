@@ -13,11 +13,12 @@ from rich.console import Console
 from mtrl.config.schema import TrackerConfig
 from mtrl.errors import UserError
 from mtrl.record.metrics import unfinished_row
+from mtrl.record.run import Run
 from mtrl.record.run_dir import RunDir
 from mtrl.trackers.follower import Follower
 from mtrl.trackers.followers import Followers, said
 from mtrl.trackers.receipts import BusyError, folder_of
-from mtrl.trackers.start import follower_of, stored_config
+from mtrl.trackers.start import follower_of
 
 FOLLOW_SECONDS = 2.0
 """Seconds between two checks of the folder of a live run."""
@@ -61,7 +62,7 @@ def follow(run: RunDir, tracker: TrackerConfig, warn: Callable[[str], Any]) -> l
         outcomes += [outcome] if outcome.is_busy else []
     followers = Followers(opened, warn, is_run=False)
     try:
-        while opened and not opened[0].folder.is_finished():
+        while opened and not opened[0].folder.run.is_over:
             time.sleep(FOLLOW_SECONDS)
             followers.poke()
     except KeyboardInterrupt:
@@ -92,7 +93,8 @@ def _each(
 
 def _send_rest(follower: Follower, run: RunDir) -> None:
     # A run that reports to this tracker holds its journal while it lives. This process holds it, so the run is over.
-    was_its_own = follower.backend.name in ((stored_config(run).get("tracker") or {}).get("report_to") or [])
+    tracker = Run(run.path).stored_config.tree.get("tracker") or {}
+    was_its_own = follower.backend.name in (tracker.get("report_to") or [])
     screen = Console(stderr=True)
     with screen.status(f"sending to {follower.backend.name}") if screen.is_terminal else nullcontext():
         follower.advance(final=True, is_over=was_its_own)

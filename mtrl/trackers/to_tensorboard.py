@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mtrl.trackers.backend import Place, ReopenError
-from mtrl.trackers.conversation import conversation
-from mtrl.trackers.items import Artifact, Ended, Episode, Row, Settings, step_of
+from mtrl.trackers.items import Artifact, Ended, Episode, Row, Settings, conversation, step_of
 from mtrl.trackers.receipts import Receipts
 from mtrl.utils.text import clean, one_line, signed
 

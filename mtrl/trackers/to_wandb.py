@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 from mtrl.errors import UserError
 from mtrl.scoring.measures import episode_tokens
 from mtrl.trackers.backend import Place, RefusedError
-from mtrl.trackers.conversation import conversation
-from mtrl.trackers.items import Artifact, Ended, Episode, Row, Settings, step_of
+from mtrl.trackers.items import Artifact, Ended, Episode, Row, Settings, conversation, step_of
 from mtrl.trackers.receipts import Receipts
 from mtrl.utils.text import one_line
 

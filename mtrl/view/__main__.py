@@ -20,7 +20,7 @@ from pathlib import Path
 
 from mtrl.command.program import run_program
 from mtrl.errors import UserError
-from mtrl.record.runs import Library
+from mtrl.record.library import Library
 from mtrl.utils.hosts import is_loopback
 from mtrl.view.api import Api
 

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from mtrl.record.config import Flat
-from mtrl.record.runs import PLACES
 
+PLACES = ("run_dir", "resume")
+"""Keys that never count as a difference between runs."""
 TOLD = 4
 """Maximum number of differences in the label of a family."""
 

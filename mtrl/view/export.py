@@ -17,7 +17,7 @@ from urllib.parse import quote
 from mtrl.config.outputs import check_file
 from mtrl.errors import UserError
 from mtrl.record.index import Row
-from mtrl.record.runs import Run
+from mtrl.record.run import Run
 from mtrl.scoring.agreement import Verdict
 from mtrl.utils.files import replace_text
 from mtrl.view.api import Api, indexing
@@ -79,7 +79,7 @@ def collect(api: Api, most: int) -> Bundle:
     size = 0
     for number, run in enumerate(runs):
         wait_for_indexes(run)
-        rows = run.trajectories.rows()
+        rows = run.index.rows()
         share = (most - bundle.kept) // (len(runs) - number)
         chosen: list[Row] = []
         for row in worth_reading(rows, run, share):
@@ -107,8 +107,8 @@ def collect(api: Api, most: int) -> Bundle:
 
 def wait_for_indexes(run: Run) -> None:
     """Wait until every line of the run is indexed; for a live run, every line that existed at the call."""
-    _, wanted = (run.trajectories.rows(), run.trajectories.progress[1])
-    while run.trajectories.progress[0] < wanted and not all(file.indexed for file in run.trajectories.files):
+    _, wanted = (run.index.rows(), run.index.progress[1])
+    while run.index.progress[0] < wanted and not all(file.indexed for file in run.index.files):
         time.sleep(0.05)
 
 

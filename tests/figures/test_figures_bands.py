@@ -11,11 +11,11 @@ from mtrl.errors import UserError
 from mtrl.figures.axis import Axis, cost, places
 from mtrl.figures.bands import band, keys_below, seed_band, window
 from mtrl.figures.groups import Group
-from mtrl.figures.runs import Run
+from tests.figures.made import MadeUpRun
 
 
 def run(*rows, path="run"):
-    return Run(path, {}, list(rows))
+    return MadeUpRun(path, rows=rows)
 
 
 def of(values, key="a"):

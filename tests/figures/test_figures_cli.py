@@ -10,7 +10,7 @@ import pytest
 from mtrl.errors import UserError
 from mtrl.figures.__main__ import chosen, main
 from mtrl.figures.axis import Axis
-from mtrl.figures.catalogue import FIGURES
+from mtrl.figures.index import FIGURES
 from tests import forked
 from tests.figures.made import training_rows, trajectory, turn
 

@@ -3,7 +3,7 @@
 import pytest
 
 from mtrl.figures.axis import Axis
-from mtrl.figures.catalogue import FIGURES, draw
+from mtrl.figures.index import FIGURES, draw
 from mtrl.figures.style import save
 from mtrl.types import StopReason
 from tests.figures.made import legend_of, lines_of, panels_of, row, training_rows, trajectory, turn

@@ -4,7 +4,7 @@ import pytest
 
 from mtrl.errors import UserError
 from mtrl.figures.episodes import read_episodes
-from mtrl.figures.runs import read_run
+from mtrl.record.run import Run
 from mtrl.types import StopReason, to_json
 from tests.figures.made import trajectory, turn
 
@@ -12,7 +12,7 @@ from tests.figures.made import trajectory, turn
 @pytest.fixture
 def read(make_run):
     def read(cap=100, settings=None, **files):
-        return read_episodes(read_run(make_run(trajectories=files, settings=settings)), cap)
+        return read_episodes(Run(make_run(trajectories=files, settings=settings)), cap)
 
     return read
 
@@ -65,7 +65,7 @@ def test_kinds_and_steps_come_from_the_names_and_chosen_files_do_not_count(read)
 
 def test_beyond_the_cap_the_same_share_is_drawn_every_time(make_run):
     many = [trajectory([turn(reward=float(n))]) for n in range(60)]
-    run = read_run(make_run(trajectories={"train_step_000001": many[:20], "train_step_000002": many[20:]}))
+    run = Run(make_run(trajectories={"train_step_000001": many[:20], "train_step_000002": many[20:]}))
     first, second = read_episodes(run, 30), read_episodes(run, 30)
     assert first == second
     assert len(first.kept) == 30 == len({e.reward for e in first.kept}) and first.stored == 60
@@ -79,7 +79,7 @@ def test_lines_that_are_not_drawn_are_not_parsed(make_run):
     folder = make_run(trajectories={"train_step_000001": [trajectory([turn()])]})
     with (folder / "trajectories" / "train_step_000001.jsonl").open("a") as file:
         file.write("no JSON\n" * 2000)
-    kept = [read_episodes(read_run(folder), 0)]
+    kept = [read_episodes(Run(folder), 0)]
     assert kept[0].kept == [] and kept[0].stored == 2001
 
 
@@ -87,7 +87,7 @@ def test_a_line_that_is_being_written_is_not_there_yet(make_run):
     folder = make_run(trajectories={"train_step_000001": [trajectory([turn()])]})
     with (folder / "trajectories" / "train_step_000001.jsonl").open("a") as file:
         file.write('{"task_id": "x"')
-    assert read_episodes(read_run(folder)).stored == 1
+    assert read_episodes(Run(folder)).stored == 1
 
 
 @pytest.mark.parametrize("line", ["{}", "[1]", "not JSON", '{"turns": 3, "stop_reason": "done"}', ""])
@@ -97,8 +97,8 @@ def test_a_broken_line_is_one_sentence(make_run, line):
     with (folder / "trajectories" / "train_step_000001.jsonl").open("a") as file:
         file.write((line or to_json(good).replace('"searches": 1.0', '"searches": "many"')) + "\n")
     with pytest.raises(UserError, match="train_step_000001.jsonl:2 is no trajectory"):
-        read_episodes(read_run(folder))
+        read_episodes(Run(folder))
 
 
 def test_a_run_without_trajectories_has_none(make_run):
-    assert read_episodes(read_run(make_run())).kept == []
+    assert read_episodes(Run(make_run())).kept == []

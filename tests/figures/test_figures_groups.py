@@ -1,21 +1,20 @@
 """Which runs belong together, and what they are called."""
 
-from pathlib import Path
-
 import hypothesis
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mtrl.figures.groups import differing, group_runs, labels, repeated_seeds
-from mtrl.figures.runs import Run, read_run
+from mtrl.record.run import Run
+from tests.figures.made import MadeUpRun
 
 
 def runs(make_run, *settings):
     made = [
         make_run(f"run{number}", seed=some.pop("seed", number), settings=some) for number, some in enumerate(settings)
     ]
-    return [read_run(folder) for folder in made]
+    return [Run(folder) for folder in made]
 
 
 def names(groups):
@@ -79,7 +78,7 @@ VALUES = st.fixed_dictionaries({key: st.sampled_from([0, 1, "x", None]) for key 
 @hypothesis.settings(deadline=None, max_examples=60)
 @given(settings=st.lists(VALUES, min_size=1, max_size=12))
 def test_every_run_is_in_one_group_and_labels_tell_groups_apart(settings):
-    found = group_runs([Run(Path(str(n)), some, []) for n, some in enumerate(settings)])
+    found = group_runs([MadeUpRun(str(n), some) for n, some in enumerate(settings)])
     assert sorted(int(run.path.name) for group in found for run in group) == list(range(len(settings)))
     assert len({group.label for group in found}) == len(found)
     for group in found:

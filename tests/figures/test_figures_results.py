@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mtrl.figures.compare import compare_seeds, paired, tail, welch
 from mtrl.figures.groups import Group
 from mtrl.figures.results import latex, markdown, result, rows
-from mtrl.figures.runs import Run
+from tests.figures.made import MadeUpRun
 
 
 def group(label, *values, seeds=None, before=0.25):
@@ -17,7 +17,7 @@ def group(label, *values, seeds=None, before=0.25):
 
     def run(seed, value):
         found = [{"step": 0, "val/success/mean": before}, {"step": 9, "val/success/mean": value}, {"step": 10}]
-        return Run(f"run{seed}", {"seed": seed}, found)
+        return MadeUpRun(f"run{seed}", {"seed": seed}, found)
 
     return Group(
         label, tuple(run(seed, value) for seed, value in zip(seeds or range(len(values)), values, strict=True))
@@ -75,7 +75,7 @@ def test_rows_of_the_table():
 
 
 def test_a_group_without_evaluations_has_no_numbers():
-    empty = Group("none", (Run("run", {"seed": 0}, [{"step": 3}]),))
+    empty = Group("none", (MadeUpRun("run", {"seed": 0}, [{"step": 3}]),))
     assert rows([group("grpo", 0.5), empty])[1] == ["none", "0", "–", "–", "–", "–", "–"]
     assert rows([empty, group("grpo", 0.5)])[1] == ["grpo", "1", "9", "0.250", "0.500", "–", "–"]
 

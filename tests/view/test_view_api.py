@@ -22,7 +22,7 @@ BADLY = {"env_error", "timeout", "parse_error", "aborted"}
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     """`answers(what, **words)` of a run with 72 trajectories, and what its files hold, read without an index."""
-    from mtrl.record.runs import Library
+    from mtrl.record.library import Library
     from mtrl.view.api import Api
     from mtrl.view.export import wait_for_indexes
 

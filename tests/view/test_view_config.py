@@ -5,7 +5,7 @@ import os
 import pytest
 
 from mtrl.record.config import read_config
-from mtrl.record.runs import Library
+from mtrl.record.library import Library
 
 DEEP = ("more than 50 levels", "while increasing flow level")
 """What is said of deep nesting: by the check, or by the parser in C, which has a limit since PyYAML 6.0.4."""
@@ -20,7 +20,8 @@ def bomb():
 
 def read(folder, text):
     (folder / "config.yaml").write_text(text)
-    return read_config(folder)
+    found = read_config(folder)
+    return found.flat, found.problems
 
 
 @pytest.mark.parametrize("text", ["a: [", "3", "", "\x00", "a: &x 1", "!!python/object:os.system {}", "a: .nan"])
@@ -72,7 +73,7 @@ def test_links_out_of_the_run_and_pipes_are_not_read(tmp_path):
     os.mkfifo(run / "timeline.jsonl")
     (run / "alarms.jsonl").symlink_to("/dev/zero")
     (shown,) = Library([run]).runs
-    assert (shown.config, shown.read_summary()[0], shown.metrics.refresh(), shown.tokenizer) == ({}, None, [], None)
+    assert (shown.flat_config, shown.summary, shown.metrics.refresh(), shown.tokenizer) == ({}, {}, [], None)
     assert shown.timeline.refresh() == shown.alarms.refresh() == []
     told = " ".join(shown.problems())
     for name in ("config.yaml", "summary.json", "metrics.jsonl", "tokenizer/tokenizer.json", "alarms.jsonl"):

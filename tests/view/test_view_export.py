@@ -162,7 +162,7 @@ def test_what_is_left_out_is_counted(static, api_of, made_run, tmp_path, most):
     said = export(api, tmp_path / "out.html", most)
     data = data_of(tmp_path / "out.html")
     items = data["routes"]["/api/runs/one/trajectories"]["items"]
-    total = len(api.library.runs[0].trajectories.rows())
+    total = len(api.library.runs[0].index.rows())
     assert (len(items), data["left_out"]) == (most, total - most)
     assert f"{most} trajectories ({total - most} were left out)" in said
     order = [(-item["step"], item["kind"], item["line"]) for item in items]
@@ -193,7 +193,7 @@ def test_the_odd_ones_come_first_and_then_whole_groups(api_of, tmp_path):
     write_groups(run / "trajectories", "train", 5, [Group("g", {}, made) for made in plain])
     api = api_of(run)
     (run,) = api.library.runs
-    chosen = worth_reading(run.trajectories.rows(), run, 8)
+    chosen = worth_reading(run.index.rows(), run, 8)
     assert {row.line.task_id for row in chosen} == {"lenient", "failed", "t"}
     assert [row.line.group_id for row in chosen if row.line.task_id == "t"] == ["g0"] * 3 + ["g1"] * 3
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from mtrl.errors import UserError
 from mtrl.record import index as store
 from mtrl.record.index import Indexer, StoredFile, TrajectoryFolder, index_file
+from mtrl.record.library import Library, names_of
 from mtrl.record.metrics import unfinished
 from mtrl.record.records import Records, has_step
-from mtrl.record.runs import Library, names_of
 from mtrl.record.trajectories import index_path, read_index, write_groups
 from mtrl.types import Group, to_json
 from mtrl.view import differences
@@ -176,7 +176,7 @@ def test_a_folder_of_trajectories_outside_of_the_run_is_not_read(run, tmp_path):
     (other / "metrics.jsonl").write_text("")
     (other / "trajectories").symlink_to(run / "trajectories")
     (shown,) = Library([other]).runs
-    assert shown.trajectories.rows() == []
+    assert shown.index.rows() == []
     assert shown.problems() == ["trajectories leads out of the run and is not read"]
 
 

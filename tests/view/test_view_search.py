@@ -103,7 +103,7 @@ def test_search_follows_filters_and_order(api_of, made_run):
 def test_a_request_ends_in_time_and_says_where(api_of, made_run):
     api = api_of(made_run)
     (run,) = api.library.runs
-    rows = run.trajectories.rows()
+    rows = run.index.rows()
     seconds = itertools.count(0, SECONDS / 4)
     found = search(rows, Needle("nowhere"), None, 50, clock=lambda: next(seconds))
     assert found.rows == [] and found.searched == 5
@@ -113,7 +113,7 @@ def test_a_request_ends_in_time_and_says_where(api_of, made_run):
 
 def test_a_cursor_survives_new_trajectories(api_of, made_run):
     api = api_of(made_run)
-    rows = api.library.runs[0].trajectories.rows()
+    rows = api.library.runs[0].index.rows()
     row = rows[7]
     cursor = f"{row.file.name}/{row.number}/7/8"
     assert resume(rows, cursor) == (8, 8)
@@ -124,7 +124,7 @@ def test_a_cursor_survives_new_trajectories(api_of, made_run):
 
 
 def test_trajectories_that_came_too_late_are_counted(api_of, made_run):
-    rows = api_of(made_run).library.runs[0].trajectories.rows()
+    rows = api_of(made_run).library.runs[0].index.rows()
     some, late = rows[10:], rows
     first = search(some, Needle("p"), None, 2)
     rest = search(late, Needle("p"), first.cursor, 500)
@@ -137,7 +137,7 @@ def test_trajectories_that_came_too_late_are_counted(api_of, made_run):
 
 def test_files_that_go_away_have_no_hits(api_of, tmp_path):
     _, run = written(api_of, tmp_path, make_trajectory(turns=[make_turn(said="needle")]))
-    rows = run.trajectories.rows()
+    rows = run.index.rows()
     rows[0].file.path.write_text("x")
     assert search(rows, Needle("needle"), None, 5).rows == []
     rows[0].file.path.unlink()

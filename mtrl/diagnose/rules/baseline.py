@@ -9,7 +9,7 @@ from mtrl.diagnose.disagreement import baseline_disagreement
 from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import HELD_OUT, REWARD, SAMPLED, SUCCESS, known, level, propose, rescoring
+from mtrl.diagnose.views import HELD_OUT, REWARD, SAMPLED, SUCCESS, known, level, propose, rescoring
 from mtrl.scoring.statistics import wilson
 from mtrl.utils.text import percent, short
 

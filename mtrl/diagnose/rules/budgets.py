@@ -9,7 +9,8 @@ from statistics import fmean
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import (
+from mtrl.diagnose.stats import Mean
+from mtrl.diagnose.views import (
     AT_CAP,
     MAX_TOKENS,
     REWARD,
@@ -22,7 +23,6 @@ from mtrl.diagnose.rules.views import (
     room_for_responses,
     success,
 )
-from mtrl.diagnose.stats import Mean
 from mtrl.record.stored import read
 from mtrl.scoring.measures import is_overlong
 from mtrl.types import StopReason

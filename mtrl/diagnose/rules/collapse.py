@@ -8,7 +8,7 @@ from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.drop import GONE, find_drop
-from mtrl.diagnose.rules.views import EQUAL, HELD_OUT, REWARD, evaluations, known, propose
+from mtrl.diagnose.views import EQUAL, HELD_OUT, REWARD, evaluations, known, propose
 from mtrl.utils.text import short
 
 DRIFT = "analysis/logprob_drift/mean"

@@ -8,7 +8,7 @@ from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.hacked import FOLLOWS
-from mtrl.diagnose.rules.views import (
+from mtrl.diagnose.views import (
     REWARD,
     evaluations,
     from_to,

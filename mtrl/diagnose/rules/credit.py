@@ -6,7 +6,7 @@ from mtrl.algorithms.registry import ESTIMATORS
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import level, other_schemes, propose
+from mtrl.diagnose.views import level, other_schemes, propose
 from mtrl.utils.text import percent
 
 EARLY, LONELY = "rollout/reward/early_frac", "analysis/lonely_turns"

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mtrl.diagnose.record import Record
-from mtrl.diagnose.rules.views import REWARD
 from mtrl.diagnose.stats import change_point, noise, running_mean
+from mtrl.diagnose.views import REWARD
 
 HEIGHT = 0.08
 """Minimum peak above the floor, as a share of the reward of a success. A lower reward cannot collapse."""

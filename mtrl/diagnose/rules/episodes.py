@@ -5,7 +5,7 @@ from __future__ import annotations
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import known, level, propose
+from mtrl.diagnose.views import known, level, propose
 from mtrl.utils.text import percent
 
 FAILED, BREAKS = "rollout/failed_episodes", "rollout/breaks"

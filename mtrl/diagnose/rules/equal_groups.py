@@ -9,7 +9,7 @@ from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.drop import find_drop
-from mtrl.diagnose.rules.views import (
+from mtrl.diagnose.views import (
     EQUAL,
     HELD_OUT,
     REWARD,

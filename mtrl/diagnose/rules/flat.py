@@ -6,7 +6,8 @@ from mtrl.diagnose.command import shipped
 from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import (
+from mtrl.diagnose.stats import halves
+from mtrl.diagnose.views import (
     EQUAL,
     HELD_OUT,
     REWARD,
@@ -23,7 +24,6 @@ from mtrl.diagnose.rules.views import (
     rescoring,
     span,
 )  # fmt: skip
-from mtrl.diagnose.stats import halves
 from mtrl.utils.text import percent, short
 
 TOLERANCE = 0.05

@@ -7,7 +7,7 @@ import numpy as np
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import REWARD, known, propose, recent
+from mtrl.diagnose.views import REWARD, known, propose, recent
 from mtrl.utils.text import percent, short
 
 NORM, CLIPPED = "train/grad_norm", "train/clip_frac"

@@ -10,7 +10,8 @@ from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.gap import find_gap
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import (
+from mtrl.diagnose.stats import Change, error_of_share
+from mtrl.diagnose.views import (
     HELD_OUT,
     REWARD,
     SUCCESS,
@@ -26,7 +27,6 @@ from mtrl.diagnose.rules.views import (
     span,
     success,
 )  # fmt: skip
-from mtrl.diagnose.stats import Change, error_of_share
 from mtrl.utils.text import percent, short
 
 LENIENT, CLAIMS = "rollout/lenient_frac", "rollout/claims/mean"

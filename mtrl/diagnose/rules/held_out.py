@@ -7,7 +7,7 @@ from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.gap import Gap, find_gap
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import HELD_OUT, SUCCESS, evaluations, from_to, known, level, propose
+from mtrl.diagnose.views import HELD_OUT, SUCCESS, evaluations, from_to, known, level, propose
 from mtrl.utils.text import percent, short
 
 WIDE = 0.3

@@ -5,7 +5,8 @@ from __future__ import annotations
 from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import (
+from mtrl.diagnose.stats import running_mean
+from mtrl.diagnose.views import (
     REWARD,
     between_last,
     from_to,
@@ -16,7 +17,6 @@ from mtrl.diagnose.rules.views import (
     propose,
     recent,
 )
-from mtrl.diagnose.stats import running_mean
 from mtrl.utils.text import short
 
 DRIFT, STALE, ENTROPY = "analysis/logprob_drift/mean", "analysis/staleness/mean", "train/entropy"

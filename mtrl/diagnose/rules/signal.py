@@ -7,7 +7,8 @@ from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.drop import find_drop
 from mtrl.diagnose.rules.equal_groups import NEAR, equal_groups
-from mtrl.diagnose.rules.views import (
+from mtrl.diagnose.stats import compare, noise
+from mtrl.diagnose.views import (
     EQUAL,
     REWARD,
     between_last,
@@ -21,7 +22,6 @@ from mtrl.diagnose.rules.views import (
     propose,
     recent,
 )
-from mtrl.diagnose.stats import compare, noise
 from mtrl.utils.text import percent, short
 
 VALID, PASS_1, ZERO = "rollout/reward/valid_mean", "val/success/pass_k_1", "rollout/reward/zero_frac"

@@ -9,7 +9,8 @@ from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.equal_groups import NEAR
 from mtrl.diagnose.rules.hacked import hacked_reward
-from mtrl.diagnose.rules.views import (
+from mtrl.diagnose.stats import Change, halves
+from mtrl.diagnose.views import (
     EQUAL,
     HELD_OUT,
     REWARD,
@@ -24,7 +25,6 @@ from mtrl.diagnose.rules.views import (
     propose,
     span,
 )  # fmt: skip
-from mtrl.diagnose.stats import Change, halves
 from mtrl.utils.text import percent, short
 
 TOLERANCE = 0.06

@@ -8,8 +8,8 @@ from typing import Any
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import HELD_OUT, REWARD, between_last, evaluations, from_to, is_solved, known, level
 from mtrl.diagnose.stats import wobble
+from mtrl.diagnose.views import HELD_OUT, REWARD, between_last, evaluations, from_to, is_solved, known, level
 from mtrl.utils.text import short
 
 NAMES = ("domain", "domains", "game", "games", "task", "tasks")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import REWARD, between_last, from_to, is_solved, level, lr_share, propose
+from mtrl.diagnose.views import REWARD, between_last, from_to, is_solved, level, lr_share, propose
 from mtrl.utils.text import short
 
 SILENT = 5

@@ -1,4 +1,4 @@
-"""Growth of the context of an episode, and of the memory."""
+"""Rules for growth: of the context of an episode, of the memory, and of the duration of a step."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import from_to, known, level, over_the_run, propose, recent, success
-from mtrl.utils.text import percent, short
+from mtrl.diagnose.views import from_to, known, level, over_the_run, propose, recent, success
+from mtrl.utils.text import duration, percent, short
 
 CONTEXT, LIMIT = "rollout/context/mean", "rollout/stop/context_limit"
 MEMORY, GPU = "perf/memory_bytes", "perf/gpu_memory_bytes"
 """Metrics with the peak memory so far, in bytes. They never fall, and a leak raises them in nearly every step."""
+STEP, SPEED = "time/step", "perf/tokens_per_second"
 RISING = 0.5
 """Minimum share of the last steps that raised the peak memory."""
 MIB = 2**20
@@ -95,3 +96,32 @@ def _less_memory(record: Record) -> tuple[Proposal, ...]:
     found.append(propose("smaller micro-batches", trainer__max_tokens_per_microbatch=max(256, tokens // 2)))
     found.append(propose("activations computed again instead of kept", trainer__gradient_checkpointing=True))
     return tuple(found)
+
+
+@rule("R133", windows=1.0)
+def slow_steps(record: Record) -> Finding | None:
+    """Steps take several times as long as at the beginning."""
+    seconds, rates = record.series(STEP).values, record.series(SPEED).values
+    if len(seconds) < 15:
+        return None
+    width = min(record.window, len(seconds) // 3)
+    before, now = float(np.median(seconds[:width])), float(np.median(seconds[-width:]))
+    if before <= 0 or now < 2.5 * before:
+        return None
+    tokens = over_the_run(record, "rollout/tokens/trajectory_mean")
+    slower = len(rates) >= 2 * width and float(np.median(rates[-width:])) < 0.6 * float(np.median(rates[:width]))
+    return Finding(
+        severity=Severity.NOTE,
+        title=f"A step takes {duration(now)}; at the beginning it took {duration(before)}",
+        evidence=known(
+            from_to("tokens of an episode", tokens) if tokens else None,
+            f"tokens per second fell from {short(float(np.median(rates[:width])))} to "
+            f"{short(float(np.median(rates[-width:])))}: the machine is slower, or shared"
+            if slower
+            else "the speed per token is as before: episodes have become longer",
+        ),
+        metrics=(STEP, SPEED, "rollout/tokens/trajectory_mean"),
+        advice="time/generate and time/update tell which half it is, and timeline.jsonl where the seconds go; other "
+        "programs on the machine count as well.",
+        expect="seconds per token as at the beginning",
+    )
