@@ -100,7 +100,7 @@ def read_episodes(run: Run, cap: int = CAP) -> Episodes:
                 if first + number not in chosen:
                     continue
                 try:
-                    kept.append(_episode(found[1], int(found[2]), trajectory_from_dict(json.loads(line)), thresholds))
+                    kept.append(episode_of(found[1], int(found[2]), trajectory_from_dict(json.loads(line)), thresholds))
                 except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                     raise UserError(f"{path}:{number + 1} is no trajectory; remove the line") from error
         first += count
@@ -112,7 +112,7 @@ def _lines(path: Path) -> int:
         return sum(1 for _ in whole_lines(file))
 
 
-def _episode(kind: str, step: int, trajectory: Trajectory, thresholds: Thresholds) -> Episode:
+def episode_of(kind: str, step: int, trajectory: Trajectory, thresholds: Thresholds) -> Episode:
     return Episode(
         kind,
         step,

@@ -92,6 +92,16 @@ def record(seed, chances, config=None, **extra):
     return Record(config or configured(trainer__max_steps=len(chances)), None, rows(seed, chances, **extra))
 
 
+def without(run, *keys):
+    """The same run, in which these metrics were never measured."""
+    rows = {step: {"step": step} for step in range(run.step + 1)}
+    for key in {*run.metrics()} - {*keys}:
+        series = run.series(key)
+        for step, value in zip(series.steps.tolist(), series.values.tolist(), strict=True):
+            rows[step][key] = value
+    return Record(run.config, run.path, rows.values())
+
+
 def learning(start, end, steps, speed=6.0, middle=0.4):
     """Chances that rise as a logistic curve."""
     time = np.linspace(0, 1, steps)

@@ -132,4 +132,4 @@ def test_a_folder_that_cannot_be_written_does_not_end_the_run(run, caplog):
 
 def test_its_configuration_is_that_of_the_run(run):
     watch = Watch(config(), run)
-    assert watch._record.setting("algorithm.group_size") == asdict(config())["algorithm"]["group_size"]
+    assert watch.record.setting("algorithm.group_size") == asdict(config())["algorithm"]["group_size"]

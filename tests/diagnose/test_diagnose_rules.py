@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from ill_runs import FLAT, RUNS, collapsing, hacked, hopeless, of, unpaid
-from made_up_runs import configured, learning, record, rows
+from made_up_runs import configured, learning, record, rows, without
 
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.proposals import Proposals
@@ -188,8 +188,7 @@ def test_training_that_held_out_rows_do_not_follow(last, scored):
     keys = ("val/success/mean", "val/success/sampled", "val/reward/mean", "val/success/pass_k_1")
     run = of(learning(0.3, 0.95, 60), **dict.fromkeys(keys, held_out))
     if not scored:
-        for key in ("rollout/success/mean", "rollout/lenient_frac", "rollout/claims/mean"):
-            run._columns.pop(key)
+        run = without(run, "rollout/success/mean", "rollout/lenient_frac", "rollout/claims/mean")
     finding = found(run, "held_out_gap" if scored else "hacked_reward")
     assert finding.severity in ("alarm", "warning")
     if scored:
@@ -220,7 +219,7 @@ def test_few_evaluations_tell_that_they_did_not_follow(steps, every, episodes, l
 def test_a_last_evaluation_decides_alone_where_it_is_certain():
     """Without sampled evaluations, at steps 0 and 60 only."""
     run = _evaluated(np.linspace(0.3, 0.95, 60), [0.5, 0.3], every=60)
-    run._columns.pop("val/success/sampled")
+    run = without(run, "val/success/sampled")
     assert found(run, "held_out_gap") is not None
 
 
@@ -266,8 +265,7 @@ def test_training_that_falls_with_the_evaluations_is_no_gap():
 
 def test_the_title_of_what_was_never_scored_says_nothing_of_the_scorer():
     run = _evaluated(np.linspace(0.3, 0.95, 60), [0.5, 0.3])
-    for key in UNSCORED:
-        run._columns.pop(key)
+    run = without(run, *UNSCORED)
     title = found(run, "hacked_reward").title
     assert title.endswith(", and held-out success is 30.0%") and title.startswith("The reward rose from 0.")
 

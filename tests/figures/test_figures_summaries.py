@@ -5,14 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrl.figures.episodes import _episode
+from mtrl.figures.episodes import episode_of
 from mtrl.figures.summaries import TURNS, by_turn, cells, quantiles, shares
 from mtrl.scoring.agreement import Thresholds
 from tests.figures.made import trajectory, turn
 
 
 def episode(*turns, step=1, score=1.0):
-    return _episode("train", step, trajectory(turns, score=score), Thresholds())
+    return episode_of("train", step, trajectory(turns, score=score), Thresholds())
 
 
 def components(turn):

@@ -98,9 +98,9 @@ def test_a_copy_is_over_by_its_status_whatever_the_times_of_its_files(tmp_path, 
     os.utime(run.path / "summary.json", (0, 0))
     follower = follow(run, store)
     run.status.write_text("running\n")
-    assert not follower.folder.is_finished()
+    assert not follower.folder.run.is_over
     run.status.write_text(f"{status}\n")
-    assert follower.folder.is_finished()
+    assert follower.folder.run.is_over
     follower.advance(final=True)
     assert store[-1].key == "end" and store[-1].finished == (status == "finished")
 

@@ -229,11 +229,11 @@ def test_a_run_that_is_named_twice_is_there_once(tmp_path):
     assert [r.id for r in Library([run, tmp_path]).runs] == ["one"]
 
 
-def test_new_runs_appear(tmp_path):
+def test_new_runs_appear(tmp_path, monkeypatch):
+    monkeypatch.setattr(Library, "LOOK_EVERY", 0.0)
     make_run(tmp_path / "one", steps=1)
     library = Library([tmp_path])
     make_run(tmp_path / "two", steps=1)
-    library._looked = -1e9
     assert [run.id for run in library.runs] == ["one", "two"]
 
 
