@@ -85,7 +85,7 @@ class Record:
         run = Run.open(path)
         if run.dir.is_evaluation:
             report = path / "report.html"
-            raise UserError(f"{path} is an evaluation, and {report} tells of it; give the folder of a run")
+            raise UserError(f"{path} is an evaluation, and {report} describes it; give the folder of a run")
         run.warn_of_changes()
         return cls(run.config, path, run.metrics.read_all())
 
@@ -168,7 +168,7 @@ class Record:
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the cached result of `make`. It is for costly results that do not change, because the live diagnosis
-        asks after every step."""
+        requests them after every step."""
         if key not in self._memory:
             self._memory[key] = make()
         found: T = self._memory[key]

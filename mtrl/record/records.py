@@ -109,7 +109,7 @@ class Records:
 def has_step(record: Record) -> bool:
     """Whether the record is a row of metrics."""
     step = record.get("step")
-    return isinstance(step, int) and not isinstance(step, bool) and abs(step) < LARGEST_NUMBER
+    return _is_number(step) and step == int(step)
 
 
 def is_span(record: Record) -> bool:
@@ -121,7 +121,7 @@ def is_finding(record: Record) -> bool:
     """Whether the record is a finding of the diagnosis, as far as the page shows it; keys may be missing."""
     texts = all(isinstance(record.get(key, ""), str) for key in ("rule", "severity", "title", "advice", "expect"))
     steps = record.get("steps", [])
-    parts = {"proposals": (("why",), ("words", "current")), "witnesses": (("where", "said"), ())}
+    parts = {"proposals": (("why",), ("words", "current")), "witnesses": (("where", "summary", "said"), ())}
     return (
         texts
         and all(_are_texts(record.get(key, [])) for key in ("evidence", "metrics"))

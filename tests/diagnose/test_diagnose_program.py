@@ -141,7 +141,7 @@ def test_a_run_without_a_single_step(tmp_path, capsys):
 
 def test_an_evaluation_is_refused(healthy):
     (healthy / "models.json").write_text("[]")
-    with pytest.raises(UserError, match=f"{healthy} is an evaluation, and {healthy}/report.html tells of it; give"):
+    with pytest.raises(UserError, match=f"{healthy} is an evaluation, and {healthy}/report.html describes it; give"):
         main([str(healthy)])
 
 

@@ -107,7 +107,7 @@ ALARM = {
     "proposals": [{"words": ["reward.strict=true"], "why": "it reads too much", "current": ["reward.strict=false"]}],
     "advice": "read the trajectories",
     "expect": "agreement",
-    "witnesses": [{"where": "trajectories/train_step_000002.jsonl:2", "said": "reward 1, score 0: hacked"}],
+    "witnesses": [{"where": "trajectories/train_step_000002.jsonl:2", "summary": "reward 1, score 0: hacked"}],
 }
 
 

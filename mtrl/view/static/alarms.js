@@ -54,7 +54,7 @@ export class Alarms {
       alarm.advice ? h("p", {}, visible.plain(alarm.advice)) : null,
         alarm.expect ? h("p", { class: "dim" }, "Then: ", visible.plain(alarm.expect)) : null,
       list(alarm.witnesses).map((witness) => h("p", { class: "witness" }, witnessLink(run, witness), " ",
-        visible.line(witness.said, 200))),
+        visible.line(witness.summary ?? witness.said, 200))),
       h("p", { class: "links" }, steps && format.isNumber(to) ? link(`trajectories of ${steps}`,
         { step: from === to ? to : `${from}-${to}` }) : null,
         list(alarm.metrics).map((key) => h("a", { href: route.link("overview", { find: key }) }, visible.plain(key)))));
