@@ -144,7 +144,7 @@ def test_an_environment_that_answers_otherwise_is_named_by_row_and_turn(played, 
         trajectory = before[where]
         assert re.match(rf"row {trajectory.task_id}, turn \d: another observation: was '", differing[where]["told"])
     status, text = shown(capsys, played, "environment.config.calculator=false")
-    assert status == 1 and f"{len(differing)} not rescored, episodes that the environment answers otherwise now" in text
+    assert status == 1 and f"{len(differing)} not rescored, episodes whose observations differ in the replay" in text
 
 
 def test_fewer_turns_than_were_played_differ(played, found):
@@ -153,7 +153,7 @@ def test_fewer_turns_than_were_played_differ(played, found):
     left = {line["where"]: line["told"] for line in report["not_rescored"]}
     assert status == 1 and left.keys() == long.keys() > set()
     for where, told in left.items():
-        wanted = "turn 1: the environment ends the episode, and the recording goes on"
+        wanted = "turn 1: the environment ends the episode, and the recording continues"
         assert told == f"row {long[where].task_id}, {wanted}"
 
 
@@ -223,9 +223,9 @@ def test_the_table(played, capsys, tmp_path):
     report = json.loads(out.read_text())
     assert f"{report['all']['reward_after']:.3f}" in second and f"{report['all']['reward_before']:.3f}" in second
     said = "\n".join(rest)
-    assert "best paid of those that the scorer refuses: played.jsonl:" in said
-    assert "worst paid of those that the scorer accepts: played.jsonl:" in said
-    assert f"{len(report['underpaid'])} not paid in full, though the scorer says yes" in said
+    assert "highest reward of the episodes that the scorer rejects: played.jsonl:" in said
+    assert "lowest reward of the episodes that the scorer accepts: played.jsonl:" in said
+    assert f"{len(report['underpaid'])} without full reward, accepted by the scorer" in said
     assert said.endswith(f"written to {out}")
 
 

@@ -81,7 +81,7 @@ def evaluate(
 ) -> int:
     """Run the evaluation after the checks. Return the exit status."""
     from mtrl.evaluation.evaluation import Evaluation
-    from mtrl.evaluation.play import TooManyFailedError
+    from mtrl.evaluation.runner import TooManyFailedError
 
     config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
     config.async_config.max_steps_off_policy = 0  # no training runs meanwhile, so turns can wait for each other

@@ -140,8 +140,8 @@ def check_players(config: Config, sources: Sequence[Source]) -> None:
     """
     if plays_agent(config) and (remote := [source for source in sources if source.kind == "endpoint"]):
         raise UserError(
-            f"{remote[0].text} is an endpoint, and the program of generator.agent asks a model whose weights are here; "
-            "set generator.agent.target, command and url to null, so that the environment is played"
+            f"{remote[0].text} is an endpoint, and the program of generator.agent needs a model with local weights; "
+            "set generator.agent.target, command and url to null, so that mtrl runs the environment"
         )
 
 
@@ -149,13 +149,13 @@ def idle(overrides: Sequence[str]) -> list[str]:
     """Return warnings about overrides that only training reads."""
     groups = ("experiment", "debug", "hydra")
     read = [*READ, *groups]
-    told = [
+    unread = [
         override
         for override in overrides
         if not any(_within(key_of(override), key) for key in read)
         or any(_within(key_of(override), key) for key in OF_A_RUN)
     ]
-    return [f"{', '.join(told)} changes nothing here: an evaluation does not train"] if told else []
+    return [f"{', '.join(unread)} changes nothing here: an evaluation does not train"] if unread else []
 
 
 def rows_of(config: Config, splits: Splits) -> tuple[list[Row], list[str]]:
@@ -172,16 +172,16 @@ def rows_of(config: Config, splits: Splits) -> tuple[list[Row], list[str]]:
     warnings = []
     if evaluation.split == "train":
         warnings.append(
-            "evaluation.split=train: these are rows to train on, so success on them says nothing about new ones"
+            "evaluation.split=train: these are rows to train on, so success on them does not show success on new rows"
         )
-    wanted = max(evaluation.rows, evaluation.sampled_rows)
-    is_told = evaluation.split == "test" and len(rows) == config.data.max_test_rows  # the checks warned already
-    if len(rows) < wanted and not is_told:
+    requested = max(evaluation.rows, evaluation.sampled_rows)
+    is_reported = evaluation.split == "test" and len(rows) == config.data.max_test_rows  # the checks warned already
+    if len(rows) < requested and not is_reported:
         limit = " (data.validation_rows)" if evaluation.split == "validation" else ""
         warnings.append(
-            f"{wanted} rows were asked for, and {evaluation.split} has {len(rows)}{limit}: all of them are played"
+            f"{requested} rows were requested, and {evaluation.split} has {len(rows)}{limit}: all of them are used"
         )
-    return rows[:wanted], warnings
+    return rows[:requested], warnings
 
 
 def without_effect(config: Config, sources: Sequence[Source], overrides: Sequence[str]) -> list[str]:
@@ -200,11 +200,11 @@ def without_effect(config: Config, sources: Sequence[Source], overrides: Sequenc
             "it above 0, or evaluation.sampled_rows=0"
         )
     remote = [source for source in sources if source.kind == "endpoint"]
-    if not remote and (told := [key for key in keys if _within(key, "evaluation.endpoint")]):
-        warnings.append(f"{', '.join(told)} changes nothing, for no model is an endpoint")
+    if not remote and (unused := [key for key in keys if _within(key, "evaluation.endpoint")]):
+        warnings.append(f"{', '.join(unused)} changes nothing, for no model is an endpoint")
     if len(remote) == len(sources):
-        told = [key for key in keys if any(_within(key, weights) for weights in OF_WEIGHTS)]
-        warnings += [f"{', '.join(told)} changes nothing, for every model is an endpoint"] if told else []
+        unused = [key for key in keys if any(_within(key, weights) for weights in OF_WEIGHTS)]
+        warnings += [f"{', '.join(unused)} changes nothing, for every model is an endpoint"] if unused else []
     if remote and not config.generator.use_conversation_multi_turn:
         warnings.append(
             "generator.use_conversation_multi_turn=False changes nothing for endpoints: to them every turn is a message"

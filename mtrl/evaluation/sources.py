@@ -55,7 +55,7 @@ def source_of(text: str, key: str = "evaluation.model") -> Source:
     if text == BASE:
         return Source("base", BASE, text)
     if re.match(r"https?://", text):
-        raise UserError(f"{key}={text} does not say which model of the endpoint; write MODEL@{text}")
+        raise UserError(f"{key}={text} does not name the model of the endpoint; write MODEL@{text}")
     if (endpoint := ENDPOINT.fullmatch(text)) is not None:
         return _endpoint(text, endpoint["model"], endpoint["url"], key)
     path = Path(text).expanduser()
@@ -157,7 +157,7 @@ def _checkpoint(text: str, path: Path, key: str) -> Source:
     run = run_of(path)
     if run is None or not CHECKPOINT.fullmatch(path.name):
         raise UserError(
-            f"{key}={text} is a checkpoint outside of its run, whose config.yaml says what model it is; give "
+            f"{key}={text} is a checkpoint outside of its run, whose config.yaml describes the model; give "
             "RUN/checkpoints/step_N"
         )
     step = checkpoint_step(path)

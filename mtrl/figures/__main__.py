@@ -58,14 +58,21 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m mtrl.figures", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the folder of a run, or one that holds runs")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where they go; of a single run: RUN/figures")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="output folder; default for a single run: RUN/figures"
+    )
     parser.add_argument("--format", choices=["png", "svg", "pdf"], default="png")
     parser.add_argument("--only", metavar="NAME,…", help=f"some of: {', '.join(FIGURES)}")
     parser.add_argument(
-        "--table", action="store_true", help="also the final success of every group: table.md, table.tex"
+        "--table", action="store_true", help="also write the final success of every group: table.md, table.tex"
     )
     parser.add_argument(
-        "--x", type=Axis, choices=list(Axis), default=Axis.STEPS, metavar="|".join(Axis), help="what curves run along"
+        "--x",
+        type=Axis,
+        choices=list(Axis),
+        default=Axis.STEPS,
+        metavar="|".join(Axis),
+        help="the horizontal axis of curves",
     )
     return parser.parse_args(argv)
 
@@ -78,16 +85,16 @@ def chosen(only: str | None, axis: Axis) -> list[str]:
     """
     if only is None:
         return list(FIGURES)
-    wanted = [name.strip() for name in only.split(",") if name.strip()]
-    unknown = [name for name in wanted if name not in FIGURES]
-    if unknown or not wanted:
+    requested = [name.strip() for name in only.split(",") if name.strip()]
+    unknown = [name for name in requested if name not in FIGURES]
+    if unknown or not requested:
         wrong = unknown[0] if unknown else "this"
         near = get_close_matches(wrong, FIGURES, 1)
         advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(FIGURES)}"
         raise UserError(f"--only {only}: {wrong} is no figure; {advice}")
-    if axis is not Axis.STEPS and not any(FIGURES[name].over_time for name in wanted):
-        raise UserError(f"--x {axis} changes nothing in {', '.join(wanted)}; leave it out")
-    return [name for name in FIGURES if name in wanted]
+    if axis is not Axis.STEPS and not any(FIGURES[name].over_time for name in requested):
+        raise UserError(f"--x {axis} changes nothing in {', '.join(requested)}; leave it out")
+    return [name for name in FIGURES if name in requested]
 
 
 def read_groups(paths: Sequence[str]) -> list[Group]:
@@ -106,8 +113,8 @@ def read_groups(paths: Sequence[str]) -> list[Group]:
     for group in groups:
         for first, second in repeated_seeds(group):
             print(
-                f"warning: {second.path} and {first.path} have the same settings and seed; both count, and narrow the "
-                "spread for nothing",
+                f"warning: {second.path} and {first.path} have the same settings and seed; both count, and make the "
+                "spread too small",
                 file=sys.stderr,
             )
     return groups

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PLACE = "Seeds are aligned by step, and lie at their mean place on the axis."
+PLACE = "Seeds are aligned by step, and drawn at their mean position on the axis."
 HOURS = "Hours do not count evaluations."
 MARKS = 25
 """Maximum number of points of a line that has markers."""

@@ -63,22 +63,22 @@ class Episode:
 class Episodes:
     """Episodes in the order of their files, and the number of episodes on disk."""
 
-    kept: list[Episode]
+    read: list[Episode]
     stored: int
 
     @classmethod
     def together(cls, parts: Sequence[Episodes]) -> Episodes:
-        return cls([episode for part in parts for episode in part.kept], sum(part.stored for part in parts))
+        return cls([episode for part in parts for episode in part.read], sum(part.stored for part in parts))
 
     def of(self, kind: str) -> list[Episode]:
-        return [episode for episode in self.kept if episode.kind == kind]
+        return [episode for episode in self.read if episode.kind == kind]
 
     @property
     def note(self) -> str:
         """Sentence for captions if not all episodes were read, else empty."""
-        if len(self.kept) == self.stored:
+        if len(self.read) == self.stored:
             return ""
-        return f" {len(self.kept):,} of {self.stored:,} stored trajectories, drawn by lot."
+        return f" {len(self.read):,} of {self.stored:,} stored trajectories, a random sample."
 
 
 def read_episodes(run: Run, cap: int = CAP) -> Episodes:
@@ -92,7 +92,7 @@ def read_episodes(run: Run, cap: int = CAP) -> Episodes:
     total = sum(counts)
     chosen = set(random.Random(0).sample(range(total), cap)) if total > cap else set(range(total))
     thresholds = run.thresholds
-    kept: list[Episode] = []
+    episodes: list[Episode] = []
     first = 0
     for (path, found), count in zip(files, counts, strict=True):
         with path.open("rb") as file:
@@ -100,11 +100,13 @@ def read_episodes(run: Run, cap: int = CAP) -> Episodes:
                 if first + number not in chosen:
                     continue
                 try:
-                    kept.append(episode_of(found[1], int(found[2]), trajectory_from_dict(json.loads(line)), thresholds))
+                    episodes.append(
+                        episode_of(found[1], int(found[2]), trajectory_from_dict(json.loads(line)), thresholds)
+                    )
                 except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                     raise UserError(f"{path}:{number + 1} is no trajectory; remove the line") from error
         first += count
-    return Episodes(kept, total)
+    return Episodes(episodes, total)
 
 
 def _lines(path: Path) -> int:

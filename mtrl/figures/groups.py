@@ -109,13 +109,13 @@ def labels(identities: Sequence[Settings]) -> list[str]:
     """
     if len(identities) == 1:
         return [one_line(identities[0].get("name", "run"), 40)]
-    keys = telling(identities)
+    keys = distinguishing(identities)
     short = {key: NAMES.get(key, key.rpartition(".")[2]) for key in keys}
     words = {key: word if list(short.values()).count(word) == 1 else key for key, word in short.items()}
     return [", ".join(_word(words[key], settings.get(key)) for key in keys) for settings in identities]
 
 
-def telling(identities: Sequence[Settings]) -> list[str]:
+def distinguishing(identities: Sequence[Settings]) -> list[str]:
     """Choose the keys of the labels one by one: first keys of FIRST that distinguish any experiments, then the key that
     distinguishes most."""
     chosen: list[str] = []

@@ -99,14 +99,14 @@ def components(study: Study) -> Drawing:
         total = seed_band(group, "rollout/reward/mean", True)
         if total and any(drawn):
             look: Any = {"color": "black", "linewidth": 1, "linestyle": (0, (3, 2)), "zorder": 3}
-            axes.plot(places.of(total.steps), total.mean, label="paid", **look)
+            axes.plot(places.of(total.steps), total.mean, label="whole reward", **look)
         along(axes, study)
         return any(drawn)
 
     return Drawing(
         per_group(study, draw, "", "reward per episode"),
         "Parts of the reward, as they were reported, before the weights of reward.components: means over the training "
-        f"episodes of a step; dashed: the reward that was paid. {spread(study)}{smoothed(study)}",
+        f"episodes of a step; dashed: the whole reward. {spread(study)}{smoothed(study)}",
     )
 
 

@@ -154,5 +154,5 @@ SPEEDS = {
 def _speeds(run: Run | None) -> str:
     """Return a sentence with the measured speeds of the median step."""
     series = {words: list(run.series(key).values()) for key, words in SPEEDS.items()} if run else {}
-    told = [words.format(median(values)) for words, values in series.items() if values]
-    return f" Of the median step: {', '.join(told)}." if told else ""
+    speeds = [words.format(median(values)) for words, values in series.items() if values]
+    return f" In the median step: {', '.join(speeds)}." if speeds else ""

@@ -29,8 +29,8 @@ CORNERS = {
 """(claimed, succeeded) -> name and colour of the corner."""
 NAMES = {
     Verdict.AGREE: "they agree",
-    Verdict.LENIENT: "lenient: paid as solved, and not solved",
-    Verdict.STRICT: "strict: solved, and not paid as such",
+    Verdict.LENIENT: "lenient: solved by the reward only",
+    Verdict.STRICT: "strict: solved by the scorer only",
 }
 LARGEST = 260.0
 """Area of the circle of the most frequent pair, in points squared."""
@@ -67,7 +67,7 @@ def agreement(study: Study) -> Drawing:
         reward = seed_band(group, "rollout/reward/mean", smooth=True)
         drawn = [
             draw_mean(axes, places, success, "success: solved", color=GREEN, linewidth=2),
-            draw_mean(axes, places, claims, "claims: paid as solved", color=ORANGE, linestyle=(0, (2.5, 1.5))),
+            draw_mean(axes, places, claims, "claims: solved by the reward", color=ORANGE, linestyle=(0, (2.5, 1.5))),
             draw_mean(axes, places, reward, "reward", color=BLUE, linestyle=(0, (1, 1))),
         ]
         _gap(axes, study, claims, success, group)

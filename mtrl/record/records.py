@@ -20,7 +20,7 @@ LARGEST = 512 * 2**20
 """Maximum size of a file that is read, in bytes."""
 LARGEST_NUMBER = 2**53
 """Upper bound of the magnitude of a step or a time, for the axes of plots."""
-PROBLEMS_KEPT = 5
+MOST_PROBLEMS = 5
 
 
 class Records:
@@ -48,7 +48,7 @@ class Records:
         last = [unfinished(self.path.name, self._file.lines + 1)] if self._file.is_unfinished else []
         if not self._bad:
             return [*self._foreign, *last]
-        shown = ", ".join(map(str, self._bad[:PROBLEMS_KEPT])) + (" …" if len(self._bad) > PROBLEMS_KEPT else "")
+        shown = ", ".join(map(str, self._bad[:MOST_PROBLEMS])) + (" …" if len(self._bad) > MOST_PROBLEMS else "")
         return [f"{self.path.name}: {len(self._bad)} lines cannot be read ({shown})", *last]
 
     def refresh(self) -> list[Record]:
@@ -109,7 +109,7 @@ class Records:
 def has_step(record: Record) -> bool:
     """Whether the record is a row of metrics."""
     step = record.get("step")
-    return _is_number(step) and step == int(step)
+    return isinstance(step, int | float) and _is_number(step) and step == int(step)
 
 
 def is_span(record: Record) -> bool:

@@ -53,14 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     cfg, warnings = configuration(run, overrides)
     config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
     rescorer = Rescorer(config, load_task(config))
-    for warning in [*warnings, *unread(rescorer, overrides), *of_the_kl(config, run)]:
+    for warning in [*warnings, *unread(rescorer, overrides), *kl_warnings(config, run)]:
         print(f"warning: {warning}", file=sys.stderr)
     found = rescore_all(rescorer, itertools.chain.from_iterable(map(read, files)))
     report = Report(
         [line for line in found if isinstance(line, Rescored)],
         [line for line in found if isinstance(line, LeftOut)],
         config.evaluation.success_threshold,
-        rescorer.plays,
+        rescorer.replays,
     )
     text = to_strict_json(report.to_dict(str(source), overrides), indent=2) + "\n"
     if out is not None:
@@ -79,7 +79,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m mtrl.rescore", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("source", help="the folder of a run, or a JSONL file of trajectories")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="what is otherwise than in the run")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace those of the run")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     return parser.parse_intermixed_args(argv)
 
@@ -122,12 +122,12 @@ def check_read(override: str) -> None:
 def unread(rescorer: Rescorer, overrides: Sequence[str]) -> list[str]:
     """Return warnings about settings of an environment that is not replayed."""
     idle = [o for o in overrides if o.lstrip("+~").startswith(("environment", "reward.scheme", "generator."))]
-    if rescorer.plays or not idle:
+    if rescorer.replays or not idle:
         return []
-    return [f"{', '.join(idle)} changes no reward, for nothing that the environment says is paid"]
+    return [f"{', '.join(idle)} changes no reward, because the reward does not depend on the environment"]
 
 
-def of_the_kl(config: Config, run: Path | None) -> list[str]:
+def kl_warnings(config: Config, run: Path | None) -> list[str]:
     if run is None or not config.algorithm.kl_reward_coef:
         return []
     return ["stored training rewards hold the penalty of algorithm.kl_reward_coef, and the new ones do not"]

@@ -51,7 +51,7 @@ class Follower:
         return self.receipts.remote.get("held") == "yes"
 
     def close(self) -> None:
-        """Close the tracker, so that all sent pieces arrive. The follower keeps the journal and may send again."""
+        """Close the tracker, so that all sent pieces arrive. The follower holds the journal and may send again."""
         if self._is_open:
             self._is_open = False
             self.backend.close()

@@ -55,7 +55,7 @@ class Rows:
             step = int(row.pop("step"))
             numbers = {name: float(value) for name, value in row.items() if _is_number(value)}
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            return Unreadable(f"{self._file.path.name}, line {number}", digest(line), f"{error} is wrong with it")
+            return Unreadable(f"{self._file.path.name}, line {number}", digest(line), f"{error} is wrong in this row")
         self._seconds += sum(numbers.get(name, 0.0) for name in SECONDS)
         again = f", line {number}" if step in self.times else ""
         self.times[step] = self.started + round(1000 * self._seconds)

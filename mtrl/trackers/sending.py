@@ -16,7 +16,7 @@ from mtrl.record.metrics import unfinished_row
 from mtrl.record.run import Run
 from mtrl.record.run_dir import RunDir
 from mtrl.trackers.follower import Follower
-from mtrl.trackers.followers import Followers, said
+from mtrl.trackers.followers import Followers, error_line
 from mtrl.trackers.receipts import BusyError, folder_of
 from mtrl.trackers.start import follower_of
 
@@ -58,7 +58,7 @@ def follow(run: RunDir, tracker: TrackerConfig, warn: Callable[[str], Any]) -> l
     opened: list[Follower] = []
     outcomes: list[Outcome] = []
     for name in tracker.report_to:
-        outcome = _each(name, run, tracker, opened.append, keep=True)
+        outcome = _each(name, run, tracker, opened.append, stays_open=True)
         outcomes += [outcome] if outcome.is_busy else []
     followers = Followers(opened, warn, is_run=False)
     try:
@@ -72,21 +72,21 @@ def follow(run: RunDir, tracker: TrackerConfig, warn: Callable[[str], Any]) -> l
 
 
 def _each(
-    name: str, run: RunDir, tracker: TrackerConfig, act: Callable[[Follower], Any], keep: bool = False
+    name: str, run: RunDir, tracker: TrackerConfig, act: Callable[[Follower], Any], stays_open: bool = False
 ) -> Outcome:
     try:
         follower = follower_of(name, run, tracker)
     except BusyError:
         return Outcome(name, is_busy=True)
     except OSError as error:
-        raise UserError(f"{folder_of(run)} cannot be written ({error.strerror}); it keeps what was sent") from error
+        raise UserError(f"{folder_of(run)} cannot be written ({error.strerror}); it records what was sent") from error
     problem = ""
     try:
         act(follower)
     except Exception as error:  # a tracker may raise anything
-        problem = said(error)
+        problem = error_line(error)
     outcome = _outcome(follower, problem)
-    if not keep:
+    if not stays_open:
         follower.release()
     return outcome
 

@@ -102,9 +102,9 @@ def start_followers(config: Config, run: RunDir, warn: Callable[[str], Any]) -> 
         try:
             followers.append(follower_of(name, run, config.tracker, is_live=True))
         except BusyError:
-            warn(f"{name} is being sent this run by another process, and so not by this one")
+            warn(f"{name} is already being sent this run by another process")
         except OSError as error:
-            warn(f"{name} gets nothing of this run, for {folder_of(run)} cannot be written ({error.strerror})")
+            warn(f"{name} receives nothing of this run, because {folder_of(run)} cannot be written ({error.strerror})")
     return Followers(followers, warn)
 
 

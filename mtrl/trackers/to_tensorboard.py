@@ -89,8 +89,8 @@ class ToTensorboard:
 def _headed(episode: Episode) -> str:
     trajectory = episode.trajectory
     score = "none" if trajectory.score is None else f"{trajectory.score:g}"
-    paid = f"reward {signed(trajectory.reward)}, score {score}, {episode.verdict}, {trajectory.stop_reason}"
-    return f"{one_line(trajectory.task_id)}: {paid}\n{conversation(trajectory, LONGEST_CONVERSATION)}"
+    verdict = f"reward {signed(trajectory.reward)}, score {score}, {episode.verdict}, {trajectory.stop_reason}"
+    return f"{one_line(trajectory.task_id)}: {verdict}\n{conversation(trajectory, LONGEST_CONVERSATION)}"
 
 
 def _code(text: str) -> str:

@@ -11,7 +11,7 @@ trajectories without `.jsonl`, and LINE counts from 0. Each of them is percent-e
     files, trajectories, has_timeline, tokens: text | ids, problems: [sentence]}`. `family` is a label that is shared by
     runs that differ only in the seed. `differing` lists the keys of config.yaml with several values.
 `/api/changes`: `{state, runs: [{id, status, step, updated, metrics, files, alarms, timeline, job, indexing}]}`. The
-    answer is immediate; the page asks about every second. Where a string differs from the last answer, the page
+    answer is immediate; the page requests it about every second. Where a string differs from the last answer, the page
     requests that part again. `since=STATE` is accepted and ignored. `indexing` is `{done, total}` in bytes of the
     files; if both are equal, all lists are complete.
 `/api/sweeps`: `{sweeps: [{name, objective, direction: maximize | minimize, keys (swept keys), jobs: [{number, run
@@ -20,7 +20,7 @@ trajectories without `.jsonl`, and LINE counts from 0. Each of them is percent-e
     or null}]}`. A sweep is the runs of one folder that are jobs (mtrl/sweep).
 `/api/runs/R/config`: `{text, flat: {key: value}}`.
 `/api/runs/R/metrics?keys=a,b/*&since=STEP&points=2000`: `{last_step, rows, keys, columns: {key: {steps, values}},
-    thinned: [key], problems}`. A NaN or infinite value is null. `thinned` curves keep their extremes.
+    thinned: [key], problems}`. A NaN or infinite value is null. `thinned` curves still have their extremes.
 `/api/runs/R/timeline?from_step=&to_step=`: `{spans: [{step, name, lane, start, end}], total, shown, problems}`.
 `/api/runs/R/alarms`: `{alarms: [in the format of mtrl/diagnose/finding.py], problems}`.
 `/api/runs/R/files`: `{files: [{file, kind, step, size, modified, indexed, count, unreadable, problem, reward_mean,
@@ -85,7 +85,7 @@ from mtrl.sweep.outcome import JOB
 from mtrl.sweep.plain import to_plain
 from mtrl.sweep.report import Job, Sweep, ranked, read_job
 from mtrl.view import differences
-from mtrl.view.detail import RAW_KEPT, Unreadable, message, parse, turns_of
+from mtrl.view.detail import LONGEST_RAW, Unreadable, message, parse, turns_of
 from mtrl.view.query import Query, Refusal
 from mtrl.view.search import Needle, search
 from mtrl.view.select import FILTERS, ORDERS, in_order, matching
@@ -97,7 +97,7 @@ LARGEST_YAML = 256 * 1024
 MOST_SPANS = 4000
 MOST_ALARMS = 1000
 MOST_ITEMS = 500
-LISTS_KEPT = 16
+MOST_LISTS = 16
 """Maximum number of filtered and sorted lists in the cache, for requests for further pages."""
 
 Json = dict[str, Any]
@@ -129,8 +129,8 @@ class Api:
         keys = differences.differing([run.flat_config for run in runs])
         labels = differences.families([(run.name, run.flat_config) for run in runs], keys)
         shown = [self._run(run, keys, label) for run, label in zip(runs, labels, strict=True)]
-        told = {"version": mtrl.__version__, "warnings": self.library.warnings, "sweeps": len(sweeps_of(runs))}
-        return {"runs": shown, "differing": keys, **told}
+        others = {"version": mtrl.__version__, "warnings": self.library.warnings, "sweeps": len(sweeps_of(runs))}
+        return {"runs": shown, "differing": keys, **others}
 
     def sweeps(self, query: Query) -> Json:
         query.check(())
@@ -264,13 +264,13 @@ class Api:
         """Return the filtered and sorted rows. The last lists are cached, because the page requests them page by
         page."""
         rows = run.index.rows()
-        asked = tuple((name, tuple(query.all(name))) for name in (*FILTERS, "sort", "order"))
-        key = (run.id, run.index.version, run.thresholds, asked)
+        parameters = tuple((name, tuple(query.all(name))) for name in (*FILTERS, "sort", "order"))
+        key = (run.id, run.index.version, run.thresholds, parameters)
         found = self._lists.get(key)
         if found is None:
             found = in_order(matching(rows, query, run.thresholds), query)
             with self._lock:
-                while len(self._lists) >= LISTS_KEPT:
+                while len(self._lists) >= MOST_LISTS:
                     del self._lists[next(iter(self._lists))]
                 self._lists[key] = found
         return found
@@ -279,7 +279,9 @@ class Api:
         query.check(())
         run.index.rows()
         file = run.index.file(name)
-        lines = file.lines if file is not None else []  # keep this list: indexing the file again replaces it
+        lines = (
+            file.lines if file is not None else []
+        )  # a reference to this list, because indexing the file again replaces it
         if file is None or not number.isdecimal() or len(number) > 12 or int(number) >= len(lines):
             raise Refusal(404, "there is no such trajectory in this run")
         row = Row(file, int(number), lines[int(number)])
@@ -298,7 +300,7 @@ class Api:
             answer["metrics"], answer["error"] = trajectory.metrics, trajectory.error
         except (Unreadable, OSError) as error:
             answer["problem"] = f"the line cannot be read: {error}"
-            answer["raw"] = line[: 4 * RAW_KEPT].decode("utf-8", "replace")[:RAW_KEPT]
+            answer["raw"] = line[: 4 * LONGEST_RAW].decode("utf-8", "replace")[:LONGEST_RAW]
         if row.line.problem is None:
             answer |= self._neighbours(row, run)
         return answer
@@ -350,7 +352,7 @@ def tokens_as(run: Run) -> str:
 
 
 def page(items: Sequence[Any], query: Query, size: int) -> Sequence[Any]:
-    """Return the part of a list that a request asks for."""
+    """Return the part of a list that a request selects."""
     found = pages(items, query, size)
     return items[found["offset"] : found["offset"] + found["limit"]]
 

@@ -108,7 +108,7 @@ def test_the_folder_of_a_run_is_not_written_into(refused, run):
     ("words", "sentence"),
     [
         (["evaluation.split=train"], "evaluation.split=train: these are rows to train on"),
-        (["evaluation.rows=500", "data.max_test_rows=null"], "500 rows were asked for, and test has 12: all of them"),
+        (["evaluation.rows=500", "data.max_test_rows=null"], "500 rows were requested, and test has 12: all of them"),
         (["evaluation.rows=500"], "evaluation.rows=500 is cut to data.max_test_rows=12"),
         (["trainer.max_steps=5"], "trainer.max_steps=5 changes nothing here: an evaluation does not train"),
         (["evaluation.every_steps=5"], "evaluation.every_steps=5 changes nothing here"),

@@ -14,7 +14,7 @@ import pytest
 import mtrl
 from mtrl.config.schema import Config, EvaluationConfig
 from mtrl.errors import UserError
-from mtrl.evaluation.play import companies_of
+from mtrl.evaluation.runner import fixed_batches
 from mtrl.evaluation.store import Lock, Store, group_name
 from mtrl.types import FinishReason, Group, StopReason, Trajectory, Turn
 from tests import forked
@@ -188,6 +188,6 @@ def test_two_at_once(tmp_path):
 @pytest.mark.parametrize(("rows", "samples", "together"), [(10, 1, 4), (10, 3, 8), (5, 9, 4), (3, 1, None), (1, 1, 1)])
 def test_companies(rows, samples, together):
     """Every row is in one; none is larger than the engine, unless a single row is."""
-    companies = companies_of(rows, samples, together)
-    assert [place for company in companies for place in company] == list(range(rows))
-    assert all(len(company) * samples <= (together or samples) or len(company) == 1 for company in companies)
+    batches = fixed_batches(rows, samples, together)
+    assert [place for batch_size in batches for place in batch_size] == list(range(rows))
+    assert all(len(batch_size) * samples <= (together or samples) or len(batch_size) == 1 for batch_size in batches)

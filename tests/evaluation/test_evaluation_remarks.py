@@ -9,8 +9,8 @@ from mtrl.evaluation.remarks import (
     Level,
     Remark,
     generalisation,
-    gravest_first,
     independence,
+    most_severe_first,
     remarks_on,
     remarks_on_comparisons,
     remarks_on_other,
@@ -117,7 +117,7 @@ def test_what_the_test_split_does_not_show_of_a_model():
         assert "a checkpoint that was chosen by that" in told("checkpoint", f"RUN/checkpoints/{name}")
         assert "chosen" not in told("checkpoint", f"RUN/checkpoints/{name}", 8)
     assert "chosen" not in told("checkpoint", "RUN/checkpoints/latest") + told("checkpoint", "RUN")
-    assert "nobody here can tell" in told("endpoint", "m@http://h/v1") and "nobody" not in told("base", "base")
+    assert "elsewhere is unknown" in told("endpoint", "m@http://h/v1") and "unknown" not in told("base", "base")
 
 
 def compared(mine, theirs):
@@ -140,7 +140,7 @@ def test_differences():
 
 def test_the_gravest_comes_first_and_none_twice():
     few = said(scored([0] * 4))
-    remarks = gravest_first([*few.values(), *few.values(), replace(few["interval"], model="old")])
+    remarks = most_severe_first([*few.values(), *few.values(), replace(few["interval"], model="old")])
     levels = [list(Level).index(remark.level) for remark in remarks]
     assert levels == sorted(levels)
     assert len(remarks) == len(few) + 1
@@ -150,7 +150,7 @@ def test_the_gravest_comes_first_and_none_twice():
 def test_of_two_remarks_on_a_topic_the_graver_is_kept():
     few = Remark(Level.CAUTION, "failures", "new", "1 of 100", "mend", "greedy")
     many = replace(few, level=Level.PROBLEM, text="50 of 100", kind="sampled")
-    assert gravest_first([few, many]) == [many]
+    assert most_severe_first([few, many]) == [many]
 
 
 def test_the_two_questions_are_answered_apart():

@@ -169,8 +169,8 @@ def functions_run():
         threading.setprofile(None)
 
 
-async def play(family, row, responses, **settings):
-    """What an episode of these responses is paid."""
+async def run(family, row, responses, **settings):
+    """Return the reward of an episode of these responses."""
     environment = family.environment(**settings)
     try:
         opening = environment.reset(row)
@@ -188,7 +188,7 @@ async def play(family, row, responses, **settings):
 def run_in_common(family, row, responses, **settings):
     """Functions that run both when these responses are paid and when they are scored; the reward and the score."""
     with functions_run() as paying:
-        reward = asyncio.run(play(family, row, responses, **settings))
+        reward = asyncio.run(run(family, row, responses, **settings))
     with functions_run() as scoring:
         score = family.score(trajectory_of(responses), row)
         family.measure(trajectory_of(responses), row)

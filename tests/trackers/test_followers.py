@@ -339,7 +339,7 @@ def test_a_run_that_another_process_sends_says_so_and_goes_on(tmp_path):
     group.poke()
     group.close()
     holder.release()
-    assert warnings == ["tensorboard is being sent this run by another process, and so not by this one"]
+    assert warnings == ["tensorboard is already being sent this run by another process"]
     assert group.urls() == {}
 
 

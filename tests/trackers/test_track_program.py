@@ -36,7 +36,7 @@ def sentence(capsys, *words):
     return capsys.readouterr().err.strip()
 
 
-def test_it_sends_what_is_left_and_nothing_twice(run, capsys):
+def test_it_sends_unsent_and_nothing_twice(run, capsys):
     assert main([str(run), "--to", "tensorboard"]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first.split() == ["tensorboard", "sent", "11", "left", "0", str(run.path / "tensorboard")]

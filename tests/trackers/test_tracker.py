@@ -38,7 +38,7 @@ def test_a_failing_backend_is_counted_and_named_once(tmp_path):
     for step in range(3):
         tracker.log(step, {})
     assert len(log.read()) == 3 and tracker.failures["broken"] == 3
-    assert warnings == ["broken failed and the run goes on without it: ConnectionError: no server"]
+    assert warnings == ["broken failed and the run continues without it: ConnectionError: no server"]
     tracker.close()
     assert warnings[1:] == ["broken failed 3 times in this run"]
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrl.record.tokens import Tokenizer, byte_alphabet, characters, find_tokenizer
-from mtrl.view.detail import speakers
+from mtrl.view.detail import roles_of
 
 SPECIAL = {"id": 256, "content": "<|end|>", "special": True}
 ADDED = {"id": 257, "content": "<calc>", "special": False}
@@ -124,15 +124,15 @@ def test_the_tokenizer_of_a_run_comes_before_that_of_its_export(tmp_path):
 def test_who_said_what():
     texts = ["<|sys|>", "be", " brief", "<|user|>", "how", " many", "?", "<|end|>", "<|assistant|>"]
     said = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "how many?"}]
-    assert speakers(texts, said) == [[1, "template"], [2, "system"], [1, "template"], [3, "user"], [2, "template"]]
+    assert roles_of(texts, said) == [[1, "template"], [2, "system"], [1, "template"], [3, "user"], [2, "template"]]
 
 
 def test_who_said_what_of_a_character_in_parts():
-    assert speakers(["[", "中", "", "", "]"], [{"role": "tool", "content": "中"}]) == [
+    assert roles_of(["[", "中", "", "", "]"], [{"role": "tool", "content": "中"}]) == [
         [1, "template"], [3, "tool"], [1, "template"]
     ]  # fmt: skip
 
 
 def test_words_that_the_template_changed_are_the_template():
-    assert speakers(["a", "b"], [{"role": "user", "content": "other"}]) == [[2, "template"]]
-    assert speakers([], []) == []
+    assert roles_of(["a", "b"], [{"role": "user", "content": "other"}]) == [[2, "template"]]
+    assert roles_of([], []) == []
