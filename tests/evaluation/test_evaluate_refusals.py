@@ -42,7 +42,7 @@ def folders(tmp_path, monkeypatch):
         ("old/checkpoints/best", "no checkpoint was evaluated, so none is the best"),
         ("old/checkpoints/step_000007", "does not exist; old/checkpoints has best, latest, step_000004"),
         ("young/checkpoints/latest", "does not exist; young/checkpoints has no checkpoint"),
-        ("http://localhost:8000/v1", "does not say which model of the endpoint; write MODEL@http://localhost:8000/v1"),
+        ("http://localhost:8000/v1", "does not name the model of the endpoint; write MODEL@http://localhost:8000/v1"),
         ("m@http://localhost:8000", "has no host or no path; write MODEL@http://HOST:PORT/v1"),
         ("m@http:///v1", "has no host or no path"),
         ("m@http://a:b@host/v1", "evaluation.model holds a password; write it without"),

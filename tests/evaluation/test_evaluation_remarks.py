@@ -92,7 +92,7 @@ def test_budgets_are_told_from_their_share_on(topic, share, episode):
 
 
 def test_a_reward_that_ranks_badly():
-    assert "coin" in said([*(played(score=1.0, reward=0.2) for _ in range(200)), *quiet(0, 0), *(
+    assert "chance" in said([*(played(score=1.0, reward=0.2) for _ in range(200)), *quiet(0, 0), *(
         played(score=0.0, reward=0.2) for _ in range(200))])["ranking"].text  # fmt: skip
 
 
@@ -127,7 +127,7 @@ def compared(mine, theirs):
 def test_differences():
     assert remarks_on_comparisons(compared(scored([1] * 20), scored([0] * 20))) == []
     (same,) = remarks_on_comparisons(compared(scored([1, 0] * 20), scored([0, 1] * 20)))
-    assert same.level == Level.NOTE and "not proof that they are alike" in same.text
+    assert same.level == Level.NOTE and "does not show that the models are equal" in same.text
     (edge,) = remarks_on_comparisons(compared(scored([1] * 5 + [0] * 15), scored([0] * 20)))
     assert "on the edge" in edge.text and "p = 0.062" in edge.text
     (worse,) = remarks_on_comparisons(compared(scored([0] * 20), scored([1] * 20)))
@@ -157,7 +157,7 @@ def test_the_two_questions_are_answered_apart():
     end = Source("export", "new", "RUN", "RUN/export")
     assert "never trained on: the success rate is what to expect" in generalisation("test", 5, end, 0)
     assert "may have seen" in generalisation("train", 5, end, 0)
-    assert "little too good" in generalisation("validation", 5, end, 8)
+    assert "slightly too high" in generalisation("validation", 5, end, 8)
     assert "no episode that one of them" in independence(result(scored([1, 0])))
     odd = independence(result([played(score=0.0, reward=1.0), played(score=1.0, reward=0.0), *scored([1, 1])]))
     assert "agree on 50.0%" in odd and "calls 1 episode solved" in odd and "misses 1" in odd

@@ -72,7 +72,7 @@ def test_any_metric_is_found_by_typing(page):
     page.keyboard.type("odd cust")
     expect(page.locator("figure.chart")).to_have_count(1)
     expect(page.locator("figcaption")).to_contain_text("custom/odd_one")
-    page.get_by_role("button", name="keep").click()
+    page.get_by_role("button", name="pin").click()
     expect(page.locator("figure", has_text="custom/odd_one")).to_be_visible()
     expect(page.get_by_text("Held-out success")).to_be_visible()
 
@@ -90,7 +90,7 @@ def test_a_metric_is_found_while_the_curves_are_still_on_their_way(browser, addr
 
 def test_an_alarm_leads_to_its_witness(page):
     page.get_by_role("link", name="train_step_000002:2").click()
-    expect(page.locator(".verdict-card")).to_contain_text("The reward says solved; the scorer does not.")
+    expect(page.locator(".verdict-card")).to_contain_text("Solved by the reward, not by the scorer.")
     expect(page.locator("#turn-2")).to_contain_text("hacked")
 
 

@@ -62,8 +62,8 @@ export class Alarms {
 
   proposal({ words, why, current }, i) {
     const text = list(words).join(" "), was = list(current).filter(Boolean).join(", ");
-    const copy = () => navigator.clipboard.writeText(text).then(() => this.app.say("Copied."),
-      () => this.app.say("The browser did not allow it."));
+    const copy = () => navigator.clipboard.writeText(text).then(() => this.app.notify("Copied."),
+      () => this.app.notify("The browser did not allow it."));
     return h("p", { class: "proposal" }, h("b", {}, i ? "or " : "Change "), h("code", {}, visible.plain(text)),
       h("button", { type: "button", class: "quiet", onclick: copy }, "copy"),
       was ? h("span", { class: "dim" }, ` now ${visible.plain(was)}`) : null,
