@@ -1,4 +1,4 @@
-"""Whatever is wrong is one sentence that names the key, the value and the fix; what has no effect is warned about."""
+"""Every error is one sentence with the key, the value and the fix, and settings without effect cause a warning."""
 
 import json
 
@@ -120,12 +120,12 @@ def test_the_folder_of_a_run_is_not_written_into(refused, run):
         (["generator.eval_sampling_params.temperature=0"], "the sampled episodes of a row are all its greedy one"),
     ],
 )
-def test_what_has_no_effect_is_told(evaluate, run, words, sentence):
+def test_settings_without_effect_cause_a_warning(evaluate, run, words, sentence):
     done = evaluate(run, "evaluation.rows=2", "evaluation.sampled_rows=1", *words)
     assert done.status == 0 and sentence in done.out, done.out
 
 
-def test_a_key_that_travels_in_the_open(monkeypatch):
+def test_an_unencrypted_api_key_causes_a_warning(monkeypatch):
     from mtrl.config.schema import Config
     from mtrl.evaluation.settings import in_the_open
 
@@ -133,8 +133,8 @@ def test_a_key_that_travels_in_the_open(monkeypatch):
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     assert in_the_open(Config(), sources) == []
     monkeypatch.setenv("OPENAI_API_KEY", "x")
-    (told,) = in_the_open(Config(), sources)
-    assert "goes unencrypted to far.example; use https" in told
+    (warning,) = in_the_open(Config(), sources)
+    assert "goes unencrypted to far.example; use https" in warning
 
 
 def test_a_model_of_another_task(run, monkeypatch):
@@ -143,11 +143,11 @@ def test_a_model_of_another_task(run, monkeypatch):
     from mtrl.evaluation.settings import trained_elsewhere
 
     config = SimpleNamespace(environment=SimpleNamespace(name="text_to_sql", target=None))
-    (told,) = trained_elsewhere(config, [source_of(str(run))])
-    assert "was trained on gsm8k, and this is text_to_sql" in told
+    (warning,) = trained_elsewhere(config, [source_of(str(run))])
+    assert "was trained on gsm8k, and this is text_to_sql" in warning
 
 
-def test_help_is_light():
+def test_help_imports_no_heavy_packages():
     import subprocess
     import sys
 

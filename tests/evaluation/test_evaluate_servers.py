@@ -1,4 +1,4 @@
-"""Which weights servers play with in an evaluation. tests/engines/real/test_engine_runs.py has the real ones."""
+"""Weights of the servers of an evaluation. tests/engines/real/test_engine_runs.py starts real servers."""
 
 from dataclasses import replace
 
@@ -49,6 +49,6 @@ def test_servers_start_with_the_weights_of_the_model(run, started, which, tmp_pa
 
 def test_servers_with_weights_of_their_own_are_refused(run, refused):
     words = ["generator.backend=vllm", "generator.vllm.urls=[http://127.0.0.1:1]"]
-    said = refused(f"{run}/export", *words)
-    assert "generator.vllm.urls names servers that have weights already" in said
-    assert "write generator.vllm.urls=[], or evaluate what they have by evaluation.model=MODEL@" in said
+    error = refused(f"{run}/export", *words)
+    assert "generator.vllm.urls names servers that have weights already" in error
+    assert "write generator.vllm.urls=[], or evaluate what they have by evaluation.model=MODEL@" in error

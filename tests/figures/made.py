@@ -1,4 +1,4 @@
-"""Made-up runs, and what is in their figures."""
+"""Made-up runs, and readers of the content of figures."""
 
 from mtrl.record.run import Run
 from mtrl.types import FinishReason, StopReason, Trajectory, Turn

@@ -17,7 +17,7 @@ def read(make_run):
     return read
 
 
-def test_what_is_kept_of_an_episode(read):
+def test_the_facts_of_an_episode_are_read(read):
     first = turn(
         tokens=2,
         seen=5,
@@ -35,7 +35,7 @@ def test_what_is_kept_of_an_episode(read):
     assert episode.turns[0].metrics == {"add": 2.0} and episode.turns[0].components == {"format": 0.25}
 
 
-def test_a_broken_context_is_counted_anew(read):
+def test_a_context_break_restarts_the_count(read):
     turns = [turn(seen=5, tokens=2), turn(seen=20, tokens=3, broken="template"), turn(seen=1, tokens=1)]
     (episode,) = read(train_step_000001=[trajectory(turns)]).read
     assert episode.context == 25
@@ -49,8 +49,8 @@ def test_thresholds_are_those_of_the_run(read):
 
 def test_calls_of_the_message_are_counted_where_the_environment_did_not(read):
     calls = [{"function": {"name": name}} for name in ("add", "look", "add")]
-    said = {"role": "assistant", "content": "", "tool_calls": [*calls, {}]}
-    turns = [turn(message=said), turn(message=said, metrics={"tool/add/calls": 1.0, "malformed": 0.0})]
+    message = {"role": "assistant", "content": "", "tool_calls": [*calls, {}]}
+    turns = [turn(message=message), turn(message=message, metrics={"tool/add/calls": 1.0, "malformed": 0.0})]
     (episode,) = read(train_step_000001=[trajectory(turns)]).read
     assert episode.turns[0].metrics == {"add": 2.0, "look": 1.0, "?": 1.0}
     assert episode.turns[1].metrics == {"add": 1.0, "malformed": 0.0}
@@ -63,7 +63,7 @@ def test_kinds_and_steps_come_from_the_names_and_chosen_files_do_not_count(read)
     assert found.stored == 2 and found.note == "" and len(found.of("train")) == 1
 
 
-def test_beyond_the_cap_the_same_share_is_drawn_every_time(make_run):
+def test_beyond_the_cap_the_same_sample_is_read_every_time(make_run):
     many = [trajectory([turn(reward=float(n))]) for n in range(60)]
     run = Run(make_run(trajectories={"train_step_000001": many[:20], "train_step_000002": many[20:]}))
     first, second = read_episodes(run, 30), read_episodes(run, 30)
@@ -75,15 +75,15 @@ def test_beyond_the_cap_the_same_share_is_drawn_every_time(make_run):
     assert [e.reward for e in first.read] != [float(n) for n in range(30)]
 
 
-def test_lines_that_are_not_drawn_are_not_parsed(make_run):
+def test_lines_outside_of_the_sample_are_not_parsed(make_run):
     folder = make_run(trajectories={"train_step_000001": [trajectory([turn()])]})
     with (folder / "trajectories" / "train_step_000001.jsonl").open("a") as file:
         file.write("no JSON\n" * 2000)
-    kept = [read_episodes(Run(folder), 0)]
-    assert kept[0].read == [] and kept[0].stored == 2001
+    parts = [read_episodes(Run(folder), 0)]
+    assert parts[0].read == [] and parts[0].stored == 2001
 
 
-def test_a_line_that_is_being_written_is_not_there_yet(make_run):
+def test_a_line_that_is_being_written_is_left_out(make_run):
     folder = make_run(trajectories={"train_step_000001": [trajectory([turn()])]})
     with (folder / "trajectories" / "train_step_000001.jsonl").open("a") as file:
         file.write('{"task_id": "x"')

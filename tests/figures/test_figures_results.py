@@ -55,7 +55,7 @@ def test_paired_of_a_worked_example():
     assert paired([1, 2, 3]) == pytest.approx(1 - 3.4641016 / math.sqrt(14), abs=1e-6)
 
 
-def test_too_few_seeds_tell_nothing_and_no_spread_tells_all():
+def test_too_few_seeds_give_no_p_value_and_no_spread_gives_certainty():
     assert paired([0.5]) is None and welch([1.0], [2.0, 3.0]) is None
     assert paired([0.0, 0.0]) == 1.0 and paired([0.5, 0.5]) == 0.0 and welch([1, 1], [1, 1]) == 1.0
 
@@ -86,7 +86,7 @@ def test_a_seed_that_ran_twice_is_one_draw():
     assert rows([twice])[0][1:5] == ["2", "9", "0.250 ± 0.000", "0.650 ± 0.212"]
 
 
-def test_markdown_and_latex_escape_what_would_be_read():
+def test_markdown_and_latex_escape_special_characters():
     evil = group("a|b_50%&{x}", 0.5)
     assert "| a\\|b_50%&{x} | 1 | 9 | 0.250 | 0.500 | – | – |" in markdown([evil])
     text = latex([evil])

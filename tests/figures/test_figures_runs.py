@@ -29,15 +29,15 @@ def test_a_run_that_is_named_twice_is_found_once(make_run, tmp_path):
     assert paths_of([second, tmp_path / "sweep", first / ".." / "b"]) == [second, first]
 
 
-def test_runs_below_a_run_and_hidden_folders_are_not_looked_at(make_run, tmp_path):
+def test_runs_below_a_run_and_in_hidden_folders_are_not_found(make_run, tmp_path):
     outer = make_run("outer")
     make_run("outer/figures/inner")
     make_run(".hidden/run")
     assert paths_of([outer]) == [outer] and paths_of([tmp_path]) == [outer]
 
 
-def test_an_evaluation_is_no_run(make_run, tmp_path):
-    """It is laid out as a run is, and would be drawn as one more arm of the study."""
+def test_an_evaluation_is_not_found_as_a_run(make_run, tmp_path):
+    """An evaluation has the layout of a run, and would be drawn as another arm of the study."""
     run, evaluation = make_run("study/run"), make_run("study/evaluation")
     (evaluation / "models.json").write_text("[]")
     assert paths_of([tmp_path / "study"]) == [run]
@@ -46,19 +46,19 @@ def test_an_evaluation_is_no_run(make_run, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["missing", "file.jsonl"])
-def test_what_is_no_folder_is_one_sentence(tmp_path, name):
+def test_a_path_that_is_no_folder_is_refused_in_one_sentence(tmp_path, name):
     (tmp_path / "file.jsonl").write_text("{}")
     with pytest.raises(UserError, match=f"{name} is no folder; give the folder of a run"):
         find_runs([tmp_path / name])
 
 
-def test_rows_come_by_step_and_of_two_rows_of_a_step_the_last_counts(make_run):
+def test_rows_are_sorted_by_step_and_the_last_row_of_a_step_counts(make_run):
     rows = [{"step": 2, "a": 1.0}, {"step": 1, "a": 5.0}, {"step": 2, "a": 3.0}]
     run = Run(make_run(rows=rows))
     assert run.series("a") == {1: 5.0, 2: 3.0} and run.last_step == 2
 
 
-def test_a_half_written_row_is_not_there_yet(make_run, capsys):
+def test_a_half_written_row_is_left_out(make_run, capsys):
     folder = make_run(rows=[{"step": 1, "a": 1.0}])
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "a"')
