@@ -42,8 +42,9 @@ class Run:
     """The folder of a run, or of an evaluation, which has the same layout.
 
     Files are read on request, and again when they have changed, so the run may still be running. Links out of the
-    folder, pipes and oversized files are never read. `config`, `settings` and `rows` raise an error if they cannot be
-    read whole. All other properties leave out what cannot be read, and `problems` describes it.
+    folder, pipes and oversized files are never read; only checkpoints may be links to another disk. `config`,
+    `settings` and `rows` raise an error if they cannot be read whole. All other properties leave out what cannot be
+    read, and `problems` describes it.
     """
 
     def __init__(self, path: str | Path, run_id: str = "", indexer: Indexer | None = None):

@@ -111,7 +111,7 @@ def test_from_the_list_through_a_filter_down_to_a_token(page):
     card = page.locator(".token-details")
     expect(card).to_contain_text("policy, version 2")
     token.click()
-    expect(card).to_contain_text("Token, chosen")
+    expect(card).to_contain_text("Selected token")
     for text in ("k", "−1.51", "0.75", "trained", "1e−3"):
         expect(card).to_contain_text(text)
     assert "token=" in page.url
@@ -137,7 +137,7 @@ def test_colours_and_their_legends(page):
     expect(page.locator(".legend")).to_contain_text("masked: not sampled by the policy")
     assert tokens.count() == page.locator("#turn-2 .tok.trained, #turn-2 .tok.masked").count()
     at(page, "#trajectory?at=eval_greedy_step_000003/1&show=tokens&colour=advantage")
-    expect(page.locator(".legend")).to_contain_text("never credited")
+    expect(page.locator(".legend")).to_contain_text("No advantage was recorded")
 
 
 def test_white_space_special_tokens_and_bytes_are_shown(page):

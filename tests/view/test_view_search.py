@@ -119,7 +119,7 @@ def test_a_cursor_survives_new_trajectories(api_of, made_run):
     assert resume(rows, cursor) == (8, 8)
     assert resume(rows[5:], cursor) == (3, 8)
     assert resume([*rows[20:30], *rows], cursor) == (18, 8)
-    with pytest.raises(Refusal, match="search anew"):
+    with pytest.raises(Refusal, match="search again"):
         resume(rows[8:], cursor)
 
 

@@ -67,7 +67,7 @@ export class GroupView {
         h("dt", {}, "Reward"), h("dd", {}, bar(s.reward, most), format.fixed(s.reward)), h("dt", {}, "Score"),
           h("dd", {}, scoreCell(s)),
         h("dt", {}, "Advantage"), h("dd", { class: s.advantage < 0 ? "minus" : s.advantage > 0 ? "plus" : "" },
-          format.isNumber(s.advantage) ? format.fixed(s.advantage, 3) : "never credited"),
+          format.isNumber(s.advantage) ? format.fixed(s.advantage, 3) : "not recorded"),
         h("dt", {}, "Ended"), h("dd", {}, outcome(s)), h("dt", {}, "Tokens"),
           h("dd", {}, `${format.number(s.tokens)} in ${format.plural(s.turns, "turn")}`)));
   }

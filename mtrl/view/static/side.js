@@ -93,7 +93,7 @@ function facts({ summary: s, turns }) {
     ["Generating", format.seconds(sum((t) => t.seconds_generate))],
     ["In the environment", format.seconds(sum((t) => t.seconds_environment))],
     ["Advantage",
-      format.isNumber(s.advantage) ? format.signed(Number(s.advantage.toPrecision(3))) : "never credited"],
+      format.isNumber(s.advantage) ? format.signed(Number(s.advantage.toPrecision(3))) : "not recorded"],
       s.drift === null ? null : ["Largest drift", format.number(s.drift)],
     ["Trainable", s.trainable ? "yes" : "no"], ["File", visible.plain(`${s.file}.jsonl, line ${s.line + 1}`)],
   ]));
