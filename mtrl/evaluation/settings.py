@@ -80,7 +80,7 @@ class Words:
         overrides = [word for word in words if word not in paths]
         if len(paths) > 1:
             raise UserError(
-                f"{paths[1]} is one run too many; name others by evaluation.compare=[{','.join(paths[1:])}]"
+                f"{paths[1]} is a second run; name further models in evaluation.compare=[{','.join(paths[1:])}]"
             )
         if not paths:
             return cls(None, None, overrides)
@@ -89,13 +89,13 @@ class Words:
             if example := such_as(Path(paths[0])):
                 raise UserError(f"{paths[0]} is no run, but holds some; give the folder of one{example}")
             raise UserError(
-                f"{paths[0]} is no run, for it has no config.yaml; to evaluate another model name the task and it, for "
-                f"example experiment=gsm8k evaluation.model={paths[0]}"
+                f"{paths[0]} is no run, for it has no config.yaml; to evaluate another model, name its task and the "
+                f"model, for example experiment=gsm8k evaluation.model={paths[0]}"
             )
         if any(key_of(override) == "experiment" for override in overrides):
             raise UserError(
-                f"{paths[0]} brings its own configuration, and an experiment is another; to evaluate it by that one "
-                f"write evaluation.model={paths[0]}"
+                f"{paths[0]} has its own configuration, which cannot be combined with an experiment; to "
+                f"evaluate it with the experiment, write evaluation.model={paths[0]}"
             )
         return cls(run, paths[0], overrides)
 
@@ -126,13 +126,13 @@ def check_servers(config: Config, sources: Sequence[Source]) -> None:
         return
     if any(source.kind != "endpoint" for source in sources):
         raise UserError(
-            f"generator.{name}.urls names servers that have weights already, and an evaluation starts its own with "
-            f"those of its models; write generator.{name}.urls=[], or evaluate what they have by "
+            f"generator.{name}.urls names running servers, and an evaluation starts servers with the weights of its "
+            f"models; set generator.{name}.urls=[], or evaluate the running model with "
             "evaluation.model=MODEL@http://HOST:PORT/v1"
         )
 
 
-def check_players(config: Config, sources: Sequence[Source]) -> None:
+def check_agent_models(config: Config, sources: Sequence[Source]) -> None:
     """Refuse an endpoint as the model of an agent program.
 
     Raises:
@@ -214,10 +214,10 @@ def without_effect(config: Config, sources: Sequence[Source], overrides: Sequenc
             f"evaluation.endpoint.price is taken for all {len(remote)} endpoints; where theirs differ, evaluate them "
             "one by one"
         )
-    return [*warnings, *in_the_open(config, remote), *trained_elsewhere(config, sources)]
+    return [*warnings, *unencrypted_keys(config, remote), *trained_elsewhere(config, sources)]
 
 
-def in_the_open(config: Config, remote: Sequence[Source]) -> list[str]:
+def unencrypted_keys(config: Config, remote: Sequence[Source]) -> list[str]:
     """Return warnings about API keys that are sent unencrypted."""
     import httpx
 

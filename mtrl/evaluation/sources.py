@@ -125,9 +125,11 @@ def _run(text: str, run: Path, key: str) -> Source:
     if not steps:
         if (run / MODELS).is_file():
             raise UserError(
-                f"{key}={text} is an evaluation and has no weights; go on with it by evaluation.output={text}"
+                f"{key}={text} is an evaluation and has no weights; continue it with evaluation.output={text}"
             )
-        raise UserError(f"{key}={text} has no weights yet: neither export/ nor a checkpoint; train it on with resume")
+        raise UserError(
+            f"{key}={text} has no weights yet: neither export/ nor a checkpoint; continue its training with resume"
+        )
     return _checkpoint(text, steps[-1], key)
 
 

@@ -162,13 +162,13 @@ def _measures(measure: Measure, episode: Episode, family: Family) -> dict[str, f
     try:
         found = in_time(partial(_plain, measure, episode), MEASURE_SECONDS)
     except CallTimeoutError:
-        raise UserError(f"{who} took longer than {MEASURE_SECONDS:g} s; mend it") from None
+        raise UserError(f"{who} took longer than {MEASURE_SECONDS:g} s; fix it") from None
     except UserError:
         raise
     except BaseException as error:  # includes SystemExit, which would end the run with its own status
         if isinstance(error, KeyboardInterrupt):
             raise
-        raise UserError(f"{who} failed: {reason(error)}; mend it") from error
+        raise UserError(f"{who} failed: {reason(error)}; fix it") from error
     for name, value in found.items():
         if not 0 <= value <= 1:
             raise UserError(f"the measure {name} of environment.name={family.name} is {value}; it must be in [0, 1]")

@@ -79,7 +79,9 @@ def _each(
     except BusyError:
         return Outcome(name, is_busy=True)
     except OSError as error:
-        raise UserError(f"{folder_of(run)} cannot be written ({error.strerror}); it records what was sent") from error
+        raise UserError(
+            f"{folder_of(run)} cannot be written ({error.strerror}); make it writable, because it records what was sent"
+        ) from error
     problem = ""
     try:
         act(follower)

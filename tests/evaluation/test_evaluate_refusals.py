@@ -36,7 +36,7 @@ def folders(tmp_path, monkeypatch):
         ("empty", "empty holds neither a model (config.json) nor a run (config.yaml)"),
         ("adapter", "holds a LoRA adapter and no model; merge it"),
         ("young", "young has no weights yet: neither export/ nor a checkpoint"),
-        ("done", "done is an evaluation and has no weights; go on with it by evaluation.output=done"),
+        ("done", "done is an evaluation and has no weights; continue it with evaluation.output=done"),
         ("outside/step_000003", "is a checkpoint outside of its run"),
         ("old/checkpoints", "is a folder of checkpoints; old/checkpoints has best, latest, step_000004"),
         ("old/checkpoints/best", "no checkpoint was evaluated, so none is the best"),
@@ -91,11 +91,12 @@ def test_wrong_commands(evaluate, words, sentence):
 
 
 def test_a_run_and_an_experiment(refused, run):
-    assert "brings its own configuration, and an experiment is another" in refused(run, "+experiment=text_to_sql")
+    message = refused(run, "+experiment=text_to_sql")
+    assert "has its own configuration, which cannot be combined with an experiment" in message
 
 
 def test_two_runs(refused, run):
-    assert "one run too many; name others by evaluation.compare" in refused(run, run)
+    assert "a second run; name further models in evaluation.compare" in refused(run, run)
 
 
 def test_the_folder_of_a_run_is_not_written_into(refused, run):
@@ -127,13 +128,13 @@ def test_settings_without_effect_cause_a_warning(evaluate, run, words, sentence)
 
 def test_an_unencrypted_api_key_causes_a_warning(monkeypatch):
     from mtrl.config.schema import Config
-    from mtrl.evaluation.settings import in_the_open
+    from mtrl.evaluation.settings import unencrypted_keys
 
     sources = [source_of("m@http://far.example/v1"), source_of("m@http://127.0.0.1/v1"), source_of("m@https://a.b/v1")]
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    assert in_the_open(Config(), sources) == []
+    assert unencrypted_keys(Config(), sources) == []
     monkeypatch.setenv("OPENAI_API_KEY", "x")
-    (warning,) = in_the_open(Config(), sources)
+    (warning,) = unencrypted_keys(Config(), sources)
     assert "goes unencrypted to far.example; use https" in warning
 
 

@@ -50,5 +50,5 @@ def test_servers_start_with_the_weights_of_the_model(run, started, which, tmp_pa
 def test_servers_with_weights_of_their_own_are_refused(run, refused):
     words = ["generator.backend=vllm", "generator.vllm.urls=[http://127.0.0.1:1]"]
     error = refused(f"{run}/export", *words)
-    assert "generator.vllm.urls names servers that have weights already" in error
-    assert "write generator.vllm.urls=[], or evaluate what they have by evaluation.model=MODEL@" in error
+    assert "generator.vllm.urls names running servers" in error
+    assert "set generator.vllm.urls=[], or evaluate the running model with evaluation.model=MODEL@" in error

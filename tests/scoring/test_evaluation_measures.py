@@ -250,8 +250,8 @@ def test_a_score_is_a_plain_float_whatever_the_scorer_returns():
 @pytest.mark.parametrize(
     ("measure", "message"),
     [
-        (exits, "failed: SystemExit in .*: os._exit.0. in an environment; mend it"),
-        (hangs, "took longer than 0.2 s; mend it"),
+        (exits, "failed: SystemExit in .*: os._exit.0. in an environment; fix it"),
+        (hangs, "took longer than 0.2 s; fix it"),
         (returns({3: 1.0}), "failed: TypeError: it returned measures with the name 3; it must be text"),
         (returns(None), "failed: TypeError"),
     ],

@@ -248,7 +248,7 @@ def test_a_run_of_5000_trajectories_is_answered_from_its_first_page_to_its_last(
         (["{run}/trajectories"], "holds no run"),
         (["{run}", "--host", "0.0.0.0"], "--host 0.0.0.0 is open to others; set MTRL_VIEW_TOKEN"),
         (["{run}", "--port", "99999"], "--port 99999 does not exist"),
-        (["{run}", "--max-trajectories", "5"], "--max-trajectories is about the exported file; add --export"),
+        (["{run}", "--max-trajectories", "5"], "--max-trajectories applies only to an exported file; add --export"),
         (["{run}", "--export", "x.html", "--port", "80"], "--export writes a file and serves nothing"),
         (["{run}", "--export", "x.html", "--max-trajectories", "-1"], "--max-trajectories -1 must be at least 0"),
         (["{run}", "--export", "{run}/no/where.html"], "is no folder; make it, or name another file"),
