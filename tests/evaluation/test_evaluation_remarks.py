@@ -131,7 +131,7 @@ def test_differences():
     (same,) = remarks_on_comparisons(compared(scored([1, 0] * 20), scored([0, 1] * 20)))
     assert same.level == Level.NOTE and "does not show that the models are equal" in same.text
     (edge,) = remarks_on_comparisons(compared(scored([1] * 5 + [0] * 15), scored([0] * 20)))
-    assert "on the edge" in edge.text and "p = 0.062" in edge.text
+    assert "borderline" in edge.text and "p = 0.062" in edge.text
     (worse,) = remarks_on_comparisons(compared(scored([0] * 20), scored([1] * 20)))
     assert worse.level == Level.PROBLEM and worse.text.startswith("It is worse than old (greedy): -100.0 points")
     mine = scored([1] * 20)
@@ -160,8 +160,8 @@ def test_the_two_questions_are_answered_separately():
     assert "never trained on: the success rate is what to expect" in generalisation("test", 5, end, 0)
     assert "may have seen" in generalisation("train", 5, end, 0)
     assert "slightly too high" in generalisation("validation", 5, end, 8)
-    assert "no episode that one of them" in independence(result(scored([1, 0])))
+    assert "no episode is solved for one of them" in independence(result(scored([1, 0])))
     odd = independence(
         result([made_episode(score=0.0, reward=1.0), made_episode(score=1.0, reward=0.0), *scored([1, 1])])
     )
-    assert "agree on 50.0%" in odd and "calls 1 episode solved" in odd and "misses 1" in odd
+    assert "agree on 50.0%" in odd and "counts 1 episode as solved" in odd and "misses 1" in odd

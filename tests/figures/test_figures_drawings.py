@@ -221,7 +221,7 @@ def test_the_caption_of_the_timeline_has_the_speeds_of_the_median_step(study):
         for step in (1, 2, 3)
     ]
     caption = draw("timeline", study({"spans": SPANS, "rows": rows})).caption
-    assert caption.endswith("Of the median step: 2,000 tokens/s trained, MFU of the update 20.0%.")
+    assert caption.endswith("In the median step: 2,000 tokens/s trained, MFU of the update 20.0%.")
 
 
 def test_a_group_without_a_timeline_is_named(study):

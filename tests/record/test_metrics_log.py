@@ -57,7 +57,7 @@ def test_a_half_written_line_is_reported_and_replaced(log, capsys):
     with log.path.open("ab") as file:
         file.write(b'{"step": 5, "rew')
     assert steps(log) == [0, 1, 2, 3, 4]
-    assert capsys.readouterr().err.startswith(f"warning: {log.path}:6 has no end, so that this row is left out: ")
+    assert capsys.readouterr().err.startswith(f"warning: {log.path}:6 has no end, so this row is left out: ")
     resumed = MetricsLog(log.path)
     resumed.log(5, {})
     assert steps(resumed) == [0, 1, 2, 3, 4, 5]
