@@ -18,9 +18,7 @@ from typing import Any
 
 from mtrl.api import MultiTurnRLEvaluator, MultiTurnRLTrainer
 from mtrl.config.keys import flat
-from mtrl.errors import UserError
-from mtrl.figures.runs import Run, read_run
-from mtrl.record.run_dir import RunDir, such_as
+from mtrl.record.run import Run
 
 Show = Callable[[str], object]
 
@@ -31,10 +29,9 @@ def load(run: str | Path) -> Run:
     Raises:
         UserError: the folder holds no run, or its files cannot be read.
     """
-    path = Path(run).expanduser()
-    if not RunDir(path).config.is_file():
-        raise UserError(f"{path} is no run, for it has no config.yaml; give the folder of a run{such_as(path)}")
-    return read_run(path)
+    found = Run.open(Path(run).expanduser())
+    found.rows, found.settings  # noqa: B018 - a damaged file is reported here
+    return found
 
 
 def train(experiment: str = "gsm8k", *overrides: str, show: Show = print, **keys: Any) -> Run:

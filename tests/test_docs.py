@@ -31,7 +31,7 @@ from mtrl.main import prepare
 from mtrl.play import __main__ as play
 from mtrl.record.run_dir import RunDir
 from mtrl.rescore import __main__ as rescore
-from mtrl.rescore.settings import check_read
+from mtrl.rescore.__main__ import check_read
 from mtrl.rewards import shaping
 from mtrl.view import __main__ as view
 from tests import forked

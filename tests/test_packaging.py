@@ -120,7 +120,7 @@ def test_nothing_optional_is_imported_at_module_level(package):
 def test_the_trainers_modules_import_no_engine():
     only_there = [path for path, modules in INSIDE.items() if modules & {"vllm", "sglang"}]
     code = (
-        "import sys, mtrl.trainer.loop, mtrl.trainer.setup.servers, mtrl.evaluation.contenders; "
+        "import sys, mtrl.trainer.loop, mtrl.trainer.setup.servers, mtrl.evaluation.ready_models; "
         f"print([name for name in sys.modules if name.replace('.', '/') + '.py' in {only_there}])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

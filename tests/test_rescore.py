@@ -1,4 +1,4 @@
-"""Rescoring of stored trajectories: equal settings give equal numbers, and every difference is reported."""
+"""Rescoring stored trajectories: the same settings give the same numbers, others give others, and nothing is silent."""
 
 import io
 import json
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import mtrl
-from mtrl.command.program import one_sentence
+from mtrl.config.messages import one_sentence
 from mtrl.datasets import Splits
 from mtrl.play.__main__ import main as play
 from mtrl.record.stored import Rows, Stored
@@ -27,7 +27,7 @@ RUN = ("experiment=gsm8k", "debug=fast", "trainer.max_steps=2", "tracker.plots=f
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run of two steps with an almost untrained policy."""
+    """A real run of two steps of an untrained policy."""
     folder = tmp_path_factory.mktemp("rescore")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "mtrl.main", *RUN, f"run_dir={folder / 'run'}"]
@@ -37,9 +37,9 @@ def run(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def episodes(tmp_path_factory):
-    """A file of mtrl.play with episodes of the demonstrator, some right and some wrong."""
-    file = tmp_path_factory.mktemp("played") / "played.jsonl"
+def demonstrated(tmp_path_factory):
+    """Episodes of the demonstrator, some right and some wrong, as mtrl.play stores them."""
+    file = tmp_path_factory.mktemp("demonstrated") / "demonstrated.jsonl"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", io.StringIO())
         assert play(["+experiment=gsm8k", "player=demonstrator", "episodes=40", f"out={file}"]) == 0
@@ -48,7 +48,7 @@ def episodes(tmp_path_factory):
 
 @pytest.fixture
 def found(capsys):
-    """Function `found(SOURCE, "key=value", …)` that rescores, and returns exit status and JSON report."""
+    """`found(SOURCE, "key=value", …)`: the exit status and the JSON."""
 
     def run(source, *words):
         status = rescore([str(source), *words, "--json"])
@@ -58,7 +58,7 @@ def found(capsys):
 
 
 def stored(source):
-    """Return all trajectories by file and line."""
+    """All trajectories by location."""
     files = sorted((source / "trajectories").glob("*.jsonl")) if source.is_dir() else [source]
     return {f"{f.name}:{n}": t for f in files for n, t in enumerate(read_trajectories(f), 1)}
 
@@ -68,7 +68,7 @@ def shown(capsys, *words):
     return status, capsys.readouterr().out
 
 
-def test_a_run_rescored_with_its_own_settings_is_unchanged(run, found):
+def test_the_settings_of_the_run_change_nothing(run, found):
     status, report = found(run)
     before = stored(run)
     assert status == 0 and report["not_rescored"] == [] and report["all"]["changed"] == 0
@@ -84,7 +84,7 @@ def test_a_run_rescored_with_its_own_settings_is_unchanged(run, found):
     }
 
 
-def test_other_components_change_the_rewards(run, found):
+def test_other_components_change_the_reward(run, found):
     status, report = found(run, "reward.components={turn_penalty:0.5}")
     assert status == 0 and report["environment_played"]
     before = stored(run)
@@ -94,13 +94,13 @@ def test_other_components_change_the_rewards(run, found):
     assert report["all"]["changed"] == sum(len(t.turns) > 1 for t in before.values()) > 0
 
 
-def test_another_scheme_changes_the_rewards_and_not_the_scores(episodes, found):
-    status, own = found(episodes)
+def test_another_scheme_changes_the_reward_and_not_the_score(demonstrated, found):
+    status, own = found(demonstrated)
     assert status == 0 and own["all"]["changed"] == 0
     assert 0 < own["all"]["success_before"] < 1, "the demonstrator is sometimes right"
-    assert [line["rewards_after"] for line in own["trajectories"]] == [t.rewards for t in stored(episodes).values()]
+    assert [line["rewards_after"] for line in own["trajectories"]] == [t.rewards for t in stored(demonstrated).values()]
 
-    status, other = found(episodes, "reward=guide")
+    status, other = found(demonstrated, "reward=guide")
     assert status == 0 and other["all"]["changed"] > 0
     assert other["all"]["success_after"] == own["all"]["success_after"]
     for a, b in zip(own["trajectories"], other["trajectories"], strict=True):
@@ -111,7 +111,7 @@ def test_another_scheme_changes_the_rewards_and_not_the_scores(episodes, found):
     assert rewards["a"] != rewards["b"]
 
 
-def test_unreadable_lines_are_counted(run, found, tmp_path):
+def test_lines_that_are_no_trajectories_are_counted(run, found, tmp_path):
     copy = shutil.copytree(run, tmp_path / "copy")
     file = copy / "trajectories" / "train_step_000001.jsonl"
     first = file.read_text().splitlines()[0]
@@ -128,13 +128,13 @@ def test_unreadable_lines_are_counted(run, found, tmp_path):
     left = report["not_rescored"]
     assert status == 1 and report["left_out"] == {"unreadable": 6} and report["all"]["episodes"] == 32
     assert [line["where"] for line in left] == [f"{file.name}:{n}" for n in (5, 6, 7, 8, 10, 11)]
-    assert all(line["told"] for line in left)
+    assert all(line["message"] for line in left)
 
 
-def test_an_environment_with_other_observations_is_reported_by_row_and_turn(episodes, found, capsys):
-    """Without its calculator the environment answers calls differently."""
-    status, report = found(episodes, "environment.config.calculator=false")
-    before = stored(episodes)
+def test_a_changed_observation_is_reported_with_row_and_turn(demonstrated, found, capsys):
+    """Without its calculator the environment answers a call differently."""
+    status, report = found(demonstrated, "environment.config.calculator=false")
+    before = stored(demonstrated)
     called = {where for where, t in before.items() if any("<calc>" in turn.text for turn in t.turns[:-1])}
     differing = {line["where"]: line for line in report["not_rescored"]}
     assert status == 1 and called and differing.keys() >= called
@@ -142,19 +142,19 @@ def test_an_environment_with_other_observations_is_reported_by_row_and_turn(epis
     assert report["all"]["episodes"] == len(before) - len(differing)
     for where in called:
         trajectory = before[where]
-        assert re.match(rf"row {trajectory.task_id}, turn \d: another observation: was '", differing[where]["told"])
-    status, text = shown(capsys, episodes, "environment.config.calculator=false")
-    assert status == 1 and f"{len(differing)} not rescored, episodes that the environment answers otherwise now" in text
+        assert re.match(rf"row {trajectory.task_id}, turn \d: another observation: was '", differing[where]["message"])
+    status, text = shown(capsys, demonstrated, "environment.config.calculator=false")
+    assert status == 1 and f"{len(differing)} not rescored, episodes whose observations differ in the replay" in text
 
 
-def test_fewer_turns_than_the_recording_differ(episodes, found):
-    status, report = found(episodes, "generator.max_turns=1", "environment.config.calculator=false")
-    long = {where: t for where, t in stored(episodes).items() if len(t.turns) > 1}
-    left = {line["where"]: line["told"] for line in report["not_rescored"]}
+def test_a_replay_with_fewer_turns_is_reported(demonstrated, found):
+    status, report = found(demonstrated, "generator.max_turns=1", "environment.config.calculator=false")
+    long = {where: t for where, t in stored(demonstrated).items() if len(t.turns) > 1}
+    left = {line["where"]: line["message"] for line in report["not_rescored"]}
     assert status == 1 and left.keys() == long.keys() > set()
-    for where, told in left.items():
-        wanted = "turn 1: the environment ends the episode, and the recording goes on"
-        assert told == f"row {long[where].task_id}, {wanted}"
+    for where, message in left.items():
+        wanted = "turn 1: the environment ends the episode, and the recording continues"
+        assert message == f"row {long[where].task_id}, {wanted}"
 
 
 def test_an_ambiguous_row_is_not_used():
@@ -171,16 +171,16 @@ def test_an_ambiguous_row_is_not_used():
     assert apart.find(Stored(Path("eval_greedy_step_000001.jsonl"), 1, None), Trajectory("a", "", 0)) is rows[1]
 
 
-def test_rows_of_other_data_are_not_matched(episodes, found):
-    status, report = found(episodes, "data.synthetic_train_rows=10")
+def test_rows_of_other_data_are_not_used(demonstrated, found):
+    status, report = found(demonstrated, "data.synthetic_train_rows=10")
     assert status == 1 and report["left_out"] == {"no row": 30}
-    status, report = found(episodes, "seed=1")
+    status, report = found(demonstrated, "seed=1")
     assert status == 1 and set(report["left_out"]) == {"differs"}
-    assert all("turn 1: another prompt" in line["told"] for line in report["not_rescored"])
+    assert all("turn 1: another prompt" in line["message"] for line in report["not_rescored"])
 
 
 def pure(messages, row):
-    """A reward function for the tests below."""
+    """Component of the reward in the tests below."""
     return float(len(messages)), {"seen": 1.0}
 
 
@@ -190,47 +190,47 @@ def broken(messages, row):
     return 0.5
 
 
-def test_a_function_of_the_messages_needs_no_environment(episodes, found, capsys, monkeypatch):
+def test_a_function_of_the_messages_needs_no_environment(demonstrated, found, capsys, monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
     wanted = ("reward.components={environment:0,tests.test_rescore.pure:2}",)
     from mtrl.play.episode import Episode
 
     monkeypatch.setattr(Episode, "open", lambda self: pytest.fail("the environment was asked"))
-    status, report = found(episodes, *wanted)
+    status, report = found(demonstrated, *wanted)
     assert status == 0 and report["environment_played"] is False
-    for line, trajectory in zip(report["trajectories"], stored(episodes).values(), strict=True):
+    for line, trajectory in zip(report["trajectories"], stored(demonstrated).values(), strict=True):
         assert line["reward_after"] == 2.0 * len(trajectory.messages)
-    status = rescore([str(episodes), *wanted, "environment.config.calculator=false"])
-    printed = capsys.readouterr()
-    assert status == 0 and "the environment was not asked" in printed.out
-    assert "environment.config.calculator=false changes no reward" in printed.err
+    status = rescore([str(demonstrated), *wanted, "environment.config.calculator=false"])
+    output = capsys.readouterr()
+    assert status == 0 and "the environment was not replayed" in output.out
+    assert "environment.config.calculator=false changes no reward" in output.err
 
 
-def test_an_error_of_a_reward_function_is_reported(episodes, found, monkeypatch):
+def test_a_reward_that_raises_is_reported(demonstrated, found, monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
-    status, report = found(episodes, "reward.components={environment:0,tests.test_rescore.broken:1}")
-    long = [where for where, t in stored(episodes).items() if len(t.messages) > 2]
+    status, report = found(demonstrated, "reward.components={environment:0,tests.test_rescore.broken:1}")
+    long = [where for where, t in stored(demonstrated).items() if len(t.messages) > 2]
     assert status == 1 and [line["where"] for line in report["not_rescored"]] == long
-    assert Counter(line["told"] for line in report["not_rescored"]) == {"LookupError: too long": len(long)}
+    assert Counter(line["message"] for line in report["not_rescored"]) == {"LookupError: too long": len(long)}
 
 
-def test_the_table_shows_means_and_disagreements(episodes, capsys, tmp_path):
+def test_the_table(demonstrated, capsys, tmp_path):
     out = tmp_path / "report.json"
-    status, text = shown(capsys, episodes, "reward.components.turn_penalty=0.1", f"out={out}")
+    status, text = shown(capsys, demonstrated, "reward.components.turn_penalty=0.1", f"out={out}")
     first, second, *rest = text.splitlines()
     assert status == 0 and first.split()[:3] == ["trajectories", "episodes", "reward"]
-    assert second.split()[:2] == ["played", "40"]
+    assert second.split()[:2] == ["demonstrated", "40"]
     report = json.loads(out.read_text())
     assert f"{report['all']['reward_after']:.3f}" in second and f"{report['all']['reward_before']:.3f}" in second
-    summary = "\n".join(rest)
-    assert "best paid of those that the scorer refuses: played.jsonl:" in summary
-    assert "worst paid of those that the scorer accepts: played.jsonl:" in summary
-    assert f"{len(report['underpaid'])} not paid in full, though the scorer says yes" in summary
-    assert summary.endswith(f"written to {out}")
+    output = "\n".join(rest)
+    assert "highest reward of the episodes that the scorer rejects: demonstrated.jsonl:" in output
+    assert "lowest reward of the episodes that the scorer accepts: demonstrated.jsonl:" in output
+    assert f"{len(report['underpaid'])} without full reward, accepted by the scorer" in output
+    assert output.endswith(f"written to {out}")
 
 
-def test_overpaid_trajectories_are_those_that_the_scorer_rejects(episodes, found):
-    status, report = found(episodes, "reward.components={environment:0,turn_penalty:-5}")
+def test_disagreements_are_those_of_reward_and_scorer(demonstrated, found):
+    status, report = found(demonstrated, "reward.components={environment:0,turn_penalty:-5}")
     lines = {line["where"]: line for line in report["trajectories"]}
     wanted = {where for where, line in lines.items() if line["reward_after"] >= 1 and not line["score_after"]}
     assert status == 0 and set(report["overpaid"]) == wanted > set()
@@ -250,24 +250,24 @@ def test_overpaid_trajectories_are_those_that_the_scorer_rejects(episodes, found
         (["RUN/trajectories"], "trajectories is no run, for it has no config.yaml"),
     ],
 )
-def test_errors_are_one_sentence(run, capsys, words, sentence):
+def test_errors_are_reported_in_one_sentence(run, capsys, words, sentence):
     with pytest.raises(SystemExit) as ended, one_sentence():
         rescore([word.replace("RUN", str(run)) for word in words])
-    printed = capsys.readouterr()
-    assert ended.value.code == 2 and printed.out == "" and sentence in printed.err and printed.err.count("\n") == 1
+    output = capsys.readouterr()
+    assert ended.value.code == 2 and output.out == "" and sentence in output.err and output.err.count("\n") == 1
 
 
-def test_the_program_imports_no_torch(episodes, tmp_path):
+def test_as_a_program_without_torch(demonstrated, tmp_path):
     code = "import sys; from mtrl.rescore.__main__ import main; status = main(sys.argv[1:]); "
     code += "assert 'torch' not in sys.modules; sys.exit(status)"
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
     for start in (["-c", code], ["-m", "mtrl.rescore"]):
-        command = [sys.executable, *start, str(episodes), "+experiment=gsm8k"]
+        command = [sys.executable, *start, str(demonstrated), "+experiment=gsm8k"]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
         assert (done.returncode, done.stderr) == (0, "")
-        assert "\x1b" not in done.stdout and "played  " in done.stdout
+        assert "\x1b" not in done.stdout and "demonstrated  " in done.stdout
 
 
-def test_a_file_of_a_run_is_rescored_with_the_settings_of_the_run(run, found):
+def test_a_file_of_a_run_uses_the_settings_of_the_run(run, found):
     status, report = found(run / "trajectories" / "eval_greedy_step_000002.jsonl")
     assert status == 0 and report["all"]["episodes"] == 4 and report["all"]["changed"] == 0

@@ -26,8 +26,9 @@ import matplotlib
 from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
+from mtrl.config.plain_yaml import read_config
 from mtrl.diagnose.finding import Finding, Severity
-from mtrl.diagnose.record import Record, read_config
+from mtrl.diagnose.record import Record
 from mtrl.diagnose.walk import walk
 from mtrl.figures.plots import STYLE
 from mtrl.record.run_dir import RunDir

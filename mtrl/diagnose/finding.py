@@ -48,7 +48,7 @@ class Witness:
 
     where: str
     """Location of the trajectory, as FILE:LINE below the folder of the run."""
-    said: str
+    summary: str
     """Summary of the trajectory in one line: reward, score, the end of the last response."""
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mtrl.diagnose.record import Record, Series
-from mtrl.diagnose.rules.views import HELD_OUT, REWARD, SAMPLED, SUCCESS, level
 from mtrl.diagnose.stats import Change, compare, error_of_share, noise
+from mtrl.diagnose.views import HELD_OUT, REWARD, SAMPLED, SUCCESS, level
 
 RISE = 0.15
 """Minimum gain of training success, and its minimum lead over the evaluation, as shares of the rollouts."""

@@ -33,9 +33,10 @@ class Watch:
         self._mode = config.diagnosis.live
         self._path = run.path / FILE
         self._metrics = run.metrics
-        self._record = Record(asdict(config), run.path)
+        self.record = Record(asdict(config), run.path)
+        """The run so far."""
         self._proposals = Proposals(asdict(config))
-        self._told: dict[str, Severity] = {}
+        self._reported: dict[str, Severity] = {}
         self._failed = False
         self._take_up()
 
@@ -57,13 +58,13 @@ class Watch:
             return []
 
     def _after_step(self, row: dict[str, Any]) -> list[Finding]:
-        if int(row["step"]) <= self._record.step and self._record.steps:
+        if int(row["step"]) <= self.record.step and self.record.steps:
             self._set_back(int(row["step"]) - 1)
-        self._record.add(row)
-        found = walk(self._record).findings
+        self.record.add(row)
+        found = walk(self.record).findings
         new = [self._proposals.settle(finding) for finding in found if self._is_news(finding)]
         for finding in new:
-            self._told[finding.rule] = finding.severity
+            self._reported[finding.rule] = finding.severity
             self._append(finding)
         ends = (f for f in found if f.severity == Severity.ALARM and f.rule in ENDS)
         if self._mode == "stop" and self.stop is None and (end := next(ends, None)) is not None:
@@ -71,33 +72,33 @@ class Watch:
         return new
 
     def _is_news(self, finding: Finding) -> bool:
-        told = self._told.get(finding.rule)
-        return told is None or finding.severity.rank < told.rank
+        reported = self._reported.get(finding.rule)
+        return reported is None or finding.severity.rank < reported.rank
 
     def _append(self, finding: Finding) -> None:
         with self._path.open("a", encoding="utf-8") as file:
-            file.write(to_strict_json({"step": self._record.step, **finding.to_dict()}) + "\n")
+            file.write(to_strict_json({"step": self.record.step, **finding.to_dict()}) + "\n")
 
     def _take_up(self) -> None:
         """Read the existing rows of a resumed run."""
         try:
             for row in MetricsLog(self._metrics).read():
-                self._record.add(row)
-            self._set_back(self._record.step)
+                self.record.add(row)
+            self._set_back(self.record.step)
         except Exception as error:
             LOG.warning("what the diagnosis found before cannot be read: %s", error)
 
     def _set_back(self, step: int) -> None:
         """Forget rows and findings after `step`."""
-        self._record.forget(step)
-        self._told.clear()
-        kept = [line for line in self._lines() if line["step"] <= step]
+        self.record.forget(step)
+        self._reported.clear()
+        earlier = [line for line in self._lines() if line["step"] <= step]
         if self._path.exists():
-            replace_text(self._path, "".join(to_strict_json(line) + "\n" for line in kept))
-        for line in kept:
-            told, severity = self._told.get(line["rule"]), Severity(line["severity"])
-            if told is None or severity.rank < told.rank:
-                self._told[line["rule"]] = severity
+            replace_text(self._path, "".join(to_strict_json(line) + "\n" for line in earlier))
+        for line in earlier:
+            reported, severity = self._reported.get(line["rule"]), Severity(line["severity"])
+            if reported is None or severity.rank < reported.rank:
+                self._reported[line["rule"]] = severity
 
     def _lines(self) -> list[dict[str, Any]]:
         if not self._path.exists():

@@ -28,8 +28,8 @@ def page(report: Report) -> str:
     name = html_text(str(report.record.path))
     findings = "".join(_section(report, finding) for finding in report.diagnosis.findings)
     if not findings:
-        said = f"None of: {', '.join(report.diagnosis.checked) or 'nothing'}."
-        findings = f'<section class="healthy"><h2>{html_text(report.status)}</h2><p>{html_text(said)}</p></section>'
+        text = f"None of: {', '.join(report.diagnosis.checked) or 'nothing'}."
+        findings = f'<section class="healthy"><h2>{html_text(report.status)}</h2><p>{html_text(text)}</p></section>'
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
         "<!doctype html>\n"
@@ -49,7 +49,7 @@ def _section(report: Report, finding: Finding) -> str:
         f"{html_text(', '.join(finding.requirements))} · steps {finding.steps[0]} to {finding.steps[1]}</p>",
         _list([html_text(sentence) for sentence in finding.evidence]),
         curves(report.record, finding),
-        _list([f"<code>{html_text(each.where)}</code> {html_text(each.said)}" for each in finding.witnesses]),
+        _list([f"<code>{html_text(each.where)}</code> {html_text(each.summary)}" for each in finding.witnesses]),
         f"<p>{html_text(finding.advice)}</p>" if finding.advice else "",
         _changes(finding),
     ]

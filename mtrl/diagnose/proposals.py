@@ -36,8 +36,8 @@ class Proposals:
 
     def _settled(self, proposal: Proposal) -> Proposal | None:
         current = tuple(OmegaConf.select(self._base, key) for key in proposal.keys)
-        wanted = [_value(word) for word in proposal.words]
-        words = [w for w, now, then in zip(proposal.words, current, wanted, strict=True) if not _same(now, then)]
+        values = [_value(word) for word in proposal.words]
+        words = [w for w, now, then in zip(proposal.words, current, values, strict=True) if not _same(now, then)]
         if not words or any(set(words) <= tried for tried in self._tried) or not self._fits(words):
             return None
         was = tuple(f"{key}={keys.typed(now)}" for key, now in zip(proposal.keys, current, strict=True))

@@ -12,10 +12,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mtrl.config import keys
-from mtrl.config.plain_yaml import read_config
 from mtrl.errors import UserError
-from mtrl.record.metrics import MetricsLog, warn_on_stderr
-from mtrl.record.run_dir import RunDir, such_as
+from mtrl.record.run import Run
 from mtrl.record.trajectories import kind_and_step
 
 T = TypeVar("T")
@@ -84,17 +82,12 @@ class Record:
         Raises:
             UserError: The run does not exist or cannot be read.
         """
-        run = RunDir(path)
-        if not path.is_dir():
-            raise UserError(f"{path} does not exist; give the folder of a run, such as outputs/gsm8k/TIME")
-        if not run.config.is_file():
-            raise UserError(f"{path} is no run, for it has no config.yaml; give the folder of a run{such_as(path)}")
-        if run.is_evaluation:
+        run = Run.open(path)
+        if run.dir.is_evaluation:
             report = path / "report.html"
-            raise UserError(f"{path} is an evaluation, and {report} tells of it; give the folder of a run")
-        if (changed := run.changes()) is not None:
-            warn_on_stderr(f"{path} has changed since the end of its run: {changed}")
-        return cls(read_config(run.config), path, MetricsLog(run.metrics).read())
+            raise UserError(f"{path} is an evaluation, and {report} describes it; give the folder of a run")
+        run.warn_of_changes()
+        return cls(run.config, path, run.metrics.read_all())
 
     # -- growing -----------------------------------------------------------------------------------------------------
 
@@ -175,7 +168,7 @@ class Record:
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the cached result of `make`. It is for costly results that do not change, because the live diagnosis
-        asks after every step."""
+        requests them after every step."""
         if key not in self._memory:
             self._memory[key] = make()
         found: T = self._memory[key]
@@ -188,9 +181,8 @@ class Record:
         if self.path is None:
             return []
         found = []
-        for kind in kinds:
-            for file in RunDir(self.path).trajectories.glob(f"{kind}_step_*.jsonl"):
-                step = kind_and_step(file)[1]
-                if step is not None and since <= step <= (self.step if until is None else until):
-                    found.append((-step, kinds.index(kind), file))
+        for file in Run(self.path).files():
+            kind, step = kind_and_step(file)
+            if kind in kinds and step is not None and since <= step <= (self.step if until is None else until):
+                found.append((-step, kinds.index(kind), file))
         return [file for _, _, file in sorted(found)]

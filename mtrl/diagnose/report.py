@@ -74,8 +74,8 @@ def diagnose(path: Path) -> Report:
     if links and links[-1].decisions > 1:
         changed = ", ".join(map(str, links[-1].settings))
         remarks.append(
-            f"this run changed {links[-1].decisions} things of its parent at once ({changed}): "
-            "what each of them did cannot be told; change one at a time"
+            f"this run changed {links[-1].decisions} settings of its parent at once ({changed}): "
+            "their effects cannot be separated; change one at a time"
         )
     report = Report(record, diagnosis, links, remarks)
     report.command = _command(report)

@@ -26,17 +26,17 @@ def show(report: Report, file: TextIO | None = None, width: int | None = None) -
     screen = Console(file=file or sys.stdout, width=width, highlight=False, markup=False, emoji=False)
     record, diagnosis = report.record, report.diagnosis
     checked = len(diagnosis.checked)
-    head = f"{one_line(record.path)}: {record.steps} steps, {checked} symptom{'' if checked == 1 else 's'} looked for"
+    head = f"{one_line(record.path)}: {record.steps} steps, {checked} symptom{'' if checked == 1 else 's'} checked"
     screen.print(Rule(Text(head, style="bold"), align="left", style="cyan"))
     for link in report.links:
-        _line(screen, "", _said_of(link))
+        _line(screen, "", _sentence(link))
     for remark in [*report.remarks, *(f"a rule failed: {each}" for each in diagnosis.broken)]:
         _line(screen, "remark", remark, "yellow")
     first = report.first
     if first is None:
         _healthy(screen, report)
     elif first.severity == Severity.NOTE:
-        looked = f"none of {checked} symptoms is an alarm or a warning; worth knowing:"
+        looked = f"none of {checked} symptoms is an alarm or a warning; notes:"
         _line(screen, "healthy", looked, "bold green")
         _others(screen, diagnosis.findings)
     else:
@@ -44,14 +44,14 @@ def show(report: Report, file: TextIO | None = None, width: int | None = None) -
         _others(screen, diagnosis.findings[1:])
     if diagnosis.early:
         names = ", ".join(diagnosis.early)
-        _line(screen, "too early to tell", f"{names} (a decision looks at {record.window} steps)", "dim")
+        _line(screen, "too early to tell", f"{names} (a decision needs a window of {record.window} steps)", "dim")
 
 
 def _healthy(screen: Console, report: Report) -> None:
     if report.status == "healthy":
         _line(screen, "healthy", f"none of: {', '.join(report.diagnosis.checked)}", "bold green")
     else:
-        _line(screen, "no symptom yet", f"looked for: {', '.join(report.diagnosis.checked) or 'nothing'}")
+        _line(screen, "no symptom yet", f"checked: {', '.join(report.diagnosis.checked) or 'nothing'}")
 
 
 def _full(screen: Console, report: Report, finding: Finding) -> None:
@@ -71,7 +71,7 @@ def _full(screen: Console, report: Report, finding: Finding) -> None:
             ends = f"{short(float(series.values[0]))} … {short(float(series.values[-1]))}"
             _item(screen, Text.assemble(f"{one_line(key)}  ", (sparkline(series.values.tolist()), "cyan"), f"  {ends}"))
     for witness in finding.witnesses:
-        _item(screen, Text.assemble((one_line(witness.where), "bold"), f"  {one_line(witness.said, 400)}"))
+        _item(screen, Text.assemble((one_line(witness.where), "bold"), f"  {one_line(witness.summary, 400)}"))
     if finding.advice:
         _line(screen, "advice", finding.advice)
     if finding.change is not None:
@@ -101,7 +101,7 @@ def _others(screen: Console, findings: list[Finding]) -> None:
         )
 
 
-def _said_of(link: Link) -> str:
+def _sentence(link: Link) -> str:
     """Describe a link in one sentence."""
     changed = ", ".join(map(str, link.settings)) or "nothing"
     effects = [

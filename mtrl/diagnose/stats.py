@@ -72,7 +72,7 @@ def mean(values: Values, noise: float | None = None) -> Mean:
 def wobble(values: Values) -> float:
     """Return the standard deviation around the straight line through `values`, widened by the remaining correlation.
 
-    It is infinite for fewer than three values, which lie on their line and say nothing about the noise.
+    It is infinite for fewer than three values, which contain no information about the noise.
     """
     data = np.asarray(values, float)
     if len(data) < 3:
@@ -122,8 +122,8 @@ def compare(before: Values, after: Values, noise: float | None = None) -> Change
 def error_of_share(share: float, episodes: float) -> float:
     """Return the standard error of a share of `episodes` episodes. The share is limited to at least one episode away
     from 0 and 1, so the error is never 0."""
-    kept = min(max(share, 1 / episodes), 1 - 1 / episodes) if episodes > 2 else 0.5
-    return math.sqrt(kept * (1 - kept) / episodes)
+    bounded = min(max(share, 1 / episodes), 1 - 1 / episodes) if episodes > 2 else 0.5
+    return math.sqrt(bounded * (1 - bounded) / episodes)
 
 
 def halves(values: Values) -> Change:

@@ -47,7 +47,7 @@ def walk(record: Record, settle: Callable[[Finding], Finding] = lambda finding: 
         diagnosis.checked.append(rule.name)
         if finding is not None:
             diagnosis.findings.append(finding)
-    diagnosis.findings.sort(key=lambda finding: finding.severity.rank)  # stable: keeps the order of the rules
+    diagnosis.findings.sort(key=lambda finding: finding.severity.rank)  # a stable sort: the order of the rules stays
     return diagnosis
 
 

@@ -43,7 +43,7 @@ from mtrl.environments.factory import Task, load_task
 from mtrl.errors import UserError
 from mtrl.evaluation.identity import begin
 from mtrl.evaluation.rollouts import Source
-from mtrl.evaluation.settings import Words, check_players, check_servers, configuration, rows_of, without_effect
+from mtrl.evaluation.settings import Words, check_agent_models, check_servers, configuration, rows_of, without_effect
 from mtrl.evaluation.sources import MODELS, sources_of
 from mtrl.evaluation.store import LOCK, Lock
 from mtrl.record.run_dir import RunDir
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
     sources = sources_of([str(config.evaluation.model), *config.evaluation.compare])
     check_servers(config, sources)
-    check_players(config, sources)
+    check_agent_models(config, sources)
     task = load_task(config)
     rows, row_warnings = rows_of(config, task.splits)
     warnings += [*row_warnings, *without_effect(config, sources, words.overrides)]
@@ -81,7 +81,7 @@ def evaluate(
 ) -> int:
     """Run the evaluation after the checks. Return the exit status."""
     from mtrl.evaluation.evaluation import Evaluation
-    from mtrl.evaluation.play import TooManyFailedError
+    from mtrl.evaluation.runner import TooManyFailedError
 
     config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
     config.async_config.max_steps_off_policy = 0  # no training runs meanwhile, so turns can wait for each other

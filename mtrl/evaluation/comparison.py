@@ -80,9 +80,9 @@ def comparisons(
     found = [
         _compare(model, mine, label, _rows(theirs, config.success_threshold), kind, config) for label, theirs in others
     ]
-    kept = [each for each in found if each is not None]
-    adjusted = holm([each.paired.p_value for each in kept])
-    return [replace(each, p_adjusted=p) for each, p in zip(kept, adjusted, strict=True)]
+    compared = [each for each in found if each is not None]
+    adjusted = holm([each.paired.p_value for each in compared])
+    return [replace(each, p_adjusted=p) for each, p in zip(compared, adjusted, strict=True)]
 
 
 def _rows(groups: Sequence[Group], threshold: float) -> Rows:

@@ -44,7 +44,7 @@ def disagreements(model: str, kind: str, result: Result, thresholds: Thresholds)
             last_response=cut(episode.trajectory.turns[-1].text, RESPONSE_CHARACTERS, 200),
             episode=episode,
         )
-        for wanted in (Verdict.LENIENT, Verdict.STRICT)
+        for chosen in (Verdict.LENIENT, Verdict.STRICT)
         for verdict, episode in judged
-        if verdict == wanted
+        if verdict == chosen
     ]

@@ -17,10 +17,10 @@ from mtrl.console.console import Console
 from mtrl.engines.endpoints.budget import Budget
 from mtrl.engines.endpoints.engine import KEY
 from mtrl.environments.factory import Task
-from mtrl.evaluation.contenders import Contender, endpoint_contender, local_contender, served_contender
-from mtrl.evaluation.play import Match, all_at_once, kinds_of
+from mtrl.evaluation.ready_models import ReadyModel, endpoint_model, local_model, served_model
 from mtrl.evaluation.report import build_report, write_report
 from mtrl.evaluation.rollouts import ModelRollouts, Source
+from mtrl.evaluation.runner import Runner, all_at_once, kinds_of
 from mtrl.evaluation.store import Store
 from mtrl.evaluation.table import tables_of, usage_lines
 from mtrl.record.run_dir import RunDir
@@ -58,7 +58,7 @@ class Evaluation:
         """Run all episodes, and write all files.
 
         Raises:
-            TooManyFailedError, UserError: See `Match.play`.
+            TooManyFailedError, UserError: See `Runner.run`.
             BudgetSpentError: A budget is spent. There is no report, but the finished episodes are in the store.
         """
         run = RunDir(self.folder)
@@ -91,7 +91,7 @@ class Evaluation:
         """Run all endpoints concurrently, then the local models one after another, because each uses the whole machine.
         Return the rollouts by label."""
         run = RunDir(self.folder)
-        match = Match(
+        runner = Runner(
             self.config,
             self.task.family,
             kinds_of(self.config.evaluation, self.rows),
@@ -99,27 +99,27 @@ class Evaluation:
             self.budget,
             self.console,
         )
-        total = sum(kind.episodes for kind in match.kinds) * len(self.sources)
+        total = sum(kind.episodes for kind in runner.kinds) * len(self.sources)
         remote = [source for source in self.sources if source.kind == "endpoint"]
         with self.console.progress("evaluation", total) as whole:
-            played = await all_at_once(match.play(source, partial(self._remote, source), whole) for source in remote)
+            done = await all_at_once(runner.run(source, partial(self._remote, source), whole) for source in remote)
             if self.budget.closed is not None:
                 raise self.budget.closed
             for source in self.sources:
                 if source not in remote:
-                    played.append(await match.play(source, partial(self._local, source), whole))
-        return {model.label: model for model in played}
+                    done.append(await runner.run(source, partial(self._local, source), whole))
+        return {model.label: model for model in done}
 
-    def _remote(self, source: Source) -> Contender:
-        return endpoint_contender(source, self.config, self.task, self.budget)
+    def _remote(self, source: Source) -> ReadyModel:
+        return endpoint_model(source, self.config, self.task, self.budget)
 
-    def _local(self, source: Source) -> Contender:
+    def _local(self, source: Source) -> ReadyModel:
         run, known = RunDir(self.folder), (source, self.config, self.task, self.rows)
-        contender = served_contender(*known, run.engine) if serves(self.config) else local_contender(*known)
+        model = served_model(*known, run.engine) if serves(self.config) else local_model(*known)
         tokenizer = run.tokenizer
         if not tokenizer.exists():
-            contender.tokenizer.save_pretrained(tokenizer)
-        return contender
+            model.tokenizer.save_pretrained(tokenizer)
+        return model
 
     def _write_metrics(self, models: list[ModelRollouts]) -> None:
         """Write metrics.jsonl with one row per step, as in a run. The first model has the metric names of a run's
@@ -147,7 +147,7 @@ class Evaluation:
                 cause = (failed[0].error or failed[0].stop_reason).partition("\n")[0]
                 self.console.warning(
                     f"{model.label}: {episodes} left out of the rates; the same command "
-                    f"with evaluation.output={from_here(self.folder)} plays them again (the first cause: {cause})"
+                    f"with evaluation.output={from_here(self.folder)} runs them again (the first cause: {cause})"
                 )
 
     def _facts(self) -> dict[str, str]:

@@ -87,7 +87,7 @@ def _refuse_changes(folder: Path, cfg: DictConfig) -> None:
         if _counts(key) and was.get(key) != now.get(key):
             raise UserError(
                 f"evaluation.output={folder} began with {key}={typed(was.get(key))}, and this command has "
-                f"{typed(now.get(key))}; repeat the first command to go on, or name another folder"
+                f"{typed(now.get(key))}; repeat the first command to continue, or name another folder"
             )
 
 
@@ -96,7 +96,7 @@ def _refuse_models(folder: Path, was: list[dict[str, Any]], now: list[dict[str, 
     if labels[0] != labels[1]:
         raise UserError(
             f"evaluation.output={folder} began with the models {', '.join(labels[0])}, and this command has "
-            f"{', '.join(labels[1])}; repeat the first command to go on, or name another folder"
+            f"{', '.join(labels[1])}; repeat the first command to continue, or name another folder"
         )
     for old, new in zip(was, now, strict=True):
         for key, value in new.items():

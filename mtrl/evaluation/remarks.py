@@ -53,28 +53,28 @@ class Remark:
 
 def remarks_on(model: str, result: Result, kind: str, config: Config) -> list[Remark]:
     """Return the remarks on the episodes of the evaluated model, of one kind."""
-    said = [
+    remarks = [
         *_completion(model, result),
         *_budgets(model, result, config),
         *_ranking(model, result),
         *_width(model, result, config, kind),
     ]
-    return [*remarks_on_other(model, result, kind), *(replace(remark, kind=kind) for remark in said)]
+    return [*remarks_on_other(model, result, kind), *(replace(remark, kind=kind) for remark in remarks)]
 
 
 def remarks_on_other(model: str, result: Result, kind: str) -> list[Remark]:
     """Return the remarks on a model that is compared with the evaluated one. They concern the fairness of the
     comparison."""
-    said = [*_failures(model, result), *_foothold(model, result), *_generosity(model, result)]
-    return [replace(remark, kind=kind) for remark in said]
+    remarks = [*_failures(model, result), *_foothold(model, result), *_generosity(model, result)]
+    return [replace(remark, kind=kind) for remark in remarks]
 
 
 def remarks_on_comparisons(found: Sequence[Comparison]) -> list[Remark]:
     return [remark for comparison in found for remark in _difference(comparison)]
 
 
-def gravest_first(remarks: Iterable[Remark]) -> list[Remark]:
-    """Sort the remarks by level, and keep only the gravest remark per model and topic, because greedy and sampled
+def most_severe_first(remarks: Iterable[Remark]) -> list[Remark]:
+    """Sort the remarks by level, and return only the most severe remark per model and topic, because greedy and sampled
     episodes often show the same."""
     first: dict[tuple[str, str, str], Remark] = {}
     for remark in sorted(remarks, key=lambda remark: list(Level).index(remark.level)):
@@ -88,36 +88,34 @@ def generalisation(split: str, rows: int, source: Source, validation_rows: int) 
     and model show."""
     if split == "train":
         return (
-            f"Not shown here. These {rows} rows are of the train split, which training may have seen: the numbers tell "
-            "how well the task was learnt, not how well it carries over. Use evaluation.split=test."
+            f"Not shown here. These {rows} rows are of the train split, which training may have seen: the numbers show "
+            "how well the task was learnt, not how well it generalises. Use evaluation.split=test."
         )
     if split == "validation":
         return (
             f"These {rows} rows were not trained on, but checkpoints may have been chosen by them, which makes the "
-            "numbers a little too good. Use evaluation.split=test for the number to report."
+            "numbers slightly too high. Use evaluation.split=test for the number to report."
         )
     head = f"These {rows} rows are of the test split, which is never trained on"
     if _is_chosen(source) and not validation_rows:
         return (
-            f"{head}, but the run was evaluated on them as well, and a checkpoint that was chosen by that looks a "
-            "little too good here. Compare with the end of the run, or set data.validation_rows in the next one."
+            f"{head}, but the run was evaluated on them as well, and a checkpoint that was chosen by that looks "
+            "slightly too good here. Compare with the last checkpoint, or set data.validation_rows in the next run."
         )
     if source.kind in ("endpoint", "hub", "folder"):
-        head += " here (whether this model has met them elsewhere, nobody here can tell)"
-    return (
-        f"{head}: the success rate is what to expect of new rows like them. It says nothing about rows of another kind."
-    )
+        head += " here (whether this model was trained on them elsewhere is unknown)"
+    return f"{head}: the success rate is what to expect of new rows like them. It does not cover rows of another kind."
 
 
 def _is_chosen(source: Source) -> bool:
-    """Whether the user named this checkpoint and did not ask for the newest."""
+    """Whether the user named this checkpoint and not the newest one."""
     path = Path(source.text)
     return source.kind == "checkpoint" and path.parent.name == "checkpoints" and path.name != "latest"
 
 
 NO_SCORER = (
-    "No. This task has no scorer of its own: success is a reward sum of at least 1, so whatever deceives the reward "
-    "counts as success here as well. Give the environment a score, which reads the trajectory in its own way."
+    "No. This task has no scorer of its own: success is a reward sum of at least 1, so an episode that "
+    "exploits the reward counts as success as well. Give the environment a `score` that judges the trajectory itself."
 )
 """Answer to the second question if the task has no scorer, so the reward judges itself."""
 
@@ -130,11 +128,11 @@ def independence(result: Result) -> str:
         f"on {percent(agreement.agree.value)}: "
     )
     if not agreement.lenient and not agreement.strict:
-        return head + "there is no episode that one of them calls solved and the other does not."
+        return head + "no episode is solved for one of them and not for the other."
     return (
         head
-        + f"the reward calls {_count(agreement.lenient, 'episode')} solved that the scorer does not (lenient), and "
-        f"misses {agreement.strict} that the scorer does (strict)."
+        + f"the reward counts {_count(agreement.lenient, 'episode')} as solved that the scorer does not (lenient), and "
+        f"misses {agreement.strict} that the scorer counts as solved (strict)."
     )
 
 
@@ -152,7 +150,7 @@ def _failures(model: str, result: Result) -> Iterator[Remark]:
             f"{_count(lost, 'episode')} of {result.episodes + lost} failed ({why}) and {'is' if lost == 1 else 'are'} "
             f"left out of all rates: success is {percent(result.success.value)}, and would be "
             f"{percent(result.success_with_failures)} with {'it' if lost == 1 else 'them'} as not solved.",
-            "See the first line of the error of these trajectories, mend the cause, and evaluate again.",
+            "See the first line of the error of these trajectories, fix the cause, and evaluate again.",
         )
 
 
@@ -163,7 +161,7 @@ def _foothold(model: str, result: Result) -> Iterator[Remark]:
             "foothold",
             model,
             f"No episode of {result.episodes} was solved (success is at most {percent(result.success.high)}). Training "
-            "from here has nothing to reinforce: groups in which nobody succeeds give no gradient.",
+            "from here has nothing to reinforce: groups without a success give no gradient.",
             "Give easier rows, a warm start on demonstrations, or a stronger base model, before any training.",
         )
 
@@ -175,17 +173,17 @@ def _generosity(model: str, result: Result) -> Iterator[Remark]:
             Level.PROBLEM,
             "generosity",
             model,
-            f"The reward is more generous than the scorer: it calls {percent(agreement.claims)} of the episodes "
-            f"solved, the scorer {percent(result.success.value)}. A policy learns whatever the difference pays for.",
-            "Tighten the reward's parser until it agrees on the disagreements below; python -m mtrl.rescore tells.",
+            f"The reward is more generous than the scorer: it counts {percent(agreement.claims)} of the episodes "
+            f"as solved, the scorer {percent(result.success.value)}. A policy learns to exploit the difference.",
+            "Make the reward's parser reject the disagreements below, and check it with python -m mtrl.rescore.",
         )
     elif agreement.lenient:
         yield Remark(
             Level.CAUTION,
             "generosity",
             model,
-            f"The reward calls {_count(agreement.lenient, 'episode')} of {result.episodes} solved that the scorer does "
-            "not: what is paid so is what a policy comes to exploit.",
+            f"The reward counts {_count(agreement.lenient, 'episode')} of {result.episodes} as solved that the scorer "
+            "does not: a policy learns to exploit this.",
             "Read the disagreements below, and decide for each which of the two is right.",
         )
     if agreement.strict > agreement.lenient and mcnemar(agreement.lenient, agreement.strict) < SURE:
@@ -193,9 +191,10 @@ def _generosity(model: str, result: Result) -> Iterator[Remark]:
             Level.CAUTION,
             "severity",
             model,
-            f"The reward misses {_count(agreement.strict, 'episode')} of {result.episodes} that the scorer calls "
-            "solved: success that is not paid is not learnt.",
-            "Let the reward accept what the scorer accepts, or set evaluation.claim_threshold to what it pays then.",
+            f"The reward misses {_count(agreement.strict, 'episode')} of {result.episodes} that the scorer counts "
+            "as solved: success without a reward is not learnt.",
+            "Let the reward accept what the scorer accepts, or set evaluation.claim_threshold to the reward of such "
+            "episodes.",
         )
 
 
@@ -208,7 +207,7 @@ def _completion(model: str, result: Result) -> Iterator[Remark]:
             "completion",
             model,
             f"Only {percent(completion)} of the episodes finish, and success ({percent(success)}) is nearly as high: "
-            "what holds it back is finishing, not knowing.",
+            "episodes fail because they do not finish, not because answers are wrong.",
             _widest_limit(result),
         )
     elif completion >= 0.9 and success < FEW_SOLVED:
@@ -216,9 +215,9 @@ def _completion(model: str, result: Result) -> Iterator[Remark]:
             Level.CAUTION,
             "answers",
             model,
-            f"{percent(completion)} of the episodes finish, but only {percent(success)} are solved: the agent answers, "
-            "and answers wrong.",
-            "Look at what the reward pays such episodes, and redesign it so that a wrong answer is worth less.",
+            f"{percent(completion)} of the episodes finish, but only {percent(success)} are solved: the agent "
+            "answers, and the answers are wrong.",
+            "Look at the rewards of such episodes, and redesign the reward so that a wrong answer earns less.",
         )
 
 
@@ -241,8 +240,8 @@ def _budgets(model: str, result: Result, config: Config) -> Iterator[Remark]:
             "turns",
             model,
             f"{percent(budgets.out_of_turns)} of the episodes used up generator.max_turns={config.generator.max_turns} "
-            f"without a final answer; more than {OUT_OF_TURNS_SHARE:.0%} is a sign that the budget decides.",
-            "Set generator.max_turns to half as many again as a person takes.",
+            f"without a final answer; more than {OUT_OF_TURNS_SHARE:.0%} suggests that the budget limits success.",
+            "Set generator.max_turns to 1.5 times the turns that a person needs.",
         )
     if budgets.at_token_cap > TOKEN_CAP_SHARE:
         yield Remark(
@@ -250,7 +249,7 @@ def _budgets(model: str, result: Result, config: Config) -> Iterator[Remark]:
             "tokens",
             model,
             f"{percent(budgets.at_token_cap)} of the episodes have a turn that the limit of tokens per turn cut; more "
-            f"than {TOKEN_CAP_SHARE:.0%} is a sign that responses do not fit.",
+            f"than {TOKEN_CAP_SHARE:.0%} suggests that responses need more tokens.",
             "Raise generator.sampling_params.max_generate_length (and that of eval_sampling_params, if it is set).",
         )
     if budgets.out_of_context > TOKEN_CAP_SHARE:
@@ -259,7 +258,7 @@ def _budgets(model: str, result: Result, config: Config) -> Iterator[Remark]:
             "context",
             model,
             f"{percent(budgets.out_of_context)} of the episodes ended because the context was full.",
-            "Raise generator.max_context_length, or let the environment say less.",
+            "Raise generator.max_context_length, or shorten the observations of the environment.",
         )
 
 
@@ -271,8 +270,8 @@ def _ranking(model: str, result: Result) -> Iterator[Remark]:
             "ranking",
             model,
             f"The reward ranks a solved episode above an unsolved one in only {percent(ranking)} of the pairs (50% is "
-            "a coin): what training climbs is not what the scorer measures.",
-            "Give the outcome more weight than everything else that is paid.",
+            "chance): training optimises something other than what the scorer measures.",
+            "Give the outcome more weight than all other parts of the reward.",
         )
 
 
@@ -285,8 +284,8 @@ def _width(model: str, result: Result, config: Config, kind: str) -> Iterator[Re
             Level.CAUTION,
             "interval",
             model,
-            f"{_count(result.rows, 'row')} are few: success is somewhere between {percent(rate.low)} and "
-            f"{percent(rate.high)}, and a single row moves it by {percent(1 / result.rows)}.",
+            f"{_count(result.rows, 'row')} are few: success is between {percent(rate.low)} and "
+            f"{percent(rate.high)}, and a single row changes it by {percent(1 / result.rows)}.",
             f"Set {rows} to 200 or more.",
         )
     elif width > WIDE:
@@ -296,7 +295,7 @@ def _width(model: str, result: Result, config: Config, kind: str) -> Iterator[Re
             "interval",
             model,
             f"The interval of success is {100 * width:.0f} points wide ({percent(rate.low)} to {percent(rate.high)}): "
-            "quote it with the rate.",
+            "report it with the rate.",
             f"For one of {100 * WIDE:.0f} points, set {rows} to about {needed}.",
         )
 
@@ -312,7 +311,7 @@ def _difference(c: Comparison) -> Iterator[Remark]:
             c.model,
             f"{_count(c.left_out, 'row')} could not be compared with {c.other} ({c.kind}): one of the two has no "
             "episode of them that did not fail.",
-            "Mend the failures and evaluate again; the comparison is of the rows that both played.",
+            "Fix the failures and evaluate again; the comparison covers the rows that both models ran.",
         )
     interval = f"{points(c.difference.low)} to {points(c.difference.high)}"
     if c.p_adjusted >= SURE and (c.difference.low > 0 or c.difference.high < 0):
@@ -320,17 +319,17 @@ def _difference(c: Comparison) -> Iterator[Remark]:
             Level.NOTE,
             "difference",
             c.model,
-            f"The difference to {c.other} ({c.kind}) is on the edge: {points(c.difference.value)} points ({interval}), "
+            f"The difference to {c.other} ({c.kind}) is borderline: {points(c.difference.value)} points ({interval}), "
             f"but p = {c.p_adjusted:.2g}.",
-            f"Set {_rows_key(c.kind)} higher before you rely on it.",
+            f"Set {_rows_key(c.kind)} higher before relying on it.",
         )
     elif c.p_adjusted >= SURE:
         yield Remark(
             Level.NOTE,
             "difference",
             c.model,
-            f"No difference to {c.other} is shown ({c.kind}): {points(c.difference.value)} points, and anything from "
-            f"{interval} fits these {c.rows} rows. That is not proof that they are alike.",
+            f"No difference to {c.other} is shown ({c.kind}): {points(c.difference.value)} points, and any "
+            f"difference from {interval} fits these {c.rows} rows. This does not show that the models are equal.",
             f"To see smaller differences, set {_rows_key(c.kind)} higher.",
         )
     elif c.difference.value < 0:
@@ -339,7 +338,7 @@ def _difference(c: Comparison) -> Iterator[Remark]:
             "difference",
             c.model,
             f"It is worse than {c.other} ({c.kind}): {points(c.difference.value)} points ({interval}).",
-            "Read the rows that it broke, and go back to a checkpoint from before.",
+            "Read the rows that are no longer solved, and use an earlier checkpoint.",
         )
 
 

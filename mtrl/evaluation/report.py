@@ -17,8 +17,8 @@ from mtrl.evaluation.remarks import (
     NO_SCORER,
     Remark,
     generalisation,
-    gravest_first,
     independence,
+    most_severe_first,
     remarks_on,
     remarks_on_comparisons,
     remarks_on_other,
@@ -195,11 +195,11 @@ def _remarks(models: Sequence[ModelReport], compared: Sequence[Comparison], conf
     # A model whose sampled episodes have successes can be trained, even if no greedy episode was solved.
     solved = {model.label for model in models if any(result.success.value for result in model.results.values())}
     found = [remark for remark in found if remark.topic != "foothold" or remark.model not in solved]
-    return gravest_first([*found, *remarks_on_comparisons(compared)])
+    return most_severe_first([*found, *remarks_on_comparisons(compared)])
 
 
 def _nothing_left(model: ModelRollouts) -> str:
     trajectories = [t for groups in model.groups.values() for group in groups for t in group.trajectories]
-    error = next((t.error for t in trajectories if t.error), None) or "no episode was played"
+    error = next((t.error for t in trajectories if t.error), None) or "no episode was run"
     first = error.partition("\n")[0]
     return f"there is nothing to report of {model.label}: all {len(trajectories)} episodes failed; the first: {first}"

@@ -92,7 +92,7 @@ def _headline(report: Report) -> str:
 def _questions(report: Report) -> str:
     return _grid(
         f"<h3>Does it carry over to new rows?</h3><p>{html_text(report.generalisation)}</p>",
-        f"<h3>Does anybody but the reward say so?</h3><p>{html_text(report.independence)}</p>",
+        f"<h3>Does a judge other than the reward confirm it?</h3><p>{html_text(report.independence)}</p>",
     )
 
 
@@ -126,7 +126,7 @@ def _passes(report: Report) -> str:
 
 
 def _reward(report: Report) -> str:
-    figure = _figure("Reward of every episode, by what the scorer says", plots.reward_against_score(report))
+    figure = _figure("Reward of every episode, by verdict of the scorer", plots.reward_against_score(report))
     return _grid(figure) + _table(tables.agreement(report)) + _table(tables.components(report))
 
 
@@ -158,8 +158,8 @@ def _disagreements(report: Report) -> str:
     shown = report.disagreements[:CONVERSATIONS]
     more = len(report.disagreements) - len(shown)
     words = (
-        "Lenient: the reward says solved and the scorer does not. Strict: the reverse. Long messages are cut; they are "
-        "whole in trajectories/ beside this page, in the file of their model and kind."
+        "Lenient: the reward counts it as solved and the scorer does not. Strict: the reverse. Long messages are cut; "
+        "they are whole in trajectories/ beside this page, in the file of their model and kind."
     )
     if more:
         words += f" {more} more disagreements are in report.json and there."

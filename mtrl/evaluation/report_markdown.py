@@ -24,7 +24,7 @@ def to_markdown(report: Report) -> str:
         markdown_table(tables.headline(report)),
         "## Two questions",
         f"**Does it carry over to new rows?** {escape(report.generalisation)}",
-        f"**Does anybody but the reward say so?** {escape(report.independence)}",
+        f"**Does a judge other than the reward confirm it?** {escape(report.independence)}",
     ]
     if report.remarks:
         parts += ["## To know", "\n".join(map(_remark, report.remarks))]
@@ -96,7 +96,7 @@ def _disagreements(report: Report) -> str:
          one_line(d.last_response, RESPONSE_CHARACTERS)]
         for d in shown
     ]  # fmt: skip
-    head = ["verdict", "model", "trajectory", "row", "reward", "score", "said last"]
+    head = ["verdict", "model", "trajectory", "row", "reward", "score", "last response"]
     more = len(report.disagreements) - len(shown)
     note = f"{more} more are in report.json, all of them as whole conversations in trajectories/." if more else ""
     return markdown_table(Table(head, rows, note))

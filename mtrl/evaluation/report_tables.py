@@ -41,7 +41,7 @@ def headline(report: Report) -> Table:
         ]
         for name, _, result in each_result(report)
     ]
-    head = ["model", "success", "completion", "mean reward", "reward says solved", "episodes", "failed"]
+    head = ["model", "success", "completion", "mean reward", "solved by the reward", "episodes", "failed"]
     level = f"{report.method['confidence']:.0%}"
     note = (
         f"Success: the scorer gives at least {short(report.method['success_threshold'])}; completion: the "
@@ -82,12 +82,12 @@ def pass_at_k(report: Report) -> Table | None:
             f"{name(model.label)}, k = {scored.k}",
             rate(scored.rate),
             _pass_difference(report, model, scored.k, scored.rows),
-            rate(paid.rate),
+            rate(rewarded.rate),
             whole(scored.rows),
         ]
         for model in report.models
         if (result := model.results.get("sampled")) is not None
-        for scored, paid in zip(result.pass_at_k, result.reward_pass_at_k, strict=True)
+        for scored, rewarded in zip(result.pass_at_k, result.reward_pass_at_k, strict=True)
     ]
     note = (
         "The chance that at least one of k samples succeeds, estimated without bias (Chen et al. 2021, eq. 1): by the "
@@ -111,10 +111,11 @@ def agreement(report: Report) -> Table:
         ]
         for label, _, result in each_result(report)
     ]
-    head = ["model", "they agree", "reward says solved", "scorer says solved", "lenient", "strict", "ranking"]
+    head = ["model", "agreement", "solved by the reward", "solved by the scorer", "lenient", "strict", "ranking"]
     note = (
-        f"The reward says solved from {short(report.method['claim_threshold'])} on. Lenient: only the reward says so; "
-        "strict: only the scorer. Ranking: the chance that a solved episode was paid more than another (0.5: a coin)."
+        f"The reward counts an episode as solved from {short(report.method['claim_threshold'])} on. Lenient: only the "
+        "reward counts it; strict: only the scorer. Ranking: the probability that a solved episode has a "
+        "higher reward than an unsolved one (0.5: chance)."
     )
     return Table(head, rows, note)
 
@@ -178,8 +179,8 @@ def fields(report: Report) -> Table | None:
     rows += [[name(key), *(_maybe(each.fields.get(key)) for _, each in found)] for key in names]
     rows += [[name(key), *(_maybe(each.others.get(key)) for _, each in found)] for key in others]
     note = (
-        "Measured by the family's scorer. Format: the answer has the form that was asked for, right or wrong. "
-        "Fields: the mean over episodes of their share of right fields, while success asks for all of them."
+        "Measured by the family's scorer. Format: the answer has the required form, right or wrong. "
+        "Fields: the mean over episodes of their share of right fields, while success requires all of them."
     )
     return Table(["measure", *(label for label, _ in found)], rows, note) if rows else None
 
@@ -188,7 +189,7 @@ def components(report: Report) -> Table | None:
     found = [(label, result.components) for label, _, result in each_result(report)]
     names = list(dict.fromkeys(key for _, each in found for key in each))
     rows = [[name(key), *(_number(each.get(key)) for _, each in found)] for key in names]
-    note = "What each part of the reward paid in an episode, on average."
+    note = "Mean sum of each part of the reward over an episode."
     return Table(["part of the reward", *(label for label, _ in found)], rows, note) if rows else None
 
 

@@ -141,7 +141,7 @@ def result_of(groups: Sequence[Group], kind: str, config: EvaluationConfig, fami
     trajectories = [e.trajectory for e in seen]
     lost = [t for group in groups for t in group.trajectories if failed(t)]
     thresholds, level = Thresholds.of(config), config.confidence
-    solved, paid = successes(judged, thresholds.success), claims(judged, thresholds.claim)
+    solved, claimed = successes(judged, thresholds.success), claims(judged, thresholds.claim)
     ks = config.pass_k_values if kind == "sampled" else []
     return Result(
         rows=len(judged),
@@ -150,7 +150,7 @@ def result_of(groups: Sequence[Group], kind: str, config: EvaluationConfig, fami
         success=success_rate(solved, level),
         success_with_failures=sum(map(sum, solved)) / (len(seen) + len(lost)),
         pass_at_k=pass_at_k_rates(solved, ks, level),
-        reward_pass_at_k=pass_at_k_rates(paid, ks, level),
+        reward_pass_at_k=pass_at_k_rates(claimed, ks, level),
         reward=_spread(t.reward for t in trajectories),
         completion=_rate(judged, {id(t): float(is_completed(t)) for t in trajectories}, level),
         stops=dict(Counter(str(t.stop_reason) for t in trajectories).most_common()),
@@ -165,7 +165,7 @@ def result_of(groups: Sequence[Group], kind: str, config: EvaluationConfig, fami
 
 
 def failed(trajectory: Trajectory) -> bool:
-    """Whether the trajectory failed or has no turn, so it says nothing about the policy."""
+    """Whether the trajectory failed or has no turn, so it is no evidence about the policy."""
     return trajectory.stop_reason in (*FAILED, StopReason.ABORTED) or not trajectory.turns
 
 

@@ -44,7 +44,7 @@ class ModelRollouts:
     its score, and the reward of the run's reward function.
 
     Failed episodes (`mtrl.types.FAILED`: the environment broke, or an endpoint did not answer) are included with score
-    None. They say nothing about the model, so rates leave them out, and their number is reported.
+    None. They are no evidence about the model, so rates leave them out, and their number is reported.
     """
     usage: dict[str, float] = field(default_factory=dict)
     """Requests to an endpoint and their cost (`mtrl.engines.endpoints.budget.Spending.metrics`), failed and abandoned

@@ -18,8 +18,9 @@ from mtrl.config.schema import Config
 from mtrl.datasets import Splits
 from mtrl.errors import UserError
 from mtrl.evaluation.rollouts import Source
-from mtrl.evaluation.sources import BASE, run_of
-from mtrl.record.run_dir import such_as
+from mtrl.evaluation.sources import BASE
+from mtrl.record.run import run_of
+from mtrl.record.run_dir import RunDir, such_as
 from mtrl.types import Row
 
 READ = (
@@ -79,7 +80,7 @@ class Words:
         overrides = [word for word in words if word not in paths]
         if len(paths) > 1:
             raise UserError(
-                f"{paths[1]} is one run too many; name others by evaluation.compare=[{','.join(paths[1:])}]"
+                f"{paths[1]} is a second run; name further models in evaluation.compare=[{','.join(paths[1:])}]"
             )
         if not paths:
             return cls(None, None, overrides)
@@ -88,13 +89,13 @@ class Words:
             if example := such_as(Path(paths[0])):
                 raise UserError(f"{paths[0]} is no run, but holds some; give the folder of one{example}")
             raise UserError(
-                f"{paths[0]} is no run, for it has no config.yaml; to evaluate another model name the task and it, for "
-                f"example experiment=gsm8k evaluation.model={paths[0]}"
+                f"{paths[0]} is no run, for it has no config.yaml; to evaluate another model, name its task and the "
+                f"model, for example experiment=gsm8k evaluation.model={paths[0]}"
             )
         if any(key_of(override) == "experiment" for override in overrides):
             raise UserError(
-                f"{paths[0]} brings its own configuration, and an experiment is another; to evaluate it by that one "
-                f"write evaluation.model={paths[0]}"
+                f"{paths[0]} has its own configuration, which cannot be combined with an experiment; to "
+                f"evaluate it with the experiment, write evaluation.model={paths[0]}"
             )
         return cls(run, paths[0], overrides)
 
@@ -125,13 +126,13 @@ def check_servers(config: Config, sources: Sequence[Source]) -> None:
         return
     if any(source.kind != "endpoint" for source in sources):
         raise UserError(
-            f"generator.{name}.urls names servers that have weights already, and an evaluation starts its own with "
-            f"those of its models; write generator.{name}.urls=[], or evaluate what they have by "
+            f"generator.{name}.urls names running servers, and an evaluation starts servers with the weights of its "
+            f"models; set generator.{name}.urls=[], or evaluate the running model with "
             "evaluation.model=MODEL@http://HOST:PORT/v1"
         )
 
 
-def check_players(config: Config, sources: Sequence[Source]) -> None:
+def check_agent_models(config: Config, sources: Sequence[Source]) -> None:
     """Refuse an endpoint as the model of an agent program.
 
     Raises:
@@ -139,8 +140,8 @@ def check_players(config: Config, sources: Sequence[Source]) -> None:
     """
     if plays_agent(config) and (remote := [source for source in sources if source.kind == "endpoint"]):
         raise UserError(
-            f"{remote[0].text} is an endpoint, and the program of generator.agent asks a model whose weights are here; "
-            "set generator.agent.target, command and url to null, so that the environment is played"
+            f"{remote[0].text} is an endpoint, and the program of generator.agent needs a model with local weights; "
+            "set generator.agent.target, command and url to null, so that mtrl runs the environment"
         )
 
 
@@ -148,13 +149,13 @@ def idle(overrides: Sequence[str]) -> list[str]:
     """Return warnings about overrides that only training reads."""
     groups = ("experiment", "debug", "hydra")
     read = [*READ, *groups]
-    told = [
+    unread = [
         override
         for override in overrides
         if not any(_within(key_of(override), key) for key in read)
         or any(_within(key_of(override), key) for key in OF_A_RUN)
     ]
-    return [f"{', '.join(told)} changes nothing here: an evaluation does not train"] if told else []
+    return [f"{', '.join(unread)} changes nothing here: an evaluation does not train"] if unread else []
 
 
 def rows_of(config: Config, splits: Splits) -> tuple[list[Row], list[str]]:
@@ -171,16 +172,16 @@ def rows_of(config: Config, splits: Splits) -> tuple[list[Row], list[str]]:
     warnings = []
     if evaluation.split == "train":
         warnings.append(
-            "evaluation.split=train: these are rows to train on, so success on them says nothing about new ones"
+            "evaluation.split=train: these are rows to train on, so success on them does not show success on new rows"
         )
-    wanted = max(evaluation.rows, evaluation.sampled_rows)
-    is_told = evaluation.split == "test" and len(rows) == config.data.max_test_rows  # the checks warned already
-    if len(rows) < wanted and not is_told:
+    requested = max(evaluation.rows, evaluation.sampled_rows)
+    is_reported = evaluation.split == "test" and len(rows) == config.data.max_test_rows  # the checks warned already
+    if len(rows) < requested and not is_reported:
         limit = " (data.validation_rows)" if evaluation.split == "validation" else ""
         warnings.append(
-            f"{wanted} rows were asked for, and {evaluation.split} has {len(rows)}{limit}: all of them are played"
+            f"{requested} rows were requested, and {evaluation.split} has {len(rows)}{limit}: all of them are used"
         )
-    return rows[:wanted], warnings
+    return rows[:requested], warnings
 
 
 def without_effect(config: Config, sources: Sequence[Source], overrides: Sequence[str]) -> list[str]:
@@ -199,11 +200,11 @@ def without_effect(config: Config, sources: Sequence[Source], overrides: Sequenc
             "it above 0, or evaluation.sampled_rows=0"
         )
     remote = [source for source in sources if source.kind == "endpoint"]
-    if not remote and (told := [key for key in keys if _within(key, "evaluation.endpoint")]):
-        warnings.append(f"{', '.join(told)} changes nothing, for no model is an endpoint")
+    if not remote and (unused := [key for key in keys if _within(key, "evaluation.endpoint")]):
+        warnings.append(f"{', '.join(unused)} changes nothing, for no model is an endpoint")
     if len(remote) == len(sources):
-        told = [key for key in keys if any(_within(key, weights) for weights in OF_WEIGHTS)]
-        warnings += [f"{', '.join(told)} changes nothing, for every model is an endpoint"] if told else []
+        unused = [key for key in keys if any(_within(key, weights) for weights in OF_WEIGHTS)]
+        warnings += [f"{', '.join(unused)} changes nothing, for every model is an endpoint"] if unused else []
     if remote and not config.generator.use_conversation_multi_turn:
         warnings.append(
             "generator.use_conversation_multi_turn=False changes nothing for endpoints: to them every turn is a message"
@@ -213,10 +214,10 @@ def without_effect(config: Config, sources: Sequence[Source], overrides: Sequenc
             f"evaluation.endpoint.price is taken for all {len(remote)} endpoints; where theirs differ, evaluate them "
             "one by one"
         )
-    return [*warnings, *in_the_open(config, remote), *trained_elsewhere(config, sources)]
+    return [*warnings, *unencrypted_keys(config, remote), *trained_elsewhere(config, sources)]
 
 
-def in_the_open(config: Config, remote: Sequence[Source]) -> list[str]:
+def unencrypted_keys(config: Config, remote: Sequence[Source]) -> list[str]:
     """Return warnings about API keys that are sent unencrypted."""
     import httpx
 
@@ -234,7 +235,6 @@ def trained_elsewhere(config: Config, sources: Sequence[Source]) -> list[str]:
     from omegaconf import OmegaConf
 
     from mtrl.config.plain_yaml import load_config
-    from mtrl.record.run_dir import RunDir
 
     warnings = []
     here = config.environment.target or config.environment.name

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from mtrl.errors import UserError
 from mtrl.evaluation.rollouts import Source
+from mtrl.record.run import CHECKPOINT, Run, checkpoint_step, run_of
 from mtrl.record.run_dir import RunDir
 from mtrl.utils.text import one_line
 
@@ -19,7 +19,6 @@ MODELS = "models.json"
 ENDPOINT = re.compile(r"(?P<model>.+?)@(?P<url>https?://.+)", re.DOTALL)
 HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 FORMS = "write base, a run, RUN/export, RUN/checkpoints/best, a model folder, a Hub name, or MODEL@http://HOST:PORT/v1"
-STEP = re.compile(r"step_(\d+)")
 
 
 def sources_of(texts: Sequence[str], key: str = "evaluation.model") -> list[Source]:
@@ -56,7 +55,7 @@ def source_of(text: str, key: str = "evaluation.model") -> Source:
     if text == BASE:
         return Source("base", BASE, text)
     if re.match(r"https?://", text):
-        raise UserError(f"{key}={text} does not say which model of the endpoint; write MODEL@{text}")
+        raise UserError(f"{key}={text} does not name the model of the endpoint; write MODEL@{text}")
     if (endpoint := ENDPOINT.fullmatch(text)) is not None:
         return _endpoint(text, endpoint["model"], endpoint["url"], key)
     path = Path(text).expanduser()
@@ -71,12 +70,6 @@ def source_of(text: str, key: str = "evaluation.model") -> Source:
     if HUB_NAME.fullmatch(text):
         return Source("hub", slug(text), text, path=text)
     raise UserError(f"{key}={text} does not exist; {FORMS}")
-
-
-def run_of(path: Path) -> Path | None:
-    """Return the run at a path, or the run that contains it at most two levels above; None if there is none."""
-    folders = [path, path.parent, path.parent.parent]
-    return next((folder for folder in folders if RunDir(folder).config.is_file()), None)
 
 
 def slug(text: str) -> str:
@@ -130,18 +123,20 @@ def _run(text: str, run: Path, key: str) -> Source:
     """
     if (RunDir(run).export / "config.json").is_file():
         return _export(text, run)
-    steps = _checkpoints(RunDir(run).checkpoints)
+    steps = Run(run).checkpoints
     if not steps:
         if (run / MODELS).is_file():
             raise UserError(
-                f"{key}={text} is an evaluation and has no weights; go on with it by evaluation.output={text}"
+                f"{key}={text} is an evaluation and has no weights; continue it with evaluation.output={text}"
             )
-        raise UserError(f"{key}={text} has no weights yet: neither export/ nor a checkpoint; train it on with resume")
+        raise UserError(
+            f"{key}={text} has no weights yet: neither export/ nor a checkpoint; continue its training with resume"
+        )
     return _checkpoint(text, steps[-1], key)
 
 
 def _export(text: str, run: Path) -> Source:
-    step = _json(RunDir(run).summary).get("steps")
+    step = Run(run).summary.get("steps")
     step = step if isinstance(step, int) else 0
     label = slug(f"{_name(run)}-step_{step}" if step else _name(run))
     return Source("export", label, text, path=str(RunDir(run).export), run=run, step=step)
@@ -150,39 +145,31 @@ def _export(text: str, run: Path) -> Source:
 def _of_checkpoints(text: str, path: Path, key: str) -> Source:
     """Return the source of `RUN/checkpoints/best` or `RUN/checkpoints/latest`; refuse a step that does not exist."""
     folder = path.parent
-    steps = _checkpoints(folder)
+    run = Run(folder.parent)
+    steps = run.checkpoints
     if path.name == "latest" and steps:
         return _checkpoint(text, steps[-1], key)
     if path.name == "best" and steps:
-        # Among equal scores take the latest, as `Checkpoints.best` does.
-        scores = ((_json(step / "state.json").get("score"), place) for place, step in enumerate(steps))
-        scored = [(score, place) for score, place in scores if score is not None]
-        if not scored:
+        best = run.best_checkpoint
+        if best is None:
             raise UserError(f"{key}={text}: no checkpoint was evaluated, so none is the best; {_choose(folder)}")
-        return _checkpoint(text, steps[max(scored)[1]], key)
+        return _checkpoint(text, best, key)
     raise UserError(f"{key}={text} does not exist; {_choose(folder)}")
 
 
 def _checkpoint(text: str, path: Path, key: str) -> Source:
     run = run_of(path)
-    found = STEP.fullmatch(path.name)
-    if run is None or found is None:
+    if run is None or not CHECKPOINT.fullmatch(path.name):
         raise UserError(
-            f"{key}={text} is a checkpoint outside of its run, whose config.yaml says what model it is; give "
+            f"{key}={text} is a checkpoint outside of its run, whose config.yaml describes the model; give "
             "RUN/checkpoints/step_N"
         )
-    step = int(found[1])
+    step = checkpoint_step(path)
     return Source("checkpoint", slug(f"{_name(run)}-step_{step}"), text, path=str(path), run=run, step=step)
 
 
-def _checkpoints(folder: Path) -> list[Path]:
-    """Return the complete checkpoints, sorted by step."""
-    found = [path for path in folder.glob("step_*") if STEP.fullmatch(path.name) and (path / "state.json").is_file()]
-    return sorted(found, key=lambda path: int(path.name.partition("_")[2]))
-
-
 def _choose(folder: Path) -> str:
-    names = [path.name for path in _checkpoints(folder)]
+    names = [path.name for path in Run(folder.parent).checkpoints]
     return f"{folder} has {', '.join(['best', 'latest', *names]) if names else 'no checkpoint'}"
 
 
@@ -192,11 +179,3 @@ def _same(one: Source, other: Source) -> bool:
 
 def _name(path: Path) -> str:
     return path.resolve().name
-
-
-def _json(path: Path) -> dict:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

@@ -22,12 +22,9 @@ from mtrl.command.program import run_program
 from mtrl.config.outputs import check_local
 from mtrl.errors import UserError
 from mtrl.figures import results
-from mtrl.figures.axis import Axis
-from mtrl.figures.catalogue import FIGURES, draw
-from mtrl.figures.groups import Group, group_runs, repeated_seeds
-from mtrl.figures.index import page
-from mtrl.figures.runs import find_runs, measured, read_run
-from mtrl.figures.study import Study
+from mtrl.figures.axis import Axis, Study
+from mtrl.figures.groups import Group, find_runs, group_runs, repeated_seeds
+from mtrl.figures.index import FIGURES, draw, page
 from mtrl.figures.style import save
 from mtrl.utils.files import replace_text
 
@@ -61,14 +58,21 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m mtrl.figures", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the folder of a run, or one that holds runs")
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help="where they go; of a single run: RUN/figures")
+    parser.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="output folder; default for a single run: RUN/figures"
+    )
     parser.add_argument("--format", choices=["png", "svg", "pdf"], default="png")
     parser.add_argument("--only", metavar="NAME,…", help=f"some of: {', '.join(FIGURES)}")
     parser.add_argument(
-        "--table", action="store_true", help="also the final success of every group: table.md, table.tex"
+        "--table", action="store_true", help="also write the final success of every group: table.md, table.tex"
     )
     parser.add_argument(
-        "--x", type=Axis, choices=list(Axis), default=Axis.STEPS, metavar="|".join(Axis), help="what curves run along"
+        "--x",
+        type=Axis,
+        choices=list(Axis),
+        default=Axis.STEPS,
+        metavar="|".join(Axis),
+        help="the horizontal axis of curves",
     )
     return parser.parse_args(argv)
 
@@ -81,16 +85,16 @@ def chosen(only: str | None, axis: Axis) -> list[str]:
     """
     if only is None:
         return list(FIGURES)
-    wanted = [name.strip() for name in only.split(",") if name.strip()]
-    unknown = [name for name in wanted if name not in FIGURES]
-    if unknown or not wanted:
+    requested = [name.strip() for name in only.split(",") if name.strip()]
+    unknown = [name for name in requested if name not in FIGURES]
+    if unknown or not requested:
         wrong = unknown[0] if unknown else "this"
         near = get_close_matches(wrong, FIGURES, 1)
         advice = f"did you mean {near[0]}?" if near else f"there are {', '.join(FIGURES)}"
         raise UserError(f"--only {only}: {wrong} is no figure; {advice}")
-    if axis is not Axis.STEPS and not any(FIGURES[name].over_time for name in wanted):
-        raise UserError(f"--x {axis} changes nothing in {', '.join(wanted)}; leave it out")
-    return [name for name in FIGURES if name in wanted]
+    if axis is not Axis.STEPS and not any(FIGURES[name].over_time for name in requested):
+        raise UserError(f"--x {axis} changes nothing in {', '.join(requested)}; leave it out")
+    return [name for name in FIGURES if name in requested]
 
 
 def read_groups(paths: Sequence[str]) -> list[Group]:
@@ -99,7 +103,8 @@ def read_groups(paths: Sequence[str]) -> list[Group]:
     Raises:
         UserError: No run has a row of metrics.
     """
-    runs, empty = measured([read_run(path) for path in find_runs(paths)])
+    found = find_runs(paths)
+    runs, empty = [run for run in found if run.rows], [run for run in found if not run.rows]
     if not runs:
         raise UserError(f"{empty[0].path} has no row of metrics yet; wait for its first step")
     for run in empty:
@@ -108,8 +113,8 @@ def read_groups(paths: Sequence[str]) -> list[Group]:
     for group in groups:
         for first, second in repeated_seeds(group):
             print(
-                f"warning: {second.path} and {first.path} have the same settings and seed; both count, and narrow the "
-                "spread for nothing",
+                f"warning: {second.path} and {first.path} have the same settings and seed; both count, and make the "
+                "spread too small",
                 file=sys.stderr,
             )
     return groups

@@ -1,14 +1,16 @@
-"""The horizontal axis of curves: steps, or the cumulative cost of the steps."""
+"""The groups that a figure compares, and the horizontal axis of their curves: steps, or the cumulative cost of the
+steps."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import fmean
 
 from mtrl.errors import UserError
 from mtrl.figures.groups import Group
-from mtrl.figures.runs import Run, is_number
+from mtrl.record.run import Run, number_of
 
 
 class Axis(StrEnum):
@@ -30,6 +32,21 @@ NEEDS = {
     Axis.HOURS: ("time/step",),
 }
 """Metrics from which an axis is computed."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """Groups to be compared, and the axis of their curves: the input of every figure."""
+
+    groups: Sequence[Group]
+    axis: Axis = Axis.STEPS
+
+    def places(self, group: Group) -> Places:
+        return places(group, self.axis)
+
+    @property
+    def most_seeds(self) -> int:
+        return max(group.seeds for group in self.groups)
 
 
 @dataclass(frozen=True)
@@ -66,7 +83,7 @@ def cost(run: Run, axis: Axis) -> dict[int, float]:
     total, found = 0.0, {}
     for row in run.rows:
         if row["step"]:
-            missing = [key for key in NEEDS[axis] if not is_number(row.get(key))]
+            missing = [key for key in NEEDS[axis] if number_of(row.get(key)) is None]
             if missing:
                 raise UserError(
                     f"--x {axis} needs {missing[0]} of every step, and step {row['step']} of {run.path} has none; "

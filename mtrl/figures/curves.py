@@ -6,17 +6,16 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mtrl.figures.axis import NAMES, Axis, Places
+from mtrl.figures.axis import NAMES, Axis, Places, Study
 from mtrl.figures.bands import Band
 from mtrl.figures.groups import Group
-from mtrl.figures.study import Study
 from mtrl.figures.style import not_measured, panels, shared_legend, title, whole_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-PLACE = "Seeds are aligned by step, and lie at their mean place on the axis."
+PLACE = "Seeds are aligned by step, and drawn at their mean position on the axis."
 HOURS = "Hours do not count evaluations."
 MARKS = 25
 """Maximum number of points of a line that has markers."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 from mtrl.errors import UserError
-from mtrl.figures.runs import Run
+from mtrl.record.run import Run
 from mtrl.record.trajectories import whole_lines
 from mtrl.scoring.agreement import Thresholds, Verdict, claimed, succeeded
 from mtrl.types import Trajectory, Turn, trajectory_from_dict
@@ -63,22 +63,22 @@ class Episode:
 class Episodes:
     """Episodes in the order of their files, and the number of episodes on disk."""
 
-    kept: list[Episode]
+    read: list[Episode]
     stored: int
 
     @classmethod
     def together(cls, parts: Sequence[Episodes]) -> Episodes:
-        return cls([episode for part in parts for episode in part.kept], sum(part.stored for part in parts))
+        return cls([episode for part in parts for episode in part.read], sum(part.stored for part in parts))
 
     def of(self, kind: str) -> list[Episode]:
-        return [episode for episode in self.kept if episode.kind == kind]
+        return [episode for episode in self.read if episode.kind == kind]
 
     @property
     def note(self) -> str:
         """Sentence for captions if not all episodes were read, else empty."""
-        if len(self.kept) == self.stored:
+        if len(self.read) == self.stored:
             return ""
-        return f" {len(self.kept):,} of {self.stored:,} stored trajectories, drawn by lot."
+        return f" {len(self.read):,} of {self.stored:,} stored trajectories, a random sample."
 
 
 def read_episodes(run: Run, cap: int = CAP) -> Episodes:
@@ -87,13 +87,12 @@ def read_episodes(run: Run, cap: int = CAP) -> Episodes:
     Raises:
         UserError: A line to be read is not a trajectory.
     """
-    paths = sorted(run.folder.trajectories.glob("*.jsonl"))
-    files = [(path, found) for path in paths if (found := NAME.fullmatch(path.stem))]
+    files = [(path, found) for path in sorted(run.files()) if (found := NAME.fullmatch(path.stem))]
     counts = [_lines(path) for path, _ in files]
     total = sum(counts)
     chosen = set(random.Random(0).sample(range(total), cap)) if total > cap else set(range(total))
-    thresholds = thresholds_of(run)
-    kept: list[Episode] = []
+    thresholds = run.thresholds
+    episodes: list[Episode] = []
     first = 0
     for (path, found), count in zip(files, counts, strict=True):
         with path.open("rb") as file:
@@ -101,17 +100,13 @@ def read_episodes(run: Run, cap: int = CAP) -> Episodes:
                 if first + number not in chosen:
                     continue
                 try:
-                    kept.append(_episode(found[1], int(found[2]), trajectory_from_dict(json.loads(line)), thresholds))
+                    episodes.append(
+                        episode_of(found[1], int(found[2]), trajectory_from_dict(json.loads(line)), thresholds)
+                    )
                 except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                     raise UserError(f"{path}:{number + 1} is no trajectory; remove the line") from error
         first += count
-    return Episodes(kept, total)
-
-
-def thresholds_of(run: Run) -> Thresholds:
-    success = float(run.settings.get("evaluation.success_threshold", 1.0))
-    claim = run.settings.get("evaluation.claim_threshold")
-    return Thresholds(success, success if claim is None else float(claim))
+    return Episodes(episodes, total)
 
 
 def _lines(path: Path) -> int:
@@ -119,7 +114,7 @@ def _lines(path: Path) -> int:
         return sum(1 for _ in whole_lines(file))
 
 
-def _episode(kind: str, step: int, trajectory: Trajectory, thresholds: Thresholds) -> Episode:
+def episode_of(kind: str, step: int, trajectory: Trajectory, thresholds: Thresholds) -> Episode:
     return Episode(
         kind,
         step,

@@ -1,16 +1,19 @@
-"""Groups of runs that differ only by their seed."""
+"""Search for runs, and groups of runs that differ only by their seed."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from mtrl.config.keys import IDLE
+from mtrl.errors import UserError
 from mtrl.figures.episodes import Episodes, read_episodes
-from mtrl.figures.runs import Run
+from mtrl.record import library
+from mtrl.record.run import Run
 from mtrl.utils.text import one_line
 
 APART = ("seed", *IDLE)
@@ -19,6 +22,9 @@ NAMES = {"algorithm.advantage_method": "algorithm", "algorithm.loss_fn": "loss",
 """Names of keys in labels, where they differ from the last part of the key."""
 FIRST = ("name", "environment.name", "model.name", "algorithm.advantage_method", "algorithm.loss_fn")
 """Keys that labels prefer, if they distinguish the groups."""
+
+LEVELS = 2
+"""Maximum depth below a given folder at which runs are searched: sweep/run, study/arm/seed."""
 
 Settings = Mapping[str, Any]
 
@@ -51,6 +57,29 @@ class Group:
         return self.runs[0].settings.get(key)
 
 
+def find_runs(paths: Iterable[str | Path]) -> list[Run]:
+    """Return the runs among and below `paths`, each once, sorted by name below each path. The models of an evaluation
+    are not runs.
+
+    Raises:
+        UserError: A path does not exist, or holds no run.
+    """
+    found: dict[Path, Run] = {}
+    for path in map(Path, paths):
+        if not path.is_dir():
+            raise UserError(f"{path} is no folder; give the folder of a run, or one that holds runs")
+        below = [run for run in map(Run, library.find_runs(path, LEVELS)) if not run.dir.is_evaluation]
+        below = [run for run in below if run.dir.metrics.is_file()]
+        if not below:
+            raise UserError(
+                f"{path} holds no run (a folder with metrics.jsonl that is no evaluation), nor do the folders up to "
+                f"{LEVELS} levels below it; give the run_dir of a training"
+            )
+        for run in below:
+            found.setdefault(run.path.resolve(), run)
+    return list(found.values())
+
+
 def group_runs(runs: Sequence[Run]) -> list[Group]:
     """Return the groups in the order of their first runs, labelled by the settings that distinguish them."""
     found: dict[str, list[Run]] = {}
@@ -80,13 +109,13 @@ def labels(identities: Sequence[Settings]) -> list[str]:
     """
     if len(identities) == 1:
         return [one_line(identities[0].get("name", "run"), 40)]
-    keys = telling(identities)
+    keys = distinguishing(identities)
     short = {key: NAMES.get(key, key.rpartition(".")[2]) for key in keys}
     words = {key: word if list(short.values()).count(word) == 1 else key for key, word in short.items()}
     return [", ".join(_word(words[key], settings.get(key)) for key in keys) for settings in identities]
 
 
-def telling(identities: Sequence[Settings]) -> list[str]:
+def distinguishing(identities: Sequence[Settings]) -> list[str]:
     """Choose the keys of the labels one by one: first keys of FIRST that distinguish any experiments, then the key that
     distinguishes most."""
     chosen: list[str] = []

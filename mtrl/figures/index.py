@@ -1,13 +1,15 @@
-"""index.html: all figures of a folder with their captions, and the runs that they show."""
+"""The figures by name, and index.html: all figures of a folder with their captions, and the runs that they show."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 
-from mtrl.figures import results
+from mtrl.figures import learning, phases, positions, results, shapes, verdicts
+from mtrl.figures.axis import Study
 from mtrl.figures.groups import Group, differing, identity
-from mtrl.figures.study import Drawing
+from mtrl.figures.style import PAPER, Drawing
 from mtrl.utils.text import one_line
 
 STYLE = """
@@ -20,8 +22,40 @@ th, td { text-align: left; padding: 0.2rem 1rem 0.2rem 0; border-bottom: 1px sol
 td:last-child { white-space: nowrap; }
 """
 
+
+@dataclass(frozen=True)
+class Entry:
+    draw: Callable[[Study], Drawing]
+    over_time: bool
+    """Whether the figure uses the axis of the study."""
+
+
+FIGURES = {
+    "learning": Entry(learning.learning, True),
+    "agreement": Entry(verdicts.agreement, True),
+    "reward_vs_score": Entry(verdicts.reward_vs_score, False),
+    "components": Entry(learning.components, True),
+    "signal": Entry(learning.signal, True),
+    "stops": Entry(shapes.stops, True),
+    "lengths": Entry(shapes.lengths, True),
+    "budgets": Entry(learning.budgets, True),
+    "turn_rewards": Entry(positions.turn_rewards, False),
+    "advantages": Entry(positions.advantages, False),
+    "actions": Entry(positions.actions, False),
+    "timeline": Entry(phases.timeline, False),
+}
+"""Figures by name, in the order of their display."""
+
 PIXELS = 130
 """Pixels of the page per inch of paper."""
+
+
+def draw(name: str, study: Study) -> Drawing:
+    """Draw a figure in the style `PAPER`, independent of the style of the process."""
+    import matplotlib
+
+    with matplotlib.rc_context(PAPER):
+        return FIGURES[name].draw(study)
 
 
 def page(drawings: Mapping[str, Drawing], groups: Sequence[Group], kind: str, tabled: bool) -> str:

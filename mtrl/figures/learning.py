@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mtrl.figures.axis import Study
 from mtrl.figures.bands import keys_below, seed_band, window
 from mtrl.figures.curves import along, draw_band, per_group, same_scale, seeds_of, spread
 from mtrl.figures.groups import Group
-from mtrl.figures.study import Drawing, Study
-from mtrl.figures.style import colour_of, not_measured, panels, shared_legend, title, unit_scale
+from mtrl.figures.style import Drawing, colour_of, not_measured, panels, shared_legend, title, unit_scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -99,14 +99,14 @@ def components(study: Study) -> Drawing:
         total = seed_band(group, "rollout/reward/mean", True)
         if total and any(drawn):
             look: Any = {"color": "black", "linewidth": 1, "linestyle": (0, (3, 2)), "zorder": 3}
-            axes.plot(places.of(total.steps), total.mean, label="paid", **look)
+            axes.plot(places.of(total.steps), total.mean, label="whole reward", **look)
         along(axes, study)
         return any(drawn)
 
     return Drawing(
         per_group(study, draw, "", "reward per episode"),
         "Parts of the reward, as they were reported, before the weights of reward.components: means over the training "
-        f"episodes of a step; dashed: the reward that was paid. {spread(study)}{smoothed(study)}",
+        f"episodes of a step; dashed: the whole reward. {spread(study)}{smoothed(study)}",
     )
 
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from mtrl.figures.runs import Run
+from mtrl.figures.axis import Study
 from mtrl.figures.spans import IDLE, WAIT, Span, Window, lanes, middle_steps, overlap, read_spans, shares, windows
-from mtrl.figures.study import Drawing, Study
 from mtrl.figures.style import (
     BLUE,
     COLUMN,
@@ -20,6 +19,7 @@ from mtrl.figures.style import (
     RED,
     SKY,
     YELLOW,
+    Drawing,
     not_measured,
     panels,
     row_title,
@@ -27,6 +27,7 @@ from mtrl.figures.style import (
     stack_shares,
     whole_ticks,
 )
+from mtrl.record.run import Run
 from mtrl.record.timeline import rows
 
 if TYPE_CHECKING:
@@ -153,5 +154,5 @@ SPEEDS = {
 def _speeds(run: Run | None) -> str:
     """Return a sentence with the measured speeds of the median step."""
     series = {words: list(run.series(key).values()) for key, words in SPEEDS.items()} if run else {}
-    told = [words.format(median(values)) for words, values in series.items() if values]
-    return f" Of the median step: {', '.join(told)}." if told else ""
+    speeds = [words.format(median(values)) for words, values in series.items() if values]
+    return f" In the median step: {', '.join(speeds)}." if speeds else ""

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mtrl.figures.axis import Study
 from mtrl.figures.curves import per_group
 from mtrl.figures.groups import Group
-from mtrl.figures.study import Drawing, Study
-from mtrl.figures.style import BLUE, GREY, colour_of
+from mtrl.figures.style import BLUE, GREY, Drawing, colour_of
 from mtrl.figures.summaries import TURNS, ByTurn, by_turn, quantiles
 
 if TYPE_CHECKING:
@@ -31,18 +31,18 @@ def turn_rewards(study: Study) -> Drawing:
             places = list(range(1, len(found.counts) + 1))
             for name, values in zip(found.names, found.per_turn, strict=True):
                 axes.plot(places, values, marker="o", markersize=2.5, label=name, **colour_of(names.index(name)))
-            paid = by_turn(group.episodes.of("train"), lambda turn: {"paid": turn.reward})
+            whole = by_turn(group.episodes.of("train"), lambda turn: {"reward": turn.reward})
             look: Any = {"color": "black", "marker": "D", "markersize": 3, "linewidth": 1, "linestyle": (0, (3, 2))}
-            axes.plot(places, paid.means[0], label="paid", **look)
+            axes.plot(places, whole.means[0], label="whole reward", **look)
             axes.axhline(0, color=GREY, linewidth=0.8)
             _place_ticks(axes, found.counts)
         return bool(found.counts)
 
     return Drawing(
         per_group(study, draw, "turn of the episode", "mean reward per turn"),
-        "What a turn pays, by its place in the episode: means over the stored training episodes that came so far (n of "
-        "them). Coloured: parts of the reward as they were reported, before the weights of reward.components; dashed: "
-        f"what was paid.{_notes(study)}",
+        "Reward of a turn, by its position in the episode: means over the stored training episodes that have this turn "
+        "(n of them). Coloured: parts of the reward as reported, before the weights of reward.components. Dashed: the "
+        f"whole reward.{_notes(study)}",
     )
 
 
@@ -110,8 +110,8 @@ def counted(tables: Sequence[ByTurn]) -> list[str]:
     for table in tables:
         for name, row in zip(table.names, table.means, strict=True):
             size[name] = max(size.get(name, 0.0), float(np.nanmax(np.abs(row))))
-    kept = [name for name in size if size[name] > 0 and "/" not in name]
-    return sorted(sorted(kept, key=lambda name: (-size[name], name))[:ROWS])
+    shown = [name for name in size if size[name] > 0 and "/" not in name]
+    return sorted(sorted(shown, key=lambda name: (-size[name], name))[:ROWS])
 
 
 def _parts(group: Group) -> ByTurn:

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
+from mtrl.figures.axis import Study
 from mtrl.figures.bands import keys_below, seed_band
 from mtrl.figures.curves import along, per_group, same_scale
 from mtrl.figures.episodes import Episode
 from mtrl.figures.groups import Group
-from mtrl.figures.study import Drawing, Study
 from mtrl.figures.style import (
     BLUE,
     COLUMN,
     ORANGE,
     RED,
     STOPS,
+    Drawing,
     not_measured,
     panels,
     row_title,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -74,6 +75,14 @@ COLUMN = 3.4
 """Width of one column of a two-column page, in inches."""
 LETTERS = 18
 """Approximate number of letters per inch of a legend."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure and its caption."""
+
+    figure: Figure
+    caption: str
 
 
 def panels(rows: int, columns: int, height: float = 2.2, width: float = COLUMN) -> tuple[Figure, list[list[Axes]]]:

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mtrl.figures.axis import Study
 from mtrl.figures.bands import Band, band, seed_band
 from mtrl.figures.curves import along, draw_mean, per_group
-from mtrl.figures.episodes import Episode, thresholds_of
+from mtrl.figures.episodes import Episode
 from mtrl.figures.groups import Group
 from mtrl.figures.learning import smoothed
-from mtrl.figures.study import Drawing, Study
-from mtrl.figures.style import BLUE, GREEN, ORANGE, PURPLE, unit_scale
+from mtrl.figures.style import BLUE, GREEN, ORANGE, PURPLE, Drawing, unit_scale
 from mtrl.figures.summaries import cells, shares
 from mtrl.scoring.agreement import Verdict
 
@@ -29,8 +29,8 @@ CORNERS = {
 """(claimed, succeeded) -> name and colour of the corner."""
 NAMES = {
     Verdict.AGREE: "they agree",
-    Verdict.LENIENT: "lenient: paid as solved, and not solved",
-    Verdict.STRICT: "strict: solved, and not paid as such",
+    Verdict.LENIENT: "lenient: solved by the reward only",
+    Verdict.STRICT: "strict: solved by the scorer only",
 }
 LARGEST = 260.0
 """Area of the circle of the most frequent pair, in points squared."""
@@ -67,7 +67,7 @@ def agreement(study: Study) -> Drawing:
         reward = seed_band(group, "rollout/reward/mean", smooth=True)
         drawn = [
             draw_mean(axes, places, success, "success: solved", color=GREEN, linewidth=2),
-            draw_mean(axes, places, claims, "claims: paid as solved", color=ORANGE, linestyle=(0, (2.5, 1.5))),
+            draw_mean(axes, places, claims, "claims: solved by the reward", color=ORANGE, linestyle=(0, (2.5, 1.5))),
             draw_mean(axes, places, reward, "reward", color=BLUE, linestyle=(0, (1, 1))),
         ]
         _gap(axes, study, claims, success, group)
@@ -134,7 +134,7 @@ def _circles(axes: Axes, episodes: Sequence[Episode]) -> None:
 
 def _quadrants(axes: Axes, group: Group, episodes: Sequence[Episode]) -> None:
     """Draw the thresholds, and the share of the episodes in each of the four corners between them."""
-    limits = thresholds_of(group.runs[0])
+    limits = group.runs[0].thresholds
     scores = {round(episode.score or 0.0, 6) for episode in episodes}
     low, high = min(*scores, 0.0), max(*scores, limits.success)
     axes.set_xlim(low - 0.4 * (high - low), high + 0.4 * (high - low))

@@ -57,7 +57,7 @@ from mtrl.utils.process import settled
 from mtrl.utils.serving import bind, is_loopback
 
 if TYPE_CHECKING:
-    from mtrl.evaluation.contenders import Contender
+    from mtrl.evaluation.ready_models import ReadyModel
     from mtrl.evaluation.rollouts import Source
 
 KEY_VARIABLE = "MTRL_GATEWAY_KEY"
@@ -123,11 +123,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     source = model_source(settings.model)
     check_address(settings)
     out = make_output_folder(settings)
-    contender = load(config, source, out)
+    model = load(config, source, out)
     out.write_config(config)
-    contender.tokenizer.save_pretrained(out.tokenizer)
+    model.tokenizer.save_pretrained(out.tokenizer)
     with settled():
-        return asyncio.run(serve(contender, config, settings, key, out))
+        return asyncio.run(serve(model, config, settings, key, out))
 
 
 def disable_deterministic_engine(config: Config) -> None:
@@ -161,24 +161,24 @@ def model_source(text: str) -> Source:
     return source
 
 
-def load(config: Config, source: Source, out: RunDir) -> Contender:
+def load(config: Config, source: Source, out: RunDir) -> ReadyModel:
     """Load the model and its engine.
 
     Raises:
         UserError: the model cannot be loaded.
     """
-    from mtrl.evaluation.contenders import local_contender, served_contender
+    from mtrl.evaluation.ready_models import local_model, served_model
     from mtrl.trainer.setup.parts import start_of
 
     task = load_task(config)
     if source.kind == "base":
         source = replace(source, path=start_of(config, task))
     if serves(config):
-        return served_contender(source, config, task, [], out.engine)
-    return local_contender(source, config, task, [])
+        return served_model(source, config, task, [], out.engine)
+    return local_model(source, config, task, [])
 
 
-async def serve(contender: Contender, config: Config, settings: Settings, key: str, out: RunDir) -> int:
+async def serve(model: ReadyModel, config: Config, settings: Settings, key: str, out: RunDir) -> int:
     """Serve the model until SIGINT or SIGTERM, and then close it.
 
     Returns:
@@ -195,11 +195,11 @@ async def serve(contender: Contender, config: Config, settings: Settings, key: s
     from mtrl.rollout.conversation import Codec
     from mtrl.trainer.setup.parts import sampling_params
 
-    tokenizer = plain(contender.tokenizer)
+    tokenizer = plain(model.tokenizer)
     codec = Codec(tokenizer, make_renderer(tokenizer, config.model.renderer))
-    context = contender.loop.limits.max_context_length
+    context = model.loop.limits.max_context_length
     limits = SessionLimits(settings.max_calls, settings.max_calls_at_once, context, settings.max_requests_per_second)
-    gateway = Gateway(contender.engine, codec, limits, settings.host, settings.port, key="gateway")
+    gateway = Gateway(model.engine, codec, limits, settings.host, settings.port, key="gateway")
     sampling = sampling_params(config.generator.sampling_params, codec.stop_token_ids)
     file = trajectory_file(out)
     manager = SessionManager(
@@ -218,7 +218,7 @@ async def serve(contender: Contender, config: Config, settings: Settings, key: s
     finally:
         await manager.close()
         await gateway.close()
-        await contender.close()
+        await model.close()
         view_hint = f"; python -m mtrl.view {out} shows them" if manager.written else ""
         print(f"trajectories written: {manager.written}, to {file}{view_hint}", flush=True)
     if manager.failure is not None:

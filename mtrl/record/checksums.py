@@ -106,9 +106,9 @@ def changes(folder: Path, below: str = "") -> str | None:
     except (OSError, ValueError) as error:
         return str(error)
     changed = sorted(name for name in found if found[name] != recorded[name])
-    told = [f"{', '.join(lost)}: missing"] if lost else []
-    told += [f"{', '.join(changed)}: not as it was written, by its checksum in {SUMS}"] if changed else []
-    return "; ".join(told) or None
+    sentences = [f"{', '.join(lost)}: missing"] if lost else []
+    sentences += [f"{', '.join(changed)}: not as it was written, by its checksum in {SUMS}"] if changed else []
+    return "; ".join(sentences) or None
 
 
 def _lines(sums: Mapping[str, str]) -> list[str]:

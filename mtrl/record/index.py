@@ -9,7 +9,6 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -169,12 +168,32 @@ def _scan(file: StoredFile, before: TrajectoryIndex | None) -> TrajectoryIndex:
     return index
 
 
+def list_files(run: Path) -> tuple[list[os.DirEntry[str]], list[str]]:
+    """Return the files of trajectories of a run, and the names of the entries that lead out of the run, which must not
+    be read."""
+    folder = RunDir(run).trajectories
+    found, foreign = [], []
+    try:
+        if not is_inside(folder, run):
+            return [], [folder.name]
+        entries = list(os.scandir(folder))
+    except OSError:
+        return [], []
+    for entry in entries:
+        with suppress(OSError):
+            if entry.name.endswith(".jsonl") and entry.is_file():
+                if entry.is_symlink() and not is_inside(Path(entry.path), run):
+                    foreign.append(f"{folder.name}/{entry.name}")
+                else:
+                    found.append(entry)
+    return found, foreign
+
+
 class TrajectoryFolder:
     """The files of a run, newest first, and the rows of their lists."""
 
     def __init__(self, run: Path, indexer: Indexer):
         self.run = run
-        self.folder = RunDir(run).trajectories
         self.indexer = indexer
         self._files: dict[str, StoredFile] = {}
         self._rows: tuple[Any, list[Row]] = (None, [])
@@ -190,30 +209,20 @@ class TrajectoryFolder:
             start = time.monotonic()
             if start < self._next_look:
                 return
-            found = dict(self._list())
+            entries, self.foreign = list_files(self.run)
+            found = {entry.name.removesuffix(".jsonl"): entry for entry in entries}
             for name in self._files.keys() - found.keys():
                 del self._files[name]
-            for name, (path, stat) in found.items():
-                file = self._files.setdefault(name, StoredFile(path))
+            for name, entry in found.items():
+                try:
+                    stat = entry.stat()
+                except OSError:  # removed meanwhile
+                    continue
+                file = self._files.setdefault(name, StoredFile(Path(entry.path)))
                 if (file.size, file.modified) != (stat.st_size, stat.st_mtime_ns):
                     file.size, file.modified, file.indexed = stat.st_size, stat.st_mtime_ns, False
                     self.indexer.add(file)
             self._next_look = start + max(PAUSE, (time.monotonic() - start) / SHARE)
-
-    def _list(self) -> Iterator[tuple[str, tuple[Path, os.stat_result]]]:
-        """Yield the name, path and state of every file of trajectories inside the run."""
-        try:
-            self.foreign = [] if is_inside(self.folder, self.run) else [self.folder.name]
-            entries = [] if self.foreign else list(os.scandir(self.folder))
-        except OSError:
-            return
-        for entry in entries:
-            with suppress(OSError):
-                if entry.name.endswith(".jsonl") and entry.is_file():
-                    if entry.is_symlink() and not is_inside(Path(entry.path), self.run):
-                        self.foreign.append(f"{self.folder.name}/{entry.name}")
-                    else:
-                        yield entry.name.removesuffix(".jsonl"), (Path(entry.path), entry.stat())
 
     @property
     def files(self) -> list[StoredFile]:

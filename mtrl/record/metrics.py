@@ -16,9 +16,7 @@ from mtrl.utils.files import replace_file, to_strict_json
 
 def unfinished(path: Path | str, line: int) -> str:
     """Return the sentence that reports a last line (1-based number) without a line end."""
-    return (
-        f"{path}:{line} has no end, so that this row is left out: its run was killed in mid-row, or is writing it now"
-    )
+    return f"{path}:{line} has no end, so this row is left out: its run was killed or is still writing the row"
 
 
 def unfinished_row(path: Path) -> str | None:
@@ -67,13 +65,13 @@ class MetricsLog:
         writes those steps again."""
         self.close()
         data = self._bytes()
-        kept = b"".join(
+        earlier = b"".join(
             data[start : data.index(b"\n", start) + 1] for start, row in self._rows() if row["step"] <= step
         )
-        if data.startswith(kept):
-            self._cut(len(kept))
+        if data.startswith(earlier):
+            self._cut(len(earlier))
         else:
-            replace_file(self.path, lambda part: part.write_bytes(kept))
+            replace_file(self.path, lambda part: part.write_bytes(earlier))
 
     def read(self) -> list[dict[str, Any]]:
         """Return all finished rows. The run may still be writing."""

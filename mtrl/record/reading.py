@@ -3,9 +3,11 @@ to files of the reader, endless pipes, and devices, which must be neither shown 
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 
 class Foreign(OSError):
@@ -38,6 +40,22 @@ def read(path: Path, run: Path, most: int) -> bytes:
     state_of(path, run, most)
     with path.open("rb") as file:
         return file.read(most)
+
+
+def read_json(path: Path, run: Path, most: int) -> dict[str, Any]:
+    """Return the JSON object in a file of the run.
+
+    Raises:
+        Foreign, OSError: As `state_of` does.
+        ValueError: The file is not a JSON object; the message is a sentence.
+    """
+    try:
+        found = json.loads(read(path, run, most))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path.name} is not JSON") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{path.name} holds no {path.stem}")
+    return found
 
 
 def is_inside(path: Path, run: Path) -> bool:

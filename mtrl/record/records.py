@@ -1,16 +1,17 @@
-"""Incremental reader of a JSONL file that a run may be writing: later reads parse only the new lines."""
+"""The objects of a JSONL file that a run may be writing, and the checks of the rows of each such file."""
 
 from __future__ import annotations
 
 import json
 import sys
 import threading
-import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from mtrl.record.metrics import unfinished
+from mtrl.errors import UserError
+from mtrl.record.growing import GrowingFile
+from mtrl.record.metrics import unfinished, warn_on_stderr
 from mtrl.record.reading import Foreign, state_of
 
 Record = dict[str, Any]
@@ -19,9 +20,7 @@ LARGEST = 512 * 2**20
 """Maximum size of a file that is read, in bytes."""
 LARGEST_NUMBER = 2**53
 """Upper bound of the magnitude of a step or a time, for the axes of plots."""
-TAIL = 4096
-"""Number of bytes before the read position that are compared; if they changed, the file was rewritten."""
-PROBLEMS_KEPT = 5
+MOST_PROBLEMS = 5
 
 
 class Records:
@@ -38,20 +37,18 @@ class Records:
         self.rows: list[Record] = []
         self.state = ""
         """Text that changes when the file changes."""
+        self._file = GrowingFile(path)
         self._bad: list[int] = []
         self._foreign: list[str] = []
-        self._unfinished = False
-        """Whether the last line lacks its line end."""
-        self._offset = self._lines = self._tail = 0
         self._lock = threading.Lock()
 
     @property
     def problems(self) -> list[str]:
         """Sentences about unreadable lines, a last line without a line end, and a file that is left out."""
-        last = [unfinished(self.path.name, self._lines + 1)] if self._unfinished else []
+        last = [unfinished(self.path.name, self._file.lines + 1)] if self._file.is_unfinished else []
         if not self._bad:
             return [*self._foreign, *last]
-        shown = ", ".join(map(str, self._bad[:PROBLEMS_KEPT])) + (" …" if len(self._bad) > PROBLEMS_KEPT else "")
+        shown = ", ".join(map(str, self._bad[:MOST_PROBLEMS])) + (" …" if len(self._bad) > MOST_PROBLEMS else "")
         return [f"{self.path.name}: {len(self._bad)} lines cannot be read ({shown})", *last]
 
     def refresh(self) -> list[Record]:
@@ -68,27 +65,32 @@ class Records:
                 self._foreign = [str(error)] if isinstance(error, Foreign) else []
             return self.rows
 
-    def _read(self) -> None:
-        with self.path.open("rb") as file:
-            file.seek(max(0, self._offset - TAIL))
-            if zlib.crc32(file.read(min(self._offset, TAIL))) != self._tail:
-                self._forget()
-            file.seek(self._offset)
-            data = file.read()
-        end = data.rfind(b"\n") + 1
-        self._unfinished = end < len(data)
-        rows = list(self.rows)  # a copy, because other threads may be reading the old list
-        for line in data[:end].splitlines():
-            self._lines += 1
-            if line.strip():
-                self._add(rows, line)
-        self.rows = rows
-        self._offset += end
-        with self.path.open("rb") as file:
-            file.seek(max(0, self._offset - TAIL))
-            self._tail = zlib.crc32(file.read(min(self._offset, TAIL)))
+    def read_all(self) -> list[Record]:
+        """Read the new lines, and return all rows. A last line without a line end is reported on stderr.
 
-    def _add(self, rows: list[Record], line: bytes) -> None:
+        Raises:
+            UserError: A line is not a row of this file, or the file is not a regular file of the run.
+        """
+        rows = self.refresh()
+        if self._bad:
+            raise UserError(f"{self.path}:{self._bad[0]} is not a row of metrics; remove the line")
+        if self._foreign:
+            raise UserError(f"{self.path} is not read: {self._foreign[0]}")
+        if self._file.is_unfinished:
+            warn_on_stderr(unfinished(self.path, self._file.lines + 1))
+        return rows
+
+    def _read(self) -> None:
+        is_first_read, lines = self._file.new_lines()
+        if is_first_read:
+            self.rows, self._bad = [], []
+        rows = list(self.rows)  # a copy, because other threads may be reading the old list
+        for number, line in lines:
+            if line.strip():
+                self._add(rows, number, line)
+        self.rows = rows
+
+    def _add(self, rows: list[Record], number: int, line: bytes) -> None:
         try:
             record = json.loads(line)
             usable = isinstance(record, dict) and self.accept(record)
@@ -97,18 +99,17 @@ class Records:
         if usable:
             rows.append(record)
         else:
-            self._bad.append(self._lines)
+            self._bad.append(number)
 
     def _forget(self) -> None:
         self.rows, self._bad, self.state = [], [], ""
-        self._offset = self._lines = self._tail = 0
-        self._unfinished = False
+        self._file.restart()
 
 
 def has_step(record: Record) -> bool:
     """Whether the record is a row of metrics."""
     step = record.get("step")
-    return isinstance(step, int) and not isinstance(step, bool) and abs(step) < LARGEST_NUMBER
+    return isinstance(step, int | float) and _is_number(step) and step == int(step)
 
 
 def is_span(record: Record) -> bool:
@@ -120,7 +121,7 @@ def is_finding(record: Record) -> bool:
     """Whether the record is a finding of the diagnosis, as far as the page shows it; keys may be missing."""
     texts = all(isinstance(record.get(key, ""), str) for key in ("rule", "severity", "title", "advice", "expect"))
     steps = record.get("steps", [])
-    parts = {"proposals": (("why",), ("words", "current")), "witnesses": (("where", "said"), ())}
+    parts = {"proposals": (("why",), ("words", "current")), "witnesses": (("where", "summary", "said"), ())}
     return (
         texts
         and all(_are_texts(record.get(key, [])) for key in ("evidence", "metrics"))

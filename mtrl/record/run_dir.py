@@ -189,11 +189,11 @@ class RunDir:
         were written; None if no file has changed or the run has no checksums."""
         if not self.checksums.is_file():
             return None
-        told = [changes(self.path)]
+        found = [changes(self.path)]
         for checkpoint in sorted(path for path in self.checkpoints.glob("step_*") if path.is_dir()):
             if damaged := damage(checkpoint):
-                told.append(f"checkpoints/{checkpoint.name}: {damaged}")
-        return "; ".join(filter(None, told)) or None
+                found.append(f"checkpoints/{checkpoint.name}: {damaged}")
+        return "; ".join(filter(None, found)) or None
 
     def write_config(self, config: Config | Any) -> None:
         """Write config.yaml with every interpolation resolved, so that the run can be repeated anywhere."""

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mtrl.datasets import Splits
 from mtrl.errors import UserError
+from mtrl.record.index import list_files
 from mtrl.record.run_dir import RunDir, such_as
 from mtrl.record.trajectories import kind_and_step
 from mtrl.types import Row, Trajectory, trajectory_from_dict
@@ -34,12 +35,6 @@ class Stored:
         return kind_and_step(self.file)[0]
 
 
-def run_of(path: Path) -> Path | None:
-    """Return the folder of the run that the path is, or that contains the file; None if there is no such run."""
-    folders = [path] if path.is_dir() else [path.parent.parent, path.parent]
-    return next((folder for folder in folders if RunDir(folder).config.is_file()), None)
-
-
 def files_of(path: Path) -> list[Path]:
     """Return the trajectory files of a run, or the file itself.
 
@@ -50,11 +45,11 @@ def files_of(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise UserError(f"{path} does not exist; give the folder of a run or a JSONL file of trajectories")
-    if run_of(path) is None:
+    if not RunDir(path).config.is_file():
         raise UserError(
             f"{path} is no run, for it has no config.yaml; give a JSONL file or the folder of a run{such_as(path)}"
         )
-    files = sorted(RunDir(path).trajectories.glob("*.jsonl"))
+    files = sorted(Path(entry.path) for entry in list_files(path)[0])
     if not files:
         raise UserError(f"{path} holds no trajectories; train with trainer.save_trajectories_every=1, or give a file")
     return files

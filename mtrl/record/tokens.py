@@ -57,19 +57,19 @@ class Tokenizer:
 
     def pieces(self, ids: Sequence[int]) -> Pieces:
         """Return the texts of `ids`; joined, they are the decoded text."""
-        said = [self._bytes(token_id) for token_id in ids]
-        owners = [place for place, data in enumerate(said) for _ in data or b""]
+        parts = [self._bytes(token_id) for token_id in ids]
+        owners = [place for place, data in enumerate(parts) for _ in data or b""]
         texts = [""] * len(ids)
         start = 0
-        for char, length in characters(b"".join(data or b"" for data in said)):
+        for char, length in characters(b"".join(data or b"" for data in parts)):
             texts[owners[start]] += char
             start += length
-        continued = [place for place, data in enumerate(said) if data and not texts[place]]
+        continued = [place for place, data in enumerate(parts) if data and not texts[place]]
         special = []
         for place, token_id in enumerate(ids):
-            if said[place] is None:
+            if parts[place] is None:
                 texts[place] = f"<{token_id}>"
-            if said[place] is None or (token_id in self._added and self._added[token_id].special):
+            if parts[place] is None or (token_id in self._added and self._added[token_id].special):
                 special.append(place)
         return Pieces(texts, special, continued)
 

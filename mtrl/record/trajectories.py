@@ -29,9 +29,9 @@ LONGEST_LINE = 64 * 2**20
 """Maximum length of a line, in bytes. A longer line is not read; its summary reports the `problem`."""
 TAIL = 4096
 """Number of bytes at the end of a file that go into its stamp."""
-REWARDS_KEPT = 64
-NAMES_KEPT = 64
-TEXT_KEPT = 500
+MOST_REWARDS = 64
+MOST_NAMES = 64
+LONGEST_TEXT = 500
 """Maximum length of an id or an error in a summary, in characters."""
 
 _STEP = re.compile(r"(.+)_step_(\d{1,15})")
@@ -71,7 +71,7 @@ class LineSummary(NamedTuple):
     components: dict[str, float]
     """Sum of each reward component over the turns."""
     rewards: list[float | None]
-    """Rewards of the first turns, at most `REWARDS_KEPT`."""
+    """Rewards of the first turns, at most `MOST_REWARDS`."""
     trainable: bool
     seconds: float | None
     """Seconds of generation and environment together."""
@@ -187,7 +187,7 @@ def read_index(path: Path) -> TrajectoryIndex | None:
     """Return the stored index of the file `path`, which may describe an older state of the file; None if there is no
     usable index.
 
-    To check the index, compare its stamp with `stamp_of`, or ask `continues` whether the file has only grown since.
+    To check the index, compare its stamp with `stamp_of`, or use `continues` if the file may have grown since.
     """
     try:
         content = json.loads(index_path(path).read_bytes())
@@ -294,7 +294,7 @@ def _summary(data: Mapping[str, Any], offset: int, length: int) -> LineSummary:
         informative=informative,
         drift=_drift(turns),
         components=_sums(turns),
-        rewards=rewards[:REWARDS_KEPT],
+        rewards=rewards[:MOST_REWARDS],
         trainable=bool(data.get("trainable", True)),
         seconds=_finite(sum(turn.get("seconds_generate", 0) + turn.get("seconds_environment", 0) for turn in turns)),
         error=_text(error.strip().rpartition("\n")[2]) if isinstance(error, str) and error.strip() else None,
@@ -341,7 +341,7 @@ def _sums(turns: list[Mapping[str, Any]]) -> dict[str, float]:
     sums: dict[str, float] = {}
     for turn in turns:
         for name, value in turn.get("components", {}).items():
-            if name in sums or len(sums) < NAMES_KEPT:
+            if name in sums or len(sums) < MOST_NAMES:
                 sums[name] = sums.get(name, 0.0) + float(value)
     return {_text(name): value for name, value in sums.items() if math.isfinite(value)}
 
@@ -354,13 +354,13 @@ def _finite(value: Any) -> float | None:
 
 
 def _text(value: Any) -> str:
-    return str(value)[:TEXT_KEPT]
+    return str(value)[:LONGEST_TEXT]
 
 
 def _unreadable(offset: int, length: int, problem: str) -> LineSummary:
     return LineSummary(
         offset, length, "", "", 0, None, None, "", 0, 0, 0, 0, 0, None, None, None, None, None, {}, [], False, None,
-        None, problem[:TEXT_KEPT],
+        None, problem[:LONGEST_TEXT],
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from math import inf
 from typing import Any
 
 LONG = 16
-"""Minimum length of a list for the fast printer, in numbers; for shorter lists it does not pay off."""
+"""Minimum length of a list for the fast printer, in numbers; shorter lists are not printed faster."""
 
 
 def trajectory_line(data: Mapping[str, Any]) -> str:

@@ -21,18 +21,27 @@ from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 
+from mtrl.command.checks import check
+from mtrl.command.compose import merge
 from mtrl.command.program import run_program
+from mtrl.command.stored import key_of, of_run
 from mtrl.config.outputs import check_file
+from mtrl.config.overrides import normalise
 from mtrl.config.schema import Config
 from mtrl.environments.factory import load_task
-from mtrl.record.stored import Stored, files_of, read, run_of
+from mtrl.errors import UserError
+from mtrl.record.run import run_of
+from mtrl.record.stored import Stored, files_of, read
 from mtrl.rescore.replay import LeftOut, Rescored, Rescorer
 from mtrl.rescore.report import Report
-from mtrl.rescore.settings import configuration
 from mtrl.utils.files import replace_text, to_strict_json
+
+READ = ("reward", "environment", "data", "evaluation.success_threshold", "generator.max_turns", "plugins")
+"""Keys and sections that a rescoring reads. For a run, overrides of other keys are rejected because they have no
+effect."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,14 +53,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     cfg, warnings = configuration(run, overrides)
     config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
     rescorer = Rescorer(config, load_task(config))
-    for warning in [*warnings, *unread(rescorer, overrides), *of_the_kl(config, run)]:
+    for warning in [*warnings, *unread(rescorer, overrides), *kl_warnings(config, run)]:
         print(f"warning: {warning}", file=sys.stderr)
     found = rescore_all(rescorer, itertools.chain.from_iterable(map(read, files)))
     report = Report(
         [line for line in found if isinstance(line, Rescored)],
         [line for line in found if isinstance(line, LeftOut)],
         config.evaluation.success_threshold,
-        rescorer.plays,
+        rescorer.replays,
     )
     text = to_strict_json(report.to_dict(str(source), overrides), indent=2) + "\n"
     if out is not None:
@@ -70,7 +79,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m mtrl.rescore", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("source", help="the folder of a run, or a JSONL file of trajectories")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="what is otherwise than in the run")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace those of the run")
     parser.add_argument("--json", action="store_true", help="print JSON instead of the table")
     return parser.parse_intermixed_args(argv)
 
@@ -84,15 +93,41 @@ def split_out(words: Sequence[str]) -> tuple[Path | None, list[str]]:
     return out, [word for word in words if not word.startswith("out=")]
 
 
+def configuration(run: Path | None, overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
+    """Return the checked configuration, and warnings.
+
+    Raises:
+        UserError: the configuration is invalid, or an override has no effect.
+    """
+    if run is None:
+        cfg = merge(normalise(overrides))
+    else:
+        for override in overrides:
+            check_read(override)
+        cfg = of_run(run, overrides)
+    return cfg, check(cfg)
+
+
+def check_read(override: str) -> None:
+    """Check that a rescoring reads the key of the override.
+
+    Raises:
+        UserError: the override would have no effect.
+    """
+    key = key_of(override)
+    if not any(key == read or key.startswith(f"{read}.") for read in READ):
+        raise UserError(f"{override} changes nothing here: rescoring a run reads {', '.join(READ)}")
+
+
 def unread(rescorer: Rescorer, overrides: Sequence[str]) -> list[str]:
     """Return warnings about settings of an environment that is not replayed."""
     idle = [o for o in overrides if o.lstrip("+~").startswith(("environment", "reward.scheme", "generator."))]
-    if rescorer.plays or not idle:
+    if rescorer.replays or not idle:
         return []
-    return [f"{', '.join(idle)} changes no reward, for nothing that the environment says is paid"]
+    return [f"{', '.join(idle)} changes no reward, because the reward does not depend on the environment"]
 
 
-def of_the_kl(config: Config, run: Path | None) -> list[str]:
+def kl_warnings(config: Config, run: Path | None) -> list[str]:
     if run is None or not config.algorithm.kl_reward_coef:
         return []
     return ["stored training rewards hold the penalty of algorithm.kl_reward_coef, and the new ones do not"]

@@ -46,7 +46,7 @@ class LeftOut:
     kind: str
     task_id: str | None
     why: str
-    told: str
+    message: str
 
 
 class Rescorer:
@@ -57,7 +57,7 @@ class Rescorer:
         self.composer = RewardComposer(config.reward)
         self.rules = Rules.of(config, task.make_environment)
         self.rows = Rows(task.splits)
-        self.plays = needs_environment(self.composer)
+        self.replays = needs_environment(self.composer)
         """Whether the responses are replayed in the environment."""
         self.workers = config.environment.max_workers
 
@@ -68,8 +68,8 @@ class Rescorer:
         if before is None:
             return LeftOut(stored.where, stored.kind, None, "unreadable", stored.problem)
 
-        def left_out(why: str, told: str) -> LeftOut:
-            return LeftOut(stored.where, stored.kind, before.task_id, why, told)
+        def left_out(why: str, message: str) -> LeftOut:
+            return LeftOut(stored.where, stored.kind, before.task_id, why, message)
 
         if before.stop_reason in FAILED or not before.turns:
             first = (before.error or "").partition("\n")[0]
@@ -79,13 +79,13 @@ class Rescorer:
         except KeyError as error:
             return left_out("no row", str(error.args[0]))
         episode = Episode(self.rules, row, before.group_id, before.index)
-        if self.plays:
-            differs = await said_again(episode, before)
+        if self.replays:
+            differs = await replay(episode, before)
             if episode.failed:
                 return left_out("broke", (episode.trajectory.error or "").partition("\n")[0])
             if differs:
                 return left_out("differs", differs)
-        after = paid_again(before, episode.trajectory if self.plays else None)
+        after = rewarded_again(before, episode.trajectory if self.replays else None)
         await judge(after, row, self.rules, self.composer, self.task.family.score)
         if after.error:
             return left_out("broke", after.error.partition("\n")[0])
@@ -101,22 +101,22 @@ def needs_environment(composer: RewardComposer) -> bool:
     return any(c.weight and (c.reported or c.name == ENVIRONMENT) for c in composer.components)
 
 
-async def said_again(episode: Episode, before: Trajectory) -> str | None:
+async def replay(episode: Episode, before: Trajectory) -> str | None:
     """Replay the responses. Return the first difference to the recording in one sentence; None if there is no
     difference."""
     where = f"row {before.task_id}, turn"
     try:
-        said = await episode.open()
+        observation = await episode.open()
         for number, turn in enumerate(before.turns, 1):
             if episode.failed:
                 return None
             if episode.over:
-                return f"{where} {number - 1}: the environment ends the episode, and the recording goes on"
-            if said != turn.observation:
+                return f"{where} {number - 1}: the environment ends the episode, and the recording continues"
+            if observation != turn.observation:
                 what = "prompt" if number == 1 else "observation"
-                return f"{where} {number}: another {what}: {_both(turn.observation, said)}"
+                return f"{where} {number}: another {what}: {_both(turn.observation, observation)}"
             await episode.say(turn.text, turn.message)
-            said = episode.observation
+            observation = episode.observation
         if before.stop_reason == StopReason.CONTEXT_LIMIT and not episode.over:
             await episode.truncate()
         return None if episode.failed else _end_differs(episode, before, f"{where} {len(before.turns)}")
@@ -128,9 +128,9 @@ def _end_differs(episode: Episode, before: Trajectory, where: str) -> str | None
     ended = before.stop_reason == StopReason.DONE
     ends = episode.over and episode.trajectory.stop_reason == StopReason.DONE
     if ended and not ends:
-        return f"{where}: the recording is done here, and the environment goes on"
+        return f"{where}: the recording ends here, and the environment continues"
     if ends and not ended:
-        return f"{where}: the environment is done here, and the recording was not ({before.stop_reason})"
+        return f"{where}: the environment ends here, and the recording continues ({before.stop_reason})"
     if before.stop_reason not in OPEN_ENDED and episode.observation != before.final_observation:
         return f"{where}: another last observation: {_both(before.final_observation, episode.observation)}"
     return None
@@ -149,10 +149,10 @@ def _both(was: list[Message], is_now: list[Message]) -> str:
     return f"was {old!r}, is {new!r}"
 
 
-def paid_again(before: Trajectory, played: Trajectory | None) -> Trajectory:
+def rewarded_again(before: Trajectory, replayed: Trajectory | None) -> Trajectory:
     """Return a copy of the recording with the rewards of the replay, or with the recorded rewards if there was no
     replay."""
     turns = [replace(turn, components=dict(turn.components)) for turn in before.turns]
-    for turn, now in zip(turns, played.turns if played else (), strict=False):
+    for turn, now in zip(turns, replayed.turns if replayed else (), strict=False):
         turn.reward, turn.components, turn.metrics = now.reward, now.components, now.metrics
     return replace(before, turns=turns, metrics=dict(before.metrics), score=None, answered=None, error=None)

@@ -22,10 +22,10 @@ all."""
 EPSILON = 1e-6
 REASONS = {
     "unreadable": "lines that are no trajectories",
-    "failed": "episodes that failed when they were played",
+    "failed": "episodes that failed in the run",
     "no row": "episodes whose row is not in the data",
-    "differs": "episodes that the environment answers otherwise now",
-    "broke": "episodes that the environment, the reward or the scorer breaks now",
+    "differs": "episodes whose observations differ in the replay",
+    "broke": "episodes for which the environment, the reward or the scorer raises an error now",
 }
 
 
@@ -37,7 +37,7 @@ class Report:
     left_out: list[LeftOut]
     threshold: float
     """Value of `evaluation.success_threshold`."""
-    played: bool
+    replayed: bool
     """Whether the responses were replayed in the environment."""
 
     def summary(self, rescored: Sequence[Rescored]) -> dict[str, float | int | None]:
@@ -71,7 +71,7 @@ class Report:
         return {
             "source": source,
             "overrides": list(overrides),
-            "environment_played": self.played,
+            "environment_played": self.replayed,
             "all": self.summary(self.rescored),
             "kinds": {kind: self.summary(lines) for kind, lines in self.kinds().items()},
             "left_out": {why: count for why, count in Counter(line.why for line in self.left_out).items()},
@@ -85,25 +85,30 @@ class Report:
         console = Console(file=file or sys.stdout, width=width, highlight=False, markup=False, emoji=False)
         if self.rescored:
             console.print(self._table())
-        if not self.played:
-            console.print(Text("the environment was not asked: only functions of the messages are paid", style="dim"))
+        if not self.replayed:
+            console.print(
+                Text(
+                    "the environment was not replayed: all components of the reward are functions of the messages",
+                    style="dim",
+                )
+            )
         ends = {
-            "best paid of those that the scorer refuses": self._refused(),
-            "worst paid of those that the scorer accepts": self._accepted(),
+            "highest reward of the episodes that the scorer rejects": self._refused(),
+            "lowest reward of the episodes that the scorer accepts": self._accepted(),
         }
         for title, lines in ends.items():
             for line in lines[:1]:
                 console.print(Text(f"{title}: {_episode(line)}"), soft_wrap=True)
         disagreements = {
-            "paid in full, though the scorer says no": self.overpaid(),
-            "not paid in full, though the scorer says yes": self.underpaid(),
+            "with full reward, rejected by the scorer": self.overpaid(),
+            "without full reward, accepted by the scorer": self.underpaid(),
         }
         for title, lines in disagreements.items():
             for part in _listed(title, [_episode(line) for line in lines], "yellow"):
                 console.print(part, soft_wrap=True)
         for why, title in REASONS.items():
-            told = [f"{line.where}  {line.told}" for line in self.left_out if line.why == why]
-            for part in _listed(f"not rescored, {title}", told, "red"):
+            messages = [f"{line.where}  {line.message}" for line in self.left_out if line.why == why]
+            for part in _listed(f"not rescored, {title}", messages, "red"):
                 console.print(part, soft_wrap=True)
 
     def _refused(self) -> list[Rescored]:
@@ -143,13 +148,13 @@ def _shown(name: str, value: float | None) -> str:
 
 
 def _episode(line: Rescored) -> str:
-    paid = f"reward {signed(line.reward_after)}, score {short(line.score_after)}"
-    return f"{line.where}  {paid}, row {one_line(line.task_id, 40)}: {one_line(line.last_response, 80)}"
+    verdict = f"reward {signed(line.reward_after)}, score {short(line.score_after)}"
+    return f"{line.where}  {verdict}, row {one_line(line.task_id, 40)}: {one_line(line.last_response, 80)}"
 
 
-def _listed(title: str, told: list[str], style: str) -> list[RenderableType]:
-    if not told:
+def _listed(title: str, lines: list[str], style: str) -> list[RenderableType]:
+    if not lines:
         return []
-    more = [Text(f"  … {len(told) - LISTED} more", style="dim")] if len(told) > LISTED else []
-    lines = [Text(f"  {one_line(text, 400)}") for text in told[:LISTED]]
-    return [Text(f"{len(told)} {title}", style=f"bold {style}"), *lines, *more]
+    more = [Text(f"  … {len(lines) - LISTED} more", style="dim")] if len(lines) > LISTED else []
+    shown = [Text(f"  {one_line(text, 400)}") for text in lines[:LISTED]]
+    return [Text(f"{len(lines)} {title}", style=f"bold {style}"), *shown, *more]

@@ -139,11 +139,11 @@ def known(values: Iterable[T | None]) -> list[T]:
 
 def mean_components(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return the sum of each reward component over all turns, as the mean over trajectories."""
-    paid: defaultdict[str, list[float]] = defaultdict(list)
+    sums: defaultdict[str, list[float]] = defaultdict(list)
     for turn in (turn for trajectory in trajectories for turn in trajectory.turns):
         for name, value in turn.components.items():
-            paid[name].append(value)
-    return {name: math.fsum(values) / len(trajectories) for name, values in sorted(paid.items())}
+            sums[name].append(value)
+    return {name: math.fsum(values) / len(trajectories) for name, values in sorted(sums.items())}
 
 
 def measured(episodes: Iterable[Episode], family: Family) -> list[dict[str, float]]:
@@ -162,13 +162,13 @@ def _measures(measure: Measure, episode: Episode, family: Family) -> dict[str, f
     try:
         found = in_time(partial(_plain, measure, episode), MEASURE_SECONDS)
     except CallTimeoutError:
-        raise UserError(f"{who} took longer than {MEASURE_SECONDS:g} s; mend it") from None
+        raise UserError(f"{who} took longer than {MEASURE_SECONDS:g} s; fix it") from None
     except UserError:
         raise
     except BaseException as error:  # includes SystemExit, which would end the run with its own status
         if isinstance(error, KeyboardInterrupt):
             raise
-        raise UserError(f"{who} failed: {reason(error)}; mend it") from error
+        raise UserError(f"{who} failed: {reason(error)}; fix it") from error
     for name, value in found.items():
         if not 0 <= value <= 1:
             raise UserError(f"the measure {name} of environment.name={family.name} is {value}; it must be in [0, 1]")
@@ -216,13 +216,13 @@ def val_metrics(groups: Mapping[str, list[Group]], config: EvaluationConfig, fam
     greedy, sampled = groups["greedy"], groups.get("sampled", [])
     metrics = _outcomes(greedy, config) | _course(greedy) | _family_metrics(greedy, family)
     thresholds, repeated = Thresholds.of(config), sampled or greedy
-    solved, paid = successes(repeated, thresholds.success), claims(repeated, thresholds.claim)
+    solved, claimed = successes(repeated, thresholds.success), claims(repeated, thresholds.claim)
     if sampled:
         metrics["val/success/sampled"] = success_rate(solved, config.confidence).value
         metrics["val/reward/sampled"] = fmean(t.reward for group in sampled for t in group.trajectories)
     for k in config.pass_k_values if sampled else [1]:
         metrics[f"val/success/pass_k_{k}"] = fmean(pass_at_k_by_prompt(solved, k))
-        metrics[f"val/reward/pass_k_{k}"] = fmean(pass_at_k_by_prompt(paid, k))
+        metrics[f"val/reward/pass_k_{k}"] = fmean(pass_at_k_by_prompt(claimed, k))
     return metrics
 
 

@@ -92,9 +92,9 @@ def _message_calls(calls: list[dict[str, Any]], reply: list[Message]) -> Iterabl
 
 
 def _text_calls(turn: Turn, reply: list[Message]) -> list[tuple[str, bool]]:
-    said = turn.text[-LONGEST:].rpartition("</think>")[2]
-    names = [name for name in _elements(said) if name not in NO_TOOLS]
-    names += [block[1] for block in _BLOCK.finditer(said)]
+    answer = turn.text[-LONGEST:].rpartition("</think>")[2]
+    names = [name for name in _elements(answer) if name not in NO_TOOLS]
+    names += [block[1] for block in _BLOCK.finditer(answer)]
     wrong = _went_wrong(turn, reply)
     return [(name, wrong and place == len(names) - 1) for place, name in enumerate(names)]
 

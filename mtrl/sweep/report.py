@@ -12,8 +12,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from mtrl.errors import UserError
-from mtrl.record.index import Indexer
-from mtrl.record.runs import Run
+from mtrl.record.run import Run
 from mtrl.sweep.outcome import JOB, Outcome, read_outcome
 
 SEED = "seed"
@@ -137,7 +136,7 @@ def read_job(folder: Path, run: Run | None = None) -> Job | None:
     outcome = read_outcome(folder)
     if outcome is None:
         return None
-    run = run or Run(folder, folder.name, Indexer())
+    run = run or Run(folder)
     silent = outcome.status == "running" and run.status == "stopped"
     return Job(folder, outcome, "stopped" if silent else outcome.status, run.step, run.max_steps)
 

@@ -12,7 +12,8 @@ from typing import TypeVar
 import yaml
 
 from mtrl.config.keys import flat
-from mtrl.config.plain_yaml import check_size
+from mtrl.record.config import tree_of
+from mtrl.record.run import Run
 from mtrl.record.run_dir import RunDir
 from mtrl.record.trajectories import kind_and_step, whole_lines
 from mtrl.scoring.agreement import Thresholds
@@ -37,8 +38,6 @@ FILES = (
     *("report.json", "report.md", "report.html"),
 )
 """Names of the files that are sent unchanged at the end; the last three belong to an evaluation."""
-ENDS = ("summary.json", "report.json")
-"""Names of the files that a run or an evaluation writes last."""
 
 T = TypeVar("T")
 
@@ -59,7 +58,7 @@ class Folder:
     """Finds the new pieces in the folder of a run, or of an evaluation, which has the same layout."""
 
     def __init__(self, run: RunDir, receipts: Receipts, started: int, reading: Reading):
-        self.run, self.receipts, self.started, self.reading = run, receipts, started, reading
+        self.run, self.receipts, self.started, self.reading = Run(run.path), receipts, started, reading
         self._rows = Rows(run.metrics, started)
         self._waiting: list[Item] = []
 
@@ -79,13 +78,13 @@ class Folder:
         """
         yield from self._one(self._settings())
         yield from _batches(self._new_rows(), self.reading.rows_at_once)
-        for path in sorted(self.run.trajectories.glob("*.jsonl"), key=_in_order):
+        for path in self.run.files():
             if final or (kind_and_step(path)[1] or 0) <= self._rows.last_step:
                 yield from self._file(path)
         if final:
             for name in FILES:
                 yield from self._one(self._artifact(self.run.path / name))
-            if is_over or self.is_finished():
+            if is_over or self.run.is_over:
                 yield from self._one(self._ended())
 
     def first_step(self) -> int:
@@ -97,14 +96,14 @@ class Folder:
             yield [item]
 
     def _settings(self) -> Item | None:
-        content = _read(self.run.config)
+        path = self.run.dir.config
+        content = self.run.read(path)
         if content is None:
             return None
         try:
-            check_size(content)
-            return Settings(self.run.config.name, digest(content), flat(yaml.safe_load(content)))
+            return Settings(path.name, digest(content), flat(tree_of(content)))
         except (yaml.YAMLError, AttributeError, ValueError, RecursionError):
-            return Unreadable(self.run.config.name, digest(content), "it is no YAML mapping")
+            return Unreadable(path.name, digest(content), "it is no YAML mapping")
 
     def _new_rows(self) -> list[Item]:
         fresh, rows = self._rows.new()
@@ -139,32 +138,17 @@ class Folder:
             return Unreadable(key, digest(line), f"it is no trajectory ({type(error).__name__}: {error})")
 
     def _artifact(self, path: Path) -> Item | None:
-        content = _read(path)
+        content = self.run.read(path)
         return None if content is None else Artifact(f"file {path.name}", digest(content), path)
-
-    def is_finished(self) -> bool:
-        """Whether the run is over: status.txt says so, or a file of `ENDS` exists and no row was written after it."""
-        if self._final_status() is not None:
-            return True
-        ends = [self.run.path / name for name in ENDS if (self.run.path / name).exists()]
-        rows = self.run.metrics.stat().st_mtime if self.run.metrics.exists() else 0.0
-        return any(path.stat().st_mtime >= rows for path in ends)
-
-    def _final_status(self) -> str | None:
-        """Return `finished` or `stopped` if status.txt says so, else None. A copy of the run has the same status, while
-        the modification times of its files may differ."""
-        status = (_read(self.run.status) or b"").decode(errors="replace").strip()
-        return status if status in ("finished", "stopped") else None
 
     def _is_short(self) -> bool:
         """Whether the run was stopped before `trainer.max_steps`, although it may have written its summary."""
-        settings = self._settings()
-        steps = settings.values.get("trainer.max_steps") if isinstance(settings, Settings) else None
-        return isinstance(steps, int) and not self.run.is_evaluation and self._rows.last_step < steps
+        steps = self.run.max_steps
+        return steps is not None and not self.run.dir.is_evaluation and self._rows.last_step < steps
 
     def _ended(self) -> Item:
-        status = self._final_status()
-        finished = self.is_finished() and not self._is_short() if status is None else status == "finished"
+        status = self.run.final_status
+        finished = self.run.is_over and not self._is_short() if status is None else status == "finished"
         return Ended("end", f"{'finished' if finished else 'stopped'} at step {self._rows.last_step}", finished)
 
 
@@ -172,17 +156,6 @@ def _batches(items: Iterable[T], size: int | None) -> Iterator[list[T]]:
     rest = iter(items)
     while batch := list(islice(rest, size)):
         yield batch
-
-
-def _in_order(path: Path) -> tuple[int, str]:
-    return kind_and_step(path)[1] or 0, path.name
-
-
-def _read(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None
 
 
 def count(batches: Iterable[list[Item]]) -> dict[str, int]:

@@ -51,7 +51,7 @@ class Follower:
         return self.receipts.remote.get("held") == "yes"
 
     def close(self) -> None:
-        """Close the tracker, so that all sent pieces arrive. The follower keeps the journal and may send again."""
+        """Close the tracker, so that all sent pieces arrive. The follower holds the journal and may send again."""
         if self._is_open:
             self._is_open = False
             self.backend.close()
@@ -64,8 +64,8 @@ class Follower:
 
     def left(self) -> dict[str, int]:
         """Return the number of unsent pieces of each kind: `{"rows": 3, "trajectories": 64, "files": 2}`."""
-        folder = self.folder
-        fresh = Folder(folder.run, self.receipts, folder.started, folder.reading)  # another thread may be using ours
+        ours = self.folder  # another thread may be using it
+        fresh = Folder(ours.run.dir, self.receipts, ours.started, ours.reading)
         return count(fresh.pending(final=True))
 
     def url(self) -> str:

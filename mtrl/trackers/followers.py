@@ -32,8 +32,8 @@ class Followers:
     def __init__(self, followers: list[Follower], warn: Callable[[str], Any], is_run: bool = True):
         """`is_run`: this process is the run itself, so the run is over when the followers are closed."""
         self._warn = warn
-        self._said: SimpleQueue[str] = SimpleQueue()
-        self._threads = [_Thread(follower, self._said.put, is_run) for follower in followers]
+        self._messages: SimpleQueue[str] = SimpleQueue()
+        self._threads = [_Thread(follower, self._messages.put, is_run) for follower in followers]
         for thread in self._threads:
             thread.start()
 
@@ -41,7 +41,7 @@ class Followers:
         """Notify the threads of new content, and print their warnings."""
         for thread in self._threads:
             thread.poked.set()
-        self._tell()
+        self._print_messages()
 
     def close(self) -> None:
         """Send the rest, within `CLOSE_SECONDS` at most. Then warn of a last row without a line end, and of unsent
@@ -52,13 +52,13 @@ class Followers:
         for thread in self._threads:
             while thread.is_alive() and thread.is_worth_waiting(began):
                 thread.join(0.1)
-        self._tell()
-        for path in dict.fromkeys(thread.follower.folder.run.metrics for thread in self._threads):
+        self._print_messages()
+        for path in dict.fromkeys(thread.follower.folder.run.dir.metrics for thread in self._threads):
             if sentence := unfinished_row(path):
                 self._warn(sentence)
         for thread in self._threads:
             if thread.is_alive() or thread.has_failed:
-                self._warn(thread.what_is_left())
+                self._warn(thread.unsent())
 
     def urls(self) -> dict[str, str]:
         """Return the address of the run by tracker name, as far as it is known by now."""
@@ -69,15 +69,15 @@ class Followers:
         found = {thread.follower.backend.name: thread.follower.hint() for thread in self._threads}
         return {name: hint for name, hint in found.items() if hint}
 
-    def _tell(self) -> None:
+    def _print_messages(self) -> None:
         while True:
             try:
-                self._warn(self._said.get_nowait())
+                self._warn(self._messages.get_nowait())
             except Empty:
                 return
 
 
-def said(error: Exception) -> str:
+def error_line(error: Exception) -> str:
     """Return the error of a tracker in one line."""
     return one_line(error if isinstance(error, UserError) else f"{type(error).__name__}: {error}", 400)
 
@@ -85,9 +85,9 @@ def said(error: Exception) -> str:
 class _Thread(threading.Thread):
     """Thread that sends when it is poked, and after a failure when its delay is over."""
 
-    def __init__(self, follower: Follower, say: Callable[[str], Any], is_run: bool):
+    def __init__(self, follower: Follower, report: Callable[[str], Any], is_run: bool):
         super().__init__(name=f"mtrl-{follower.backend.name}", daemon=True)
-        self.follower, self._say, self._is_run = follower, say, is_run
+        self.follower, self._report, self._is_run = follower, report, is_run
         self.poked, self._closing = threading.Event(), threading.Event()
         self.has_failed = False
         self._delay = 0.0
@@ -119,14 +119,16 @@ class _Thread(threading.Thread):
         self.follower.advance(final=True, is_over=self._is_run)
         self.follower.close()
 
-    def what_is_left(self) -> str:
+    def unsent(self) -> str:
         """Return a sentence about the unsent pieces, with the command that sends them."""
         try:
-            left = ", ".join(f"{number} {kind}" for kind, number in self.follower.left().items()) or "the end"
+            left = (
+                ", ".join(f"{number} {kind}" for kind, number in self.follower.left().items()) or "the end of the run"
+            )
         except Exception:  # the thread may be reading the same files
-            left = "a part of it"
-        command = shlex.join(["python", "-m", "mtrl.track", str(self.follower.folder.run)])
-        return f"{self.follower.backend.name} does not have all of the run (left: {left}); send it with: {command}"
+            left = "some pieces"
+        command = shlex.join(["python", "-m", "mtrl.track", str(self.follower.folder.run.path)])
+        return f"{self.follower.backend.name} has not received the whole run (left: {left}); send it with: {command}"
 
     def _attempt(self, act: Callable[[], Any]) -> None:
         name = self.follower.backend.name
@@ -134,20 +136,20 @@ class _Thread(threading.Thread):
             act()
         except Exception as error:  # no error of a tracker ends the run
             if not self.has_failed:
-                self._say(
-                    f"{name} cannot be reached, and the run goes on; it gets what it misses later ({said(error)})"
+                self._report(
+                    f"{name} cannot be reached, and the run continues; the rest is sent later ({error_line(error)})"
                 )
             self.has_failed = True
             self._delay = min(LONGEST_DELAY, 2 * self._delay or FIRST_DELAY)
             return
         if self.has_failed:
-            self._say(f"{name} answers again and has all that it missed")
+            self._report(f"{name} answers again and has received all missing pieces")
         self.has_failed, self._delay = False, 0.0
-        self._tell_refused(name)
+        self._report_refused(name)
 
-    def _tell_refused(self, name: str) -> None:
+    def _report_refused(self, name: str) -> None:
         refused = self.follower.receipts.refused
         if len(refused) > self._refused:
             key, why = list(refused.items())[-1]
-            self._say(f"{name} does not take {len(refused)} of the run's pieces, such as {key}: {why}")
+            self._report(f"{name} refused {len(refused)} of the run's pieces, such as {key}: {why}")
         self._refused = len(refused)

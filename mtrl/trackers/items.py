@@ -9,11 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mtrl.types import Trajectory
+from mtrl.console.episode_view import message_text
+from mtrl.types import Message, Trajectory
 from mtrl.utils.files import to_strict_json
+from mtrl.utils.text import clean, cut, one_line, signed
 
 _STEP = re.compile(r"metrics\.jsonl:(\d+)|trajectories/.*_step_(\d+)\.jsonl")
 
+LONGEST_MESSAGE = 4000
+"""Maximum length of a message in the text of a conversation, in characters."""
 CLOCK = ("time/", "perf/")
 """Prefixes of metrics that depend on the clock, so they differ when a step is repeated with the same result."""
 
@@ -93,6 +97,22 @@ class Ended(Item):
 
     is_counted: ClassVar[bool] = False
     finished: bool
+
+
+def conversation(trajectory: Trajectory, longest: int) -> str:
+    """Return a trajectory as plain text: the messages with their roles and the reward of each turn, cleaned and cut to
+    about `longest` characters."""
+    lines: list[str] = []
+    for number, turn in enumerate(trajectory.turns):
+        lines += map(_message, turn.observation)
+        head = f"[assistant, turn {number}, reward {signed(turn.reward)}]"
+        lines.append(f"{head}\n{cut(turn.text, LONGEST_MESSAGE, 1)}")
+    lines += map(_message, trajectory.final_observation)
+    return clean(cut("\n".join(lines), longest, 1))
+
+
+def _message(message: Message) -> str:
+    return f"[{one_line(message.get('role', '?'), 20)}]\n{cut(message_text(message), LONGEST_MESSAGE, 1)}"
 
 
 def step_of(key: str) -> int:

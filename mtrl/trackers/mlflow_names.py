@@ -41,8 +41,8 @@ def _code(found: re.Match[str]) -> str:
 
 def short_text(text: Any, longest: int) -> str:
     """Return a parameter, a tag or a preview as clean text, cut at its end to `longest` characters."""
-    said = clean(str(text))
-    return said if len(said) <= longest else f"{said[: longest - 1]}…"
+    cleaned = clean(str(text))
+    return cleaned if len(cleaned) <= longest else f"{cleaned[: longest - 1]}…"
 
 
 def presentable(value: Any, whole: str, depth: int = 0) -> Any:

@@ -109,9 +109,9 @@ class TraceWriter:
     def _assessments(self, episode: Episode) -> list[Any]:
         from mlflow.entities import AssessmentSource, Feedback
 
-        said = {"reward": episode.trajectory.reward, "score": episode.trajectory.score, "verdict": episode.verdict}
+        values = {"reward": episode.trajectory.reward, "score": episode.trajectory.score, "verdict": episode.verdict}
         found = []
-        for name, value in said.items():
+        for name, value in values.items():
             if isinstance(value, str) or (value is not None and math.isfinite(value)):
                 source = AssessmentSource(source_type="CODE", source_id="mtrl")
                 feedback = Feedback(name=name, value=value, source=source, trace_id=self.trace_id(episode))
@@ -155,10 +155,10 @@ class _Spans:
             following = turns[number + 1].observation if number + 1 < len(turns) else None
             answered = later.get(number, following)
             answer = self.episode.trajectory.final_observation if answered is None else answered
-            said = now + round(1e9 * turn.seconds_generate)
-            after = said + round(1e9 * turn.seconds_environment)
+            generated = now + round(1e9 * turn.seconds_generate)
+            after = generated + round(1e9 * turn.seconds_environment)
             yield self._turn(number, turn, context, now, after)
-            yield from self._tools(number, turn, answer, said, after)
+            yield from self._tools(number, turn, answer, generated, after)
             now = after
 
     def _span(self, name: str, parent: str | None, shown: Shown) -> Span:
@@ -239,9 +239,9 @@ def _answer(message: Message | None) -> Any:
     return None if message is None else {"choices": [{"message": message}]}
 
 
-def _text(said: Any) -> str:
+def _text(content: Any) -> str:
     """Return the text of the last message, or its tool calls if it has no text."""
-    message = said[-1] if isinstance(said, list) and said else said
+    message = content[-1] if isinstance(content, list) and content else content
     content = message.get("content") if isinstance(message, dict) else message
     if not content and isinstance(message, dict) and message.get("tool_calls"):
         content = message["tool_calls"]

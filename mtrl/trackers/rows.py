@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from mtrl.record.growing import GrowingFile
 from mtrl.trackers.items import Item, Row, Unreadable, digest, row_digest
 
 SECONDS = ("time/step", "time/evaluate")
@@ -18,7 +18,7 @@ class Rows:
     """Reads the new rows. If the file was replaced or cut, it reads all rows again."""
 
     def __init__(self, path: Path, started: int):
-        self.path = path
+        self._file = GrowingFile(path)
         self.started = started
         """Start of the run, in milliseconds since 1970."""
         self.times: dict[int, int] = {}
@@ -27,7 +27,8 @@ class Rows:
 
     def restart(self) -> None:
         """Read from the beginning next time."""
-        self._offset, self._last, self._seconds, self._line = 0, b"", 0.0, 0
+        self._file.restart()
+        self._seconds = 0.0
         self.times.clear()
 
     @property
@@ -39,37 +40,26 @@ class Rows:
         """Return whether the file was read from its beginning, and the rows that were read. A last line without a line
         end is left for later; `mtrl.record.metrics.unfinished_row` reports it when the file is complete."""
         try:
-            with self.path.open("rb") as file:
-                file.seek(max(0, self._offset - len(self._last)))
-                if file.read(len(self._last)) != self._last:
-                    self.restart()
-                fresh = self._offset == 0
-                file.seek(self._offset)
-                return fresh, list(self._items(file))
+            is_first_read, lines = self._file.new_lines()
         except FileNotFoundError:
             self.restart()
             return True, []
+        if is_first_read:
+            self._seconds = 0.0
+            self.times.clear()
+        return is_first_read, [self._item(number, line) for number, line in lines]
 
-    def _items(self, lines: Iterator[bytes] | Any) -> Iterator[Item]:
-        for line in lines:
-            if not line.endswith(b"\n"):
-                return
-            self._offset += len(line)
-            self._last = line
-            self._line += 1
-            yield self._item(line)
-
-    def _item(self, line: bytes) -> Item:
+    def _item(self, number: int, line: bytes) -> Item:
         try:
             row = json.loads(line)
             step = int(row.pop("step"))
             numbers = {name: float(value) for name, value in row.items() if _is_number(value)}
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            return Unreadable(f"{self.path.name}, line {self._line}", digest(line), f"{error} is wrong with it")
+            return Unreadable(f"{self._file.path.name}, line {number}", digest(line), f"{error} is wrong in this row")
         self._seconds += sum(numbers.get(name, 0.0) for name in SECONDS)
-        again = f", line {self._line}" if step in self.times else ""
+        again = f", line {number}" if step in self.times else ""
         self.times[step] = self.started + round(1000 * self._seconds)
-        return Row(f"{self.path.name}:{step}{again}", row_digest(row), step, numbers, self.times[step])
+        return Row(f"{self._file.path.name}:{step}{again}", row_digest(row), step, numbers, self.times[step])
 
 
 def _is_number(value: Any) -> bool:

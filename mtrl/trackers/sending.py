@@ -13,11 +13,12 @@ from rich.console import Console
 from mtrl.config.schema import TrackerConfig
 from mtrl.errors import UserError
 from mtrl.record.metrics import unfinished_row
+from mtrl.record.run import Run
 from mtrl.record.run_dir import RunDir
 from mtrl.trackers.follower import Follower
-from mtrl.trackers.followers import Followers, said
+from mtrl.trackers.followers import Followers, error_line
 from mtrl.trackers.receipts import BusyError, folder_of
-from mtrl.trackers.start import follower_of, stored_config
+from mtrl.trackers.start import follower_of
 
 FOLLOW_SECONDS = 2.0
 """Seconds between two checks of the folder of a live run."""
@@ -57,11 +58,11 @@ def follow(run: RunDir, tracker: TrackerConfig, warn: Callable[[str], Any]) -> l
     opened: list[Follower] = []
     outcomes: list[Outcome] = []
     for name in tracker.report_to:
-        outcome = _each(name, run, tracker, opened.append, keep=True)
+        outcome = _each(name, run, tracker, opened.append, stays_open=True)
         outcomes += [outcome] if outcome.is_busy else []
     followers = Followers(opened, warn, is_run=False)
     try:
-        while opened and not opened[0].folder.is_finished():
+        while opened and not opened[0].folder.run.is_over:
             time.sleep(FOLLOW_SECONDS)
             followers.poke()
     except KeyboardInterrupt:
@@ -71,28 +72,31 @@ def follow(run: RunDir, tracker: TrackerConfig, warn: Callable[[str], Any]) -> l
 
 
 def _each(
-    name: str, run: RunDir, tracker: TrackerConfig, act: Callable[[Follower], Any], keep: bool = False
+    name: str, run: RunDir, tracker: TrackerConfig, act: Callable[[Follower], Any], stays_open: bool = False
 ) -> Outcome:
     try:
         follower = follower_of(name, run, tracker)
     except BusyError:
         return Outcome(name, is_busy=True)
     except OSError as error:
-        raise UserError(f"{folder_of(run)} cannot be written ({error.strerror}); it keeps what was sent") from error
+        raise UserError(
+            f"{folder_of(run)} cannot be written ({error.strerror}); make it writable, because it records what was sent"
+        ) from error
     problem = ""
     try:
         act(follower)
     except Exception as error:  # a tracker may raise anything
-        problem = said(error)
+        problem = error_line(error)
     outcome = _outcome(follower, problem)
-    if not keep:
+    if not stays_open:
         follower.release()
     return outcome
 
 
 def _send_rest(follower: Follower, run: RunDir) -> None:
     # A run that reports to this tracker holds its journal while it lives. This process holds it, so the run is over.
-    was_its_own = follower.backend.name in ((stored_config(run).get("tracker") or {}).get("report_to") or [])
+    tracker = Run(run.path).stored_config.tree.get("tracker") or {}
+    was_its_own = follower.backend.name in (tracker.get("report_to") or [])
     screen = Console(stderr=True)
     with screen.status(f"sending to {follower.backend.name}") if screen.is_terminal else nullcontext():
         follower.advance(final=True, is_over=was_its_own)

@@ -13,8 +13,9 @@ from mtrl.config import keys
 from mtrl.config.messages import check_values, unknown_key, wrong_type
 from mtrl.config.schema import MlflowConfig, TrackerConfig, WandbConfig
 from mtrl.errors import UserError
-from mtrl.record.run_dir import RunDir, such_as
-from mtrl.trackers.start import check_trackers, stored_config
+from mtrl.record.run import Run
+from mtrl.record.run_dir import RunDir
+from mtrl.trackers.start import check_trackers
 
 SECTION = "tracker."
 
@@ -25,15 +26,7 @@ def run_at(path: str) -> RunDir:
     Raises:
         UserError: `path` is not the folder of a run.
     """
-    run = RunDir(path)
-    if not run.path.is_dir():
-        raise UserError(f"{path} does not exist; give the folder of a run or of an evaluation")
-    if not run.config.is_file():
-        raise UserError(
-            f"{path} is no run, for it has no config.yaml; give the folder of an evaluation or of a run"
-            f"{such_as(run.path)}"
-        )
-    return run
+    return Run.open(path).dir
 
 
 def tracker_of(run: RunDir, to: Sequence[str], overrides: Sequence[str]) -> tuple[TrackerConfig, list[str]]:
@@ -43,7 +36,7 @@ def tracker_of(run: RunDir, to: Sequence[str], overrides: Sequence[str]) -> tupl
         UserError: A key or a value is invalid, or no tracker is named.
     """
     cfg = OmegaConf.create({"tracker": OmegaConf.structured(TrackerConfig)})
-    cfg.tracker.merge_with(_known(stored_config(run).get("tracker")))
+    cfg.tracker.merge_with(_known(Run(run.path).stored_config.tree.get("tracker")))
     for override in overrides:
         _apply(cfg, override)
     if to:

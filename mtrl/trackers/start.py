@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import uuid
 from collections.abc import Callable
@@ -11,15 +10,13 @@ from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, Any
 
-import yaml
 from omegaconf import DictConfig
 
 from mtrl.config.keys import flat
 from mtrl.config.messages import unknown_choice
-from mtrl.config.plain_yaml import check_size
 from mtrl.errors import UserError, missing_extra
+from mtrl.record.run import Run
 from mtrl.record.run_dir import RunDir
-from mtrl.scoring.agreement import Thresholds
 from mtrl.trackers.backend import Backend, Identity, Place
 from mtrl.trackers.folder import Reading
 from mtrl.trackers.follower import Follower
@@ -105,9 +102,9 @@ def start_followers(config: Config, run: RunDir, warn: Callable[[str], Any]) -> 
         try:
             followers.append(follower_of(name, run, config.tracker, is_live=True))
         except BusyError:
-            warn(f"{name} is being sent this run by another process, and so not by this one")
+            warn(f"{name} is already being sent this run by another process")
         except OSError as error:
-            warn(f"{name} gets nothing of this run, for {folder_of(run)} cannot be written ({error.strerror})")
+            warn(f"{name} receives nothing of this run, because {folder_of(run)} cannot be written ({error.strerror})")
     return Followers(followers, warn)
 
 
@@ -121,46 +118,27 @@ def follower_of(name: str, run: RunDir, tracker: TrackerConfig, is_live: bool = 
         BusyError: Another process holds the journal of this tracker.
         OSError: The folder of the run cannot be written.
     """
-    stored = stored_config(run)
-    backend = TRACKERS[name](Place(run, _identity(run, stored, is_live), tracker))
-    thresholds = _thresholds(stored.get("evaluation", {}))
-    reading = Reading(tracker.trajectories, thresholds, episodes_at_once=backend.episodes_at_once)
+    backend = TRACKERS[name](Place(run, _identity(run, is_live), tracker))
+    reading = Reading(tracker.trajectories, Run(run.path).thresholds, episodes_at_once=backend.episodes_at_once)
     return Follower(backend, run, backend.place.identity.started, reading)
 
 
 def mlflow_url(config: Config, run: RunDir) -> str:
     """Return the address of the run in MLflow; before the run has arrived there, the address of the server."""
-    backend = ToMlflow(Place(run, _identity(run, stored_config(run), False), config.tracker))
+    backend = ToMlflow(Place(run, _identity(run, False), config.tracker))
     return backend.url(read_remote(folder_of(run), backend.name, backend.destination))
 
 
-def stored_config(run: RunDir) -> dict[str, Any]:
-    """Return config.yaml of a run, perhaps of an older version of mtrl; empty if it does not exist or cannot be
-    read."""
-    try:
-        text = run.config.read_text(encoding="utf-8")
-        check_size(text)
-        stored = yaml.safe_load(text)
-    except (OSError, yaml.YAMLError, ValueError):
-        return {}
-    return stored if isinstance(stored, dict) else {}
-
-
-def _thresholds(evaluation: dict[str, Any]) -> Thresholds:
-    success = evaluation.get("success_threshold", 1.0)
-    claim = evaluation.get("claim_threshold")
-    return Thresholds(success, success if claim is None else claim)
-
-
-def _identity(run: RunDir, stored: dict[str, Any], is_live: bool) -> Identity:
+def _identity(run: RunDir, is_live: bool) -> Identity:
     """Return the identity of the run from its `run.json`, which the first caller writes."""
 
     def make() -> dict[str, Any]:
-        found = {"git": git_state(), "versions": versions()} if is_live else _summary(run)
+        found = {"git": git_state(), "versions": versions()} if is_live else Run(run.path).summary
         began = time() if is_live else _first_written(run)
         known = {key: found.get(key) for key in ("git", "versions")}
         return {"id": uuid.uuid4().hex, "started": round(1000 * began), **known}
 
+    stored = Run(run.path).stored_config.tree
     card = run_card(folder_of(run), make)
     environment = stored.get("environment") or {}
     facts = {
@@ -173,14 +151,6 @@ def _identity(run: RunDir, stored: dict[str, Any], is_live: bool) -> Identity:
     name = f"{stored.get('name', 'run')} {run.path.resolve().name}"
     known = {key: str(value) for key, value in facts.items() if value is not None}
     return Identity(card["id"], name, card["started"], known)
-
-
-def _summary(run: RunDir) -> dict[str, Any]:
-    try:
-        found = json.loads(run.summary.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _first_written(run: RunDir) -> float:

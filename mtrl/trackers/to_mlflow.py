@@ -105,7 +105,7 @@ class ToMlflow:
         run = self._client.get_run(receipts.remote["run_id"])
         if run.info.lifecycle_stage != "active":
             raise UserError(
-                f"the MLflow run {run.info.run_id} was deleted; restore it, or remove {receipts.path} to send all anew"
+                f"the MLflow run {run.info.run_id} was deleted; restore it, or remove {receipts.path} to send it again"
             )
         if run.info.status != "RUNNING":
             self._client.update_run(run.info.run_id, status="RUNNING")
@@ -152,7 +152,7 @@ class ToMlflow:
     # -- sending -----------------------------------------------------------------------------------------------------
 
     def send_settings(self, settings: Settings) -> None:
-        """Send the settings as parameters. MLflow keeps the first value of each parameter, so a value that a
+        """Send the settings as parameters. MLflow stores the first value of each parameter, so a value that a
         resumption changes becomes a tag."""
         from mlflow.entities import Param, RunTag
 
@@ -178,7 +178,7 @@ class ToMlflow:
         self._in_doubt = False
 
     def _unknown(self, rows: Sequence[Row]) -> Iterator[Row]:
-        """Yield the rows that MLflow does not have. It is asked only after a failure or a kill, because otherwise it
+        """Yield the rows that MLflow does not have. It is queried only after a failure or a kill, because otherwise it
         has none of them."""
         histories: dict[str, set[tuple[int, float]]] = {}
         for row in rows:
@@ -201,7 +201,7 @@ class ToMlflow:
             spans = [span for episode in episodes for span in self._writer.spans(episode)]
             infos = [self._writer.info(episode) for episode in episodes]
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-            raise RefusedError(f"it makes no trace ({type(error).__name__}: {error})") from error
+            raise RefusedError(f"it cannot be converted to a trace ({type(error).__name__}: {error})") from error
         with _Refusals():
             for info in infos:  # before the spans, because MLflow is slow in the other order
                 self._traces.start_trace(info)

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mtrl.trackers.backend import Place, ReopenError
-from mtrl.trackers.conversation import conversation
-from mtrl.trackers.items import Artifact, Ended, Episode, Row, Settings, step_of
+from mtrl.trackers.items import Artifact, Ended, Episode, Row, Settings, conversation, step_of
 from mtrl.trackers.receipts import Receipts
 from mtrl.utils.text import clean, one_line, signed
 
@@ -90,8 +89,8 @@ class ToTensorboard:
 def _headed(episode: Episode) -> str:
     trajectory = episode.trajectory
     score = "none" if trajectory.score is None else f"{trajectory.score:g}"
-    paid = f"reward {signed(trajectory.reward)}, score {score}, {episode.verdict}, {trajectory.stop_reason}"
-    return f"{one_line(trajectory.task_id)}: {paid}\n{conversation(trajectory, LONGEST_CONVERSATION)}"
+    verdict = f"reward {signed(trajectory.reward)}, score {score}, {episode.verdict}, {trajectory.stop_reason}"
+    return f"{one_line(trajectory.task_id)}: {verdict}\n{conversation(trajectory, LONGEST_CONVERSATION)}"
 
 
 def _code(text: str) -> str:

@@ -16,8 +16,7 @@ from urllib.parse import urlsplit
 from mtrl.errors import UserError
 from mtrl.scoring.measures import episode_tokens
 from mtrl.trackers.backend import Place, RefusedError
-from mtrl.trackers.conversation import conversation
-from mtrl.trackers.items import Artifact, Ended, Episode, Row, Settings, step_of
+from mtrl.trackers.items import Artifact, Ended, Episode, Row, Settings, conversation, step_of
 from mtrl.trackers.receipts import Receipts
 from mtrl.utils.text import one_line
 
@@ -101,7 +100,7 @@ class ToWandb:
     def send_rows(self, rows: Sequence[Row]) -> None:
         for row in rows:
             if row.step < self._last:
-                raise RefusedError(f"W&B keeps the first numbers of a step, and {row.step} was done anew")
+                raise RefusedError(f"W&B stores only the first values of a step, and step {row.step} was repeated")
             self._run.log(dict(row.metrics), step=row.step)
             self._last = row.step
 
@@ -141,7 +140,7 @@ def _cells(episode: Episode) -> list[Any]:
 
 
 def _has_key(settings: Any) -> bool:
-    """Whether W&B will find an API key. Without a key it would ask at the terminal, which a run must not do."""
+    """Whether W&B will find an API key. Without a key it would prompt at the terminal, which a run must not do."""
     if os.environ.get("WANDB_API_KEY") or getattr(settings, "api_key", None):
         return True
     if getattr(settings, "identity_token_file", None):

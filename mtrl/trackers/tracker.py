@@ -39,7 +39,7 @@ class Tracker:
             self._try(backend, backend.close)
         for name, count in self.failures.items():
             if count > 1:
-                self._say(f"{name} failed {count} times in this run")
+                self._report(f"{name} failed {count} times in this run")
 
     def _try(self, backend: Backend, call: Callable[[], Any]) -> None:
         try:
@@ -47,9 +47,9 @@ class Tracker:
         except Exception as error:
             self.failures[backend.name] += 1
             if self.failures[backend.name] == 1:
-                self._say(f"{backend.name} failed and the run goes on without it: {type(error).__name__}: {error}")
+                self._report(f"{backend.name} failed and the run continues without it: {type(error).__name__}: {error}")
 
-    def _say(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         try:
             self._warn(text)
         except Exception:  # the console itself may fail

@@ -26,7 +26,6 @@ from mtrl.environments.factory import load_task
 from mtrl.errors import EndedAtOnce, Interrupted, PrunedError, UserError
 from mtrl.figures.plots import draw_curves
 from mtrl.record.checksums import changes
-from mtrl.record.facts import run_facts
 from mtrl.record.run_dir import RunDir
 from mtrl.record.run_lock import RunLock
 from mtrl.record.run_log import RunLog
@@ -247,6 +246,22 @@ def facts(config: Config, parts: Any) -> dict[str, str]:
     policy += f", sharded over {ranks} ranks" if ranks > 1 else ""
     warm = {"warm start": str(parts.warm_start_result)} if parts.warm_start_result else {}
     return {**run_facts(config), "rows": rows, "policy": policy, **warm, **engine_facts(config)}
+
+
+def run_facts(config: Config) -> dict[str, str]:
+    """Return the banner's lines about the configuration: task, model, algorithm, steps and folder of the run."""
+    algorithm, trainer, evaluation = config.algorithm, config.trainer, config.evaluation
+    held_out = f"evaluation every {evaluation.every_steps} on {evaluation.rows} held-out rows"
+    return {
+        "task": f"{config.environment.target or config.environment.name}, {config.data.path or 'synthetic rows'}, "
+        f"at most {config.generator.max_turns} turns",
+        "model": f"{config.model.path or config.model.name} on {config.model.device}, {config.model.dtype}"
+        + (f", LoRA rank {config.model.lora_rank}" if config.model.lora_rank else ""),
+        "algorithm": f"{algorithm.advantage_method} + {algorithm.loss_fn}, {trainer.prompts_per_step} prompts × "
+        f"{algorithm.group_size} trajectories, lr {trainer.optimizer.lr:g}, seed {config.seed}",
+        "steps": f"{trainer.max_steps}" + (f", {held_out}" if evaluation.every_steps else ""),
+        "run": str(config.run_dir),
+    }
 
 
 def engine_facts(config: Config) -> dict[str, str]:

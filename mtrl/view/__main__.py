@@ -20,7 +20,7 @@ from pathlib import Path
 
 from mtrl.command.program import run_program
 from mtrl.errors import UserError
-from mtrl.record.runs import Library
+from mtrl.record.library import Library
 from mtrl.utils.serving import is_loopback
 from mtrl.view.api import Api
 
@@ -64,7 +64,9 @@ def check(args: argparse.Namespace) -> None:
     """
     if args.export is None:
         if args.max_trajectories is not None:
-            raise UserError("--max-trajectories is about the exported file; add --export FILE.html or leave it out")
+            raise UserError(
+                "--max-trajectories applies only to an exported file; add --export FILE.html or leave it out"
+            )
     else:
         if args.port is not None or args.host != "127.0.0.1" or args.no_browser:
             raise UserError("--export writes a file and serves nothing; leave out --host, --port and --no-browser")

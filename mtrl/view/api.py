@@ -11,7 +11,7 @@ trajectories without `.jsonl`, and LINE counts from 0. Each of them is percent-e
     files, trajectories, has_timeline, tokens: text | ids, problems: [sentence]}`. `family` is a label that is shared by
     runs that differ only in the seed. `differing` lists the keys of config.yaml with several values.
 `/api/changes`: `{state, runs: [{id, status, step, updated, metrics, files, alarms, timeline, job, indexing}]}`. The
-    answer is immediate; the page asks about every second. Where a string differs from the last answer, the page
+    answer is immediate; the page requests it about every second. Where a string differs from the last answer, the page
     requests that part again. `since=STATE` is accepted and ignored. `indexing` is `{done, total}` in bytes of the
     files; if both are equal, all lists are complete.
 `/api/sweeps`: `{sweeps: [{name, objective, direction: maximize | minimize, keys (swept keys), jobs: [{number, run
@@ -20,7 +20,7 @@ trajectories without `.jsonl`, and LINE counts from 0. Each of them is percent-e
     or null}]}`. A sweep is the runs of one folder that are jobs (mtrl/sweep).
 `/api/runs/R/config`: `{text, flat: {key: value}}`.
 `/api/runs/R/metrics?keys=a,b/*&since=STEP&points=2000`: `{last_step, rows, keys, columns: {key: {steps, values}},
-    thinned: [key], problems}`. A NaN or infinite value is null. `thinned` curves keep their extremes.
+    thinned: [key], problems}`. A NaN or infinite value is null. `thinned` curves still have their extremes.
 `/api/runs/R/timeline?from_step=&to_step=`: `{spans: [{step, name, lane, start, end}], total, shown, problems}`.
 `/api/runs/R/alarms`: `{alarms: [in the format of mtrl/diagnose/finding.py], problems}`.
 `/api/runs/R/files`: `{files: [{file, kind, step, size, modified, indexed, count, unreadable, problem, reward_mean,
@@ -72,30 +72,31 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import mtrl
 from mtrl.record.config import LARGEST
 from mtrl.record.index import Row, StoredFile
+from mtrl.record.library import Library
 from mtrl.record.reading import read
-from mtrl.record.runs import Library, Run, modified
+from mtrl.record.run import Run, modified
 from mtrl.sweep.outcome import JOB
-from mtrl.sweep.report import to_plain
+from mtrl.sweep.report import Job, Sweep, ranked, read_job, to_plain
 from mtrl.view import differences
-from mtrl.view.detail import RAW_KEPT, Unreadable, message, parse, turns_of
+from mtrl.view.detail import LONGEST_RAW, Unreadable, message, parse, turns_of
 from mtrl.view.query import Query, Refusal
 from mtrl.view.search import Needle, search
 from mtrl.view.select import FILTERS, ORDERS, in_order, matching
 from mtrl.view.series import MOST_POINTS, curves
 from mtrl.view.summaries import GROUP_SORTS, facets, file_summary, group_summary, grouped, sort_groups, summary
-from mtrl.view.sweep import sweeps_of
 
 LARGEST_YAML = 256 * 1024
 """Maximum number of characters of config.yaml that are shown."""
 MOST_SPANS = 4000
 MOST_ALARMS = 1000
 MOST_ITEMS = 500
-LISTS_KEPT = 16
+MOST_LISTS = 16
 """Maximum number of filtered and sorted lists in the cache, for requests for further pages."""
 
 Json = dict[str, Any]
@@ -124,11 +125,11 @@ class Api:
     def runs(self, query: Query) -> Json:
         query.check(())
         runs = self.library.runs
-        keys = differences.differing([run.config for run in runs])
-        labels = differences.families([(run.name, run.config) for run in runs], keys)
+        keys = differences.differing([run.flat_config for run in runs])
+        labels = differences.families([(run.name, run.flat_config) for run in runs], keys)
         shown = [self._run(run, keys, label) for run, label in zip(runs, labels, strict=True)]
-        told = {"version": mtrl.__version__, "warnings": self.library.warnings, "sweeps": len(sweeps_of(runs))}
-        return {"runs": shown, "differing": keys, **told}
+        others = {"version": mtrl.__version__, "warnings": self.library.warnings, "sweeps": len(sweeps_of(runs))}
+        return {"runs": shown, "differing": keys, **others}
 
     def sweeps(self, query: Query) -> Json:
         query.check(())
@@ -137,22 +138,22 @@ class Api:
         return {"sweeps": [to_plain(sweep, ids) for sweep in sweeps_of(runs)]}
 
     def _run(self, run: Run, keys: Sequence[str], family: str) -> Json:
-        run.trajectories.refresh()
-        files = run.trajectories.files
+        run.index.refresh()
+        files = run.index.files
         return {
             "id": run.id,
             "name": run.name,
-            "experiment": run.config.get("name"),
+            "experiment": run.flat_config.get("name"),
             "path": run.place,
-            "seed": run.config.get("seed"),
+            "seed": run.flat_config.get("seed"),
             "family": family,
             "status": run.status,
             "step": run.step,
             "max_steps": run.max_steps,
             "started": modified(run.dir.config),
             "updated": run.updated,
-            "differences": differences.of_run(run.config, keys),
-            "summary": run.read_summary()[0],
+            "differences": differences.of_run(run.flat_config, keys),
+            "summary": run.summary or None,
             "thresholds": {"success": run.thresholds.success, "claim": run.thresholds.claim},
             "alarms": len(run.alarms.refresh()),
             "files": len(files),
@@ -169,7 +170,7 @@ class Api:
         return {"state": _digest([{k: v for k, v in run.items() if k != "updated"} for run in runs]), "runs": runs}
 
     def _state(self, run: Run) -> Json:
-        run.trajectories.refresh()
+        run.index.refresh()
         for file in (run.metrics, run.alarms, run.timeline):
             file.refresh()
         return {
@@ -178,7 +179,7 @@ class Api:
             "step": run.step,
             "updated": run.updated,
             "metrics": run.metrics.state,
-            "files": _digest([(f.name, f.size, f.modified, f.indexed) for f in run.trajectories.files]),
+            "files": _digest([(f.name, f.size, f.modified, f.indexed) for f in run.index.files]),
             "alarms": run.alarms.state,
             "timeline": run.timeline.state,
             "job": str(modified(run.path / JOB)),
@@ -191,7 +192,7 @@ class Api:
             text = read(run.dir.config, run.path, LARGEST).decode("utf-8", "replace")[:LARGEST_YAML]
         except OSError:  # `problems` of the run has the reason
             text = ""
-        return {"text": text, "flat": run.config}
+        return {"text": text, "flat": run.flat_config}
 
     def metrics(self, run: Run, query: Query) -> Json:
         query.check(("keys", "since", "points"))
@@ -216,8 +217,8 @@ class Api:
 
     def files(self, run: Run, query: Query) -> Json:
         query.check(())
-        run.trajectories.rows()
-        files = sorted(run.trajectories.files, key=lambda f: (f.step is None, f.step or 0, f.kind, f.name))
+        run.index.rows()
+        files = sorted(run.index.files, key=lambda f: (f.step is None, f.step or 0, f.kind, f.name))
         return {"files": [self._file(file, run) for file in files], "indexing": indexing(run)}
 
     def _file(self, file: StoredFile, run: Run) -> Json:
@@ -236,14 +237,14 @@ class Api:
         query.check((*FILTERS, "sort", "order", "offset", "limit"))
         name, is_ascending = query.choice("sort", GROUP_SORTS), query.choice("order", ORDERS) == "asc"
         thresholds = run.thresholds
-        found = grouped(matching(run.trajectories.rows(), query, thresholds))
+        found = grouped(matching(run.index.rows(), query, thresholds))
         groups = sort_groups(found, name, is_ascending, thresholds)
         items = [group_summary(rows, thresholds) for rows in page(groups, query, 50)]
         return {**pages(groups, query, 50), "items": items, "indexing": indexing(run)}
 
     def facets(self, run: Run, query: Query) -> Json:
         query.check(FILTERS)
-        rows = matching(run.trajectories.rows(), query, run.thresholds)
+        rows = matching(run.index.rows(), query, run.thresholds)
         return {**facets(rows, run.thresholds), "indexing": indexing(run)}
 
     def search(self, run: Run, query: Query) -> Json:
@@ -261,23 +262,25 @@ class Api:
     def _list(self, run: Run, query: Query) -> Sequence[Row]:
         """Return the filtered and sorted rows. The last lists are cached, because the page requests them page by
         page."""
-        rows = run.trajectories.rows()
-        asked = tuple((name, tuple(query.all(name))) for name in (*FILTERS, "sort", "order"))
-        key = (run.id, run.trajectories.version, run.thresholds, asked)
+        rows = run.index.rows()
+        parameters = tuple((name, tuple(query.all(name))) for name in (*FILTERS, "sort", "order"))
+        key = (run.id, run.index.version, run.thresholds, parameters)
         found = self._lists.get(key)
         if found is None:
             found = in_order(matching(rows, query, run.thresholds), query)
             with self._lock:
-                while len(self._lists) >= LISTS_KEPT:
+                while len(self._lists) >= MOST_LISTS:
                     del self._lists[next(iter(self._lists))]
                 self._lists[key] = found
         return found
 
     def trajectory(self, run: Run, name: str, number: str, query: Query) -> Json:
         query.check(())
-        run.trajectories.rows()
-        file = run.trajectories.file(name)
-        lines = file.lines if file is not None else []  # keep this list: indexing the file again replaces it
+        run.index.rows()
+        file = run.index.file(name)
+        lines = (
+            file.lines if file is not None else []
+        )  # a reference to this list, because indexing the file again replaces it
         if file is None or not number.isdecimal() or len(number) > 12 or int(number) >= len(lines):
             raise Refusal(404, "there is no such trajectory in this run")
         row = Row(file, int(number), lines[int(number)])
@@ -296,7 +299,7 @@ class Api:
             answer["metrics"], answer["error"] = trajectory.metrics, trajectory.error
         except (Unreadable, OSError) as error:
             answer["problem"] = f"the line cannot be read: {error}"
-            answer["raw"] = line[: 4 * RAW_KEPT].decode("utf-8", "replace")[:RAW_KEPT]
+            answer["raw"] = line[: 4 * LONGEST_RAW].decode("utf-8", "replace")[:LONGEST_RAW]
         if row.line.problem is None:
             answer |= self._neighbours(row, run)
         return answer
@@ -329,8 +332,17 @@ OF_A_RUN: dict[str, Callable[[Api, Run, Query], Json]] = {
 """Method of `Api` for the last part of `/api/runs/R/…`."""
 
 
+def sweeps_of(runs: Sequence[Run]) -> list[Sweep]:
+    """Return the sweeps in the order of the runs. A sweep is the runs of one folder that are jobs."""
+    found: dict[Path, list[Job]] = {}
+    for run in runs:
+        if (job := read_job(run.path, run)) is not None:
+            found.setdefault(run.path.parent, []).append(job)
+    return [Sweep(folder, ranked(jobs)) for folder, jobs in found.items()]
+
+
 def indexing(run: Run) -> Json:
-    done, total = run.trajectories.progress
+    done, total = run.index.progress
     return {"done": done, "total": total}
 
 
@@ -339,7 +351,7 @@ def tokens_as(run: Run) -> str:
 
 
 def page(items: Sequence[Any], query: Query, size: int) -> Sequence[Any]:
-    """Return the part of a list that a request asks for."""
+    """Return the part of a list that a request selects."""
     found = pages(items, query, size)
     return items[found["offset"] : found["offset"] + found["limit"]]
 

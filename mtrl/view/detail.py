@@ -11,7 +11,7 @@ from typing import Any
 from mtrl.record.tokens import Tokenizer
 from mtrl.types import Trajectory, Turn, trajectory_from_dict
 
-RAW_KEPT = 20_000
+LONGEST_RAW = 20_000
 """Maximum number of characters shown of an unreadable line."""
 TRAINED_KINDS = ("train", "disagree")
 
@@ -120,10 +120,12 @@ def _mean_advantage(turn: Turn) -> float | None:
 
 
 def _observation(turn: Turn, tokenizer: Tokenizer | None) -> Json:
-    said = [message(each) for each in turn.observation]
+    messages = [message(each) for each in turn.observation]
     columns = _columns(turn.observation_ids, tokenizer)
-    columns["by"] = speakers(columns["texts"], said) if columns["texts"] is not None else [[columns["n"], "context"]]
-    return {"messages": said, "tokens": _without_count(columns), "whole_context": turn.break_reason is not None}
+    columns["by"] = (
+        roles_of(columns["texts"], messages) if columns["texts"] is not None else [[columns["n"], "context"]]
+    )
+    return {"messages": messages, "tokens": _without_count(columns), "whole_context": turn.break_reason is not None}
 
 
 def _action(turn: Turn, tokenizer: Tokenizer | None) -> Json:
@@ -161,30 +163,30 @@ def _without_count(columns: Json) -> Json:
     return {name: value for name, value in columns.items() if name != "n"}
 
 
-def speakers(texts: Sequence[str], messages: Sequence[Json]) -> list[list[Any]]:
-    """Return the speakers of the tokens as runs of [count, role]. Tokens that hold text of a message have its role, all
+def roles_of(texts: Sequence[str], messages: Sequence[Json]) -> list[list[Any]]:
+    """Return the roles of the tokens as runs of [count, role]. Tokens that hold text of a message have its role, all
     others have the role "template"."""
     whole = "".join(texts)
-    said: list[tuple[int, int, str]] = []
+    places: list[tuple[int, int, str]] = []
     start = 0
     for each in messages:
         content = each["content"].strip()
         found = whole.find(content, start) if content else -1
         if found >= 0:
             start = found + len(content)
-            said.append((found, start, each["role"]))
-    return [[len(list(run)), role] for role, run in groupby(_roles(texts, said))]
+            places.append((found, start, each["role"]))
+    return [[len(list(run)), role] for role, run in groupby(_roles(texts, places))]
 
 
-def _roles(texts: Sequence[str], said: Sequence[tuple[int, int, str]]) -> Iterator[str]:
+def _roles(texts: Sequence[str], places: Sequence[tuple[int, int, str]]) -> Iterator[str]:
     """Yield the role of each token. A token without text has the role of the previous token."""
     start, place, role = 0, 0, "template"
     for text in texts:
         end = start + len(text)
-        while place < len(said) and said[place][1] <= start:
+        while place < len(places) and places[place][1] <= start:
             place += 1
         if text:
-            role = said[place][2] if place < len(said) and said[place][0] < end else "template"
+            role = places[place][2] if place < len(places) and places[place][0] < end else "template"
         yield role
         start = end
 

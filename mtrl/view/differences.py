@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from mtrl.record.config import Flat
-from mtrl.record.runs import PLACES
 
-TOLD = 4
+PLACES = ("run_dir", "resume")
+"""Keys that never count as a difference between runs."""
+MOST_DIFFERENCES = 4
 """Maximum number of differences in the label of a family."""
 
 
@@ -29,10 +30,10 @@ def families(runs: Sequence[tuple[str, Flat]], keys: Sequence[str]) -> list[str]
     labels: dict[str, str] = {}
     found = []
     for name, config in runs:
-        told = [key for key in keys if key not in ("seed", "name") and key in config]
-        signature = repr((name, [(key, config[key]) for key in told]))
+        differences = [key for key in keys if key not in ("seed", "name") and key in config]
+        signature = repr((name, [(key, config[key]) for key in differences]))
         if signature not in labels:
-            label = _label(name, config, told)
+            label = _label(name, config, differences)
             taken = sum(known == label or known.startswith(f"{label} (") for known in labels.values())
             labels[signature] = f"{label} ({taken + 1})" if taken else label
         found.append(labels[signature])
@@ -40,8 +41,8 @@ def families(runs: Sequence[tuple[str, Flat]], keys: Sequence[str]) -> list[str]
 
 
 def _label(name: str, config: Flat, keys: Sequence[str]) -> str:
-    shown = [f"{key.rpartition('.')[2]}={_short(config[key])}" for key in keys[:TOLD]]
-    more = [f"+{len(keys) - TOLD}"] if len(keys) > TOLD else []
+    shown = [f"{key.rpartition('.')[2]}={_short(config[key])}" for key in keys[:MOST_DIFFERENCES]]
+    more = [f"+{len(keys) - MOST_DIFFERENCES}"] if len(keys) > MOST_DIFFERENCES else []
     return " · ".join([name, *shown, *more])
 
 

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from mtrl.config.outputs import check_file
 from mtrl.errors import UserError
 from mtrl.record.index import Row
-from mtrl.record.runs import Run
+from mtrl.record.run import Run
 from mtrl.scoring.agreement import Verdict
 from mtrl.utils.files import replace_text
 from mtrl.view.api import Api, indexing
@@ -42,7 +42,7 @@ class Bundle:
 
     routes: dict[str, Any] = field(default_factory=dict)
     """Answer of the server by path."""
-    kept: int = 0
+    exported: int = 0
     left_out: int = 0
 
 
@@ -69,7 +69,7 @@ def export(api: Api, path: Path, most: int) -> str:
     left_out = f" ({bundle.left_out:,} were left out)" if bundle.left_out else ""
     size = path.stat().st_size / 2**20
     runs = len(api.library.runs)
-    return f"{path}: {runs} run{'s' if runs != 1 else ''}, {bundle.kept:,} trajectories{left_out}, {size:.1f} MiB"
+    return f"{path}: {runs} run{'s' if runs != 1 else ''}, {bundle.exported:,} trajectories{left_out}, {size:.1f} MiB"
 
 
 def collect(api: Api, most: int) -> Bundle:
@@ -79,20 +79,20 @@ def collect(api: Api, most: int) -> Bundle:
     size = 0
     for number, run in enumerate(runs):
         wait_for_indexes(run)
-        rows = run.trajectories.rows()
-        share = (most - bundle.kept) // (len(runs) - number)
+        rows = run.index.rows()
+        share = (most - bundle.exported) // (len(runs) - number)
         chosen: list[Row] = []
         for row in worth_reading(rows, run, share):
             place = f"{_base(run)}/trajectory/{quote(row.file.name, safe='')}/{row.number}"
             answer = api.trajectory(run, row.file.name, str(row.number), Query())
             size += len(to_json(answer))
-            if size > LARGEST and bundle.kept + len(chosen):
+            if size > LARGEST and bundle.exported + len(chosen):
                 break
             bundle.routes[place] = answer
             chosen.append(row)
         newest_first = {id(row.line): place for place, row in enumerate(rows)}
         chosen.sort(key=lambda row: newest_first[id(row.line)])
-        bundle.kept += len(chosen)
+        bundle.exported += len(chosen)
         bundle.left_out += len(rows) - len(chosen)
         bundle.routes |= {f"{_base(run)}/{what}": _ask(api, run, what) for what in OF_A_RUN}
         items = [summary(row, run.thresholds) for row in chosen]
@@ -107,8 +107,8 @@ def collect(api: Api, most: int) -> Bundle:
 
 def wait_for_indexes(run: Run) -> None:
     """Wait until every line of the run is indexed; for a live run, every line that existed at the call."""
-    _, wanted = (run.trajectories.rows(), run.trajectories.progress[1])
-    while run.trajectories.progress[0] < wanted and not all(file.indexed for file in run.trajectories.files):
+    _, size = (run.index.rows(), run.index.progress[1])
+    while run.index.progress[0] < size and not all(file.indexed for file in run.index.files):
         time.sleep(0.05)
 
 

@@ -78,11 +78,11 @@ def texts_of(trajectory: Trajectory) -> Iterator[tuple[int, str, str]]:
 
 
 def _texts(number: int, data: Any) -> Iterator[tuple[int, str, str]]:
-    said = message(data)
-    calls = (f"{call['name']} {call['arguments']}" for call in said["tool_calls"])
-    for text in (said["reasoning"], said["content"], *calls):
+    shown = message(data)
+    calls = (f"{call['name']} {call['arguments']}" for call in shown["tool_calls"])
+    for text in (shown["reasoning"], shown["content"], *calls):
         if text:
-            yield number, said["role"], text
+            yield number, shown["role"], text
 
 
 def search(
@@ -95,7 +95,7 @@ def search(
     """Search from the cursor until `most` trajectories are found or `SECONDS` are over.
 
     Raises:
-        Refusal: The cursor belongs to another search, or its trajectory is gone.
+        Refusal: The cursor belongs to another search, or its trajectory no longer exists.
     """
     found = Found()
     start, found.searched = resume(rows, cursor) if cursor else (0, 0)
@@ -123,7 +123,7 @@ def resume(rows: Sequence[Row], cursor: str) -> tuple[int, int]:
         for place in (*range(guess, min(guess + 1, len(rows))), *range(len(rows))):
             if rows[place].number == line and rows[place].file.name == name:
                 return place + 1, searched
-    raise Refusal(400, "cursor is of another search, or its trajectory is gone; search anew")
+    raise Refusal(400, "cursor is of another search, or its trajectory no longer exists; search again")
 
 
 def _look(

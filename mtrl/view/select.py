@@ -35,7 +35,7 @@ def claim(line: LineSummary, thresholds: Thresholds) -> bool:
 
 
 def failed(line: LineSummary) -> bool:
-    """Whether the trajectory failed or its line cannot be read, so it says nothing about the policy."""
+    """Whether the trajectory failed or its line cannot be read, so it is no evidence about the policy."""
     return line.stop_reason in ENDED_BADLY or line.error is not None or line.problem is not None
 
 
@@ -49,8 +49,8 @@ def gap(line: LineSummary) -> float | None:
 
 def _flag(name: str, of: Callable[[LineSummary], bool | None]) -> Callable[[list[str], Thresholds], Test]:
     def make(values: list[str], _: Thresholds) -> Test:
-        wanted = flag(name, values[-1])
-        return lambda row: of(row.line) is wanted
+        value = flag(name, values[-1])
+        return lambda row: of(row.line) is value
 
     return make
 
@@ -145,7 +145,7 @@ def matching(rows: Sequence[Row], query: Query, thresholds: Thresholds) -> Seque
 
 
 def in_order(rows: Sequence[Row], query: Query) -> Sequence[Row]:
-    """Sort the rows as the query asks; `rows` must be sorted newest first."""
+    """Sort the rows in the order of the query; `rows` must be sorted newest first."""
     name, is_ascending = query.choice("sort", SORT_NAMES), query.choice("order", ORDERS) == "asc"
     if name == "newest":
         return oldest_first(rows) if is_ascending else rows
@@ -153,12 +153,12 @@ def in_order(rows: Sequence[Row], query: Query) -> Sequence[Row]:
 
 
 def by_value(items: Sequence[Any], of: Callable[[Any], float | None], is_ascending: bool) -> list[Any]:
-    """Sort items by a number. Items without a number are last, and ties keep their order."""
+    """Sort items by a number. Items without a number are last, and ties stay in their order."""
     valued = [(value, item) for item in items if (value := of(item)) is not None]
     valued.sort(key=lambda pair: pair[0], reverse=not is_ascending)
     return [item for _, item in valued] + [item for item in items if of(item) is None]
 
 
 def oldest_first(rows: Sequence[Row]) -> list[Row]:
-    """Sort rows by ascending step; rows of the same step keep their order."""
+    """Sort rows by ascending step; rows of the same step stay in their order."""
     return by_value(rows, lambda row: row.file.step, is_ascending=True)

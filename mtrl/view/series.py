@@ -22,9 +22,9 @@ def curves(rows: Sequence[Record], patterns: Sequence[str], since: int | None, m
         most: Maximum number of points per curve.
     """
     keys = sorted({key for row in rows for key in row if key != "step"})
-    wanted = [key for key in keys if not patterns or matches(key, patterns)]
+    chosen = [key for key in keys if not patterns or matches(key, patterns)]
     later = [row for row in rows if since is None or row["step"] > since]
-    found = {key: points_of(later, key) for key in wanted}
+    found = {key: points_of(later, key) for key in chosen}
     return {
         "last_step": max((row["step"] for row in rows), default=None),
         "rows": len(rows),
@@ -50,18 +50,18 @@ def thin(points: Points, most: int) -> Points:
     """Reduce a curve to at most `most` points: the lowest and the highest of each of equal stretches, so that spikes
     stay.
 
-    A stretch without a number keeps one point without a value.
+    A stretch without a number has one point without a value.
     """
     if len(points) <= most:
         return points
     stretches = max(1, most // 2)
-    kept: Points = []
+    thinned: Points = []
     for number in range(stretches):
         stretch = points[number * len(points) // stretches : (number + 1) * len(points) // stretches]
         numbers = [(value, place) for place, (_, value) in enumerate(stretch) if value is not None]
         places = {min(numbers)[1], max(numbers)[1]} if numbers else {0}
-        kept += [stretch[place] for place in sorted(places)]
-    return kept[:most]
+        thinned += [stretch[place] for place in sorted(places)]
+    return thinned[:most]
 
 
 def column(points: Points) -> dict[str, Any]:

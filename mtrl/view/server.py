@@ -116,7 +116,7 @@ def create_app(api: Api, guard: Guard) -> Any:
     def refused(status: int, sentence: str) -> Response:
         return answer(to_json({"error": sentence}), "application/json", status)
 
-    def ask(found: Callable[[Request, Query], Any]) -> Callable[[Request], Response]:
+    def route(found: Callable[[Request, Query], Any]) -> Callable[[Request], Response]:
         def endpoint(request: Request) -> Response:
             try:
                 body = to_json(found(request, Query(request.query_params.multi_items())))
@@ -147,7 +147,7 @@ def create_app(api: Api, guard: Guard) -> Any:
         tag = f'"{run.metrics.state}"'
         if request.headers.get("if-none-match") == tag:
             return answer(b"", "application/json", 304, ETag=tag)
-        response = ask(lambda request, query: api.metrics(run, query))(request)
+        response = route(lambda request, query: api.metrics(run, query))(request)
         response.headers["ETag"] = tag
         return response
 
@@ -175,12 +175,12 @@ def create_app(api: Api, guard: Guard) -> Any:
             return refused(refusal.status, str(refusal))
         return await go_on(request)
 
-    app.add_route("/api/runs", ask(lambda request, query: api.runs(query)))
-    app.add_route("/api/sweeps", ask(lambda request, query: api.sweeps(query)))
-    app.add_route("/api/changes", ask(lambda request, query: api.changes(query)))
+    app.add_route("/api/runs", route(lambda request, query: api.runs(query)))
+    app.add_route("/api/sweeps", route(lambda request, query: api.sweeps(query)))
+    app.add_route("/api/changes", route(lambda request, query: api.changes(query)))
     app.add_route("/api/runs/{run}/metrics", metrics)
-    app.add_route("/api/runs/{run}/trajectory/{file}/{line}", ask(trajectory))
-    app.add_route("/api/runs/{run}/{what}", ask(of_run))
+    app.add_route("/api/runs/{run}/trajectory/{file}/{line}", route(trajectory))
+    app.add_route("/api/runs/{run}/{what}", route(of_run))
     app.add_route("/static/{name}", lambda request: static(request.path_params["name"]))
     app.add_route("/", page)
     app.add_route("/{rest:path}", nothing)

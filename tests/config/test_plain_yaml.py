@@ -13,10 +13,8 @@ from mtrl.config.plain_yaml import load_config
 from mtrl.config.schema import Config
 from mtrl.diagnose.record import Record
 from mtrl.errors import UserError
-from mtrl.figures.runs import read_settings
-from mtrl.record.config import read_config as viewed
+from mtrl.record.run import Run
 from mtrl.record.run_dir import RunDir
-from mtrl.trackers.start import stored_config
 
 
 def bomb():
@@ -39,7 +37,7 @@ def received(tmp_path):
         lambda run: load_config(run / "config.yaml"),
         lambda run: of_run(run, []),
         lambda run: Record.load(run),
-        lambda run: read_settings(run / "config.yaml"),
+        lambda run: Run(run).settings,
     ],
     ids=["load_config", "of_run", "diagnose", "figures"],
 )
@@ -60,7 +58,7 @@ def test_interpolations_in_a_stored_config_are_text(tmp_path, text, monkeypatch)
     tree = {"name": text, "plugins": [], "environment": {"name": "gsm8k", "config": {"note": {"deep": [text]}}}}
     tree["reward"] = {"components": {text: 1.0, "environment": 1.0}}
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(tree))
-    assert Record.load(tmp_path).setting("name") == read_settings(tmp_path / "config.yaml")["name"] == text
+    assert Record.load(tmp_path).setting("name") == Run(tmp_path).settings["name"] == text
     assert load_config(tmp_path / "config.yaml").name == text
     cfg = of_run(tmp_path, [])
     assert OmegaConf.to_container(cfg, resolve=True)["environment"]["config"]["note"] == {"deep": [text]}
@@ -76,7 +74,7 @@ def test_interpolations_that_name_each_other_take_no_memory(tmp_path):
 
 
 def test_nor_does_a_tracker_read_it(received):
-    assert stored_config(RunDir(received)) == {}
+    assert Run(received).stored_config.tree == {}
 
 
 def test_an_experiment_of_ones_own_that_is_too_large_is_named(tmp_path):
@@ -131,7 +129,7 @@ def test_a_cut_config_is_reported_at_any_position(written):
     [
         lambda run: of_run(run, []),
         lambda run: Record.load(run),
-        lambda run: read_settings(run / "config.yaml"),
+        lambda run: Run(run).settings,
         lambda run: settle(merge(["resume=latest", f"run_dir={run}"])),
     ],
     ids=["evaluate", "diagnose", "figures", "resume"],
@@ -141,7 +139,7 @@ def test_a_run_whose_configuration_was_cut_is_refused(written, read):
     file.write_text(file.read_text().split("algorithm:\n")[0])
     with pytest.raises(UserError, match=r"config.yaml is cut: its last line, .*, is missing, and so are keys such"):
         read(written)
-    assert viewed(written)[1] == ["config.yaml is cut: its end is missing"]
+    assert Run(written).problems() == ["config.yaml is cut: its end is missing"]
 
 
 def test_configs_of_older_versions_are_read(tmp_path):

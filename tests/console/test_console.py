@@ -13,7 +13,7 @@ from mtrl.config.schema import Config, EnvironmentConfig
 from mtrl.console import progress
 from mtrl.console.console import Console
 from mtrl.console.step_table import COLUMNS
-from mtrl.record.facts import run_facts
+from mtrl.trainer.run import run_facts
 from mtrl.types import StopReason, Trajectory
 
 GOLDEN = """\

@@ -17,31 +17,31 @@ def of(chances, changes=None, **extra):
 
 
 def collapsing(**changes):
-    """Falls at step 55; the gradient spikes, entropy grows."""
+    """The reward falls at step 55; the gradient spikes, and entropy grows."""
     chances = np.concatenate([learning(0.2, 0.7, 54), np.full(12, 0.01)])
     entropy = np.concatenate([noisy(np.full(54, 0.3), 0.02), np.full(12, 2.0)])
     return of(chances, {"trainer__max_steps": 100, **changes}, **{"train/entropy": entropy})
 
 
-def unpaid(**changes):
-    """Well-formed answers that the reward does not read: the scorer sees a third of them succeed."""
+def unrewarded(**changes):
+    """Well-formed answers that the reward does not parse; by the scorer a third of them succeed."""
     zero = {key: 0.0 for key in ("rollout/reward/mean", "rollout/claims/mean", "rollout/reward/valid_mean")}
     ones = {"rollout/reward/zero_frac": 1.0, "analysis/zero_adv_frac": 1.0, "analysis/informative_groups": 0.0}
     return of(np.full(30, 0.3), changes, **zero, **ones, **{"val/reward/mean": 0.0})
 
 
 def hacked(**changes):
-    """The reward learns to be paid; the scorer sees nothing of it."""
-    paid = noisy(learning(0.1, 0.8, 30), 0.03)
+    """The reward rises, and success by the scorer does not."""
+    reward = noisy(learning(0.1, 0.8, 30), 0.03)
     return of(np.full(30, 0.08), changes, **{
-        "rollout/reward/mean": paid, "rollout/claims/mean": paid, "rollout/lenient_frac": paid - 0.08,
-        "rollout/reward/zero_frac": 1 - paid, "val/reward/mean": np.concatenate([[0.1], paid]),
+        "rollout/reward/mean": reward, "rollout/claims/mean": reward, "rollout/lenient_frac": reward - 0.08,
+        "rollout/reward/zero_frac": 1 - reward, "val/reward/mean": np.concatenate([[0.1], reward]),
         "analysis/zero_adv_frac": 0.2,
     })  # fmt: skip
 
 
 def overfitted(**changes):
-    """Sixteen training rows are learnt by heart, and held-out ones never."""
+    """Sixteen training rows are memorised, and held-out rows are not solved."""
     return of(learning(0.3, 0.95, 60), {"data__synthetic_train_rows": 16, **changes}, **{
         "val/success/mean": 0.3, "val/success/sampled": 0.3, "val/reward/mean": 0.3, "val/success/pass_k_1": 0.3,
         "train/epoch": np.arange(1.0, 61.0),
@@ -49,7 +49,7 @@ def overfitted(**changes):
 
 
 def hopeless(**changes):
-    """Not a single success."""
+    """A run without a success."""
     return of(np.full(20, 0.0), changes, **{
         "rollout/success/mean": 0.0, "rollout/reward/mean": 0.0, "val/success/mean": 0.0, "val/success/sampled": 0.0,
         "val/success/pass_k_1": 0.0, "val/reward/mean": 0.0,
@@ -70,7 +70,7 @@ RUNS = {
         RISING, {"trainer__max_steps": 100}, **{"train/lr": np.r_[np.full(40, 1e-4), np.zeros(20)]}
     ),
     "ended_schedule": lambda: of(np.linspace(0.1, 0.7, 60)),
-    "flat_from_start": unpaid,
+    "flat_from_start": unrewarded,
     "equal_groups": lambda: of(FLAT, **{"analysis/zero_adv_frac": 0.94, "analysis/informative_groups": 1.0}),
     "hacked_reward": hacked,
     "collapse": collapsing,
@@ -124,10 +124,10 @@ RUNS = {
 def _without(run, prefix):
     from mtrl.diagnose.record import Record
 
-    kept = Record(run.config)
+    shortened = Record(run.config)
     for key in run.metrics():
         if not key.startswith(prefix) and key != "step":
             series = run.series(key)
             for step, value in zip(series.steps.tolist(), series.values.tolist(), strict=True):
-                kept.add({"step": step, key: value})
-    return kept
+                shortened.add({"step": step, key: value})
+    return shortened

@@ -1,4 +1,4 @@
-"""Made-up runs: healthy ones and ill ones, with the noise that episodes of a step have."""
+"""Made-up runs with and without faults, with the noise of the episodes of a step."""
 
 import numpy as np
 
@@ -13,7 +13,7 @@ CONFIG = {
     "trainer": {"max_steps": 100, "prompts_per_step": 16, "optimizer": {"lr": 4e-4, "schedule": "constant"}},
     "reward": {"scheme": "default", "level": "turn", "components": {"environment": 1.0}},
 }
-"""Of a run of the default experiment: what differs from the schema."""
+"""The settings of the default experiment that differ from the schema."""
 
 
 def configured(**changes):
@@ -30,7 +30,7 @@ def configured(**changes):
 
 
 def rates(rng, chances, prompts=16, size=8, alike=3.0):
-    """The mean of each step for these chances of success: prompts differ, and so does their luck.
+    """Number of solved rollouts per step and prompt for these chances of success, which differ between prompts.
 
     `alike`: the larger, the more alike are the chances of prompts (a + b of their Beta distribution).
     """
@@ -90,6 +90,16 @@ def rows(seed, chances, every=20, **extra):
 
 def record(seed, chances, config=None, **extra):
     return Record(config or configured(trainer__max_steps=len(chances)), None, rows(seed, chances, **extra))
+
+
+def without(run, *keys):
+    """The same run, in which these metrics were never measured."""
+    rows = {step: {"step": step} for step in range(run.step + 1)}
+    for key in {*run.metrics()} - {*keys}:
+        series = run.series(key)
+        for step, value in zip(series.steps.tolist(), series.values.tolist(), strict=True):
+            rows[step][key] = value
+    return Record(run.config, run.path, rows.values())
 
 
 def learning(start, end, steps, speed=6.0, middle=0.4):

@@ -1,4 +1,4 @@
-"""Noise is no symptom: runs that learn as they should raise neither an alarm nor a warning, at any of their steps."""
+"""Noise is no symptom: runs that learn get neither an alarm nor a warning at any step."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ def bad(findings):
 
 
 def told_on_the_way(made, config):
-    """Everything but notes that a watch would have told, step by step."""
+    """Return the alarms and warnings that a watch would report, step by step."""
     growing, found = Record(config), []
     for row in made:
         growing.add(row)
@@ -36,7 +36,7 @@ def told_on_the_way(made, config):
     speed=st.floats(3, 10),
 )
 def test_a_run_that_learns_is_healthy_at_the_end(seed, start, end, steps, speed):
-    """One that ends at 0.6 and stays there for 50 steps has stalled, and is told so."""
+    """A run that stays at 0.6 for 50 steps has stalled, and gets a warning."""
     run = record(seed, learning(start, end, steps, speed))
     diagnosis = walk(run)
     assert not diagnosis.broken
@@ -69,7 +69,7 @@ def test_a_slow_start_is_a_note_at_most():
     assert bad(walk(run).findings) == []
 
 
-def test_an_empty_run_and_a_run_of_one_step_break_nothing():
+def test_an_empty_run_and_a_run_of_one_step_raise_nothing():
     for count in (0, 1, 2):
         run = Record(configured(), None, rows(0, learning(0.2, 0.9, 30))[: count + 1])
         diagnosis = walk(run)
@@ -77,10 +77,10 @@ def test_an_empty_run_and_a_run_of_one_step_break_nothing():
         assert len(diagnosis.checked) + len(diagnosis.early) == len(RULES)
 
 
-def test_metrics_that_are_missing_break_nothing():
-    """Older runs lack most of them."""
-    kept = ("step", "rollout/reward/mean", "val/success/mean")
-    old = [{key: row[key] for key in kept if key in row} for row in rows(0, learning(0.2, 0.9, 80))]
+def test_missing_metrics_raise_nothing():
+    """Older runs lack most metrics."""
+    keys = ("step", "rollout/reward/mean", "val/success/mean")
+    old = [{key: row[key] for key in keys if key in row} for row in rows(0, learning(0.2, 0.9, 80))]
     diagnosis = walk(Record({}, None, old))
     assert not diagnosis.broken and bad(diagnosis.findings) == []
 

@@ -1,4 +1,4 @@
-"""Parents and children: what was changed, what it did, and what is not proposed again."""
+"""Parents and children: the changes, their effects, and changes that are not proposed again."""
 
 import json
 
@@ -23,7 +23,7 @@ def write(folder, config, made):
 
 
 def family(tmp_path, parent, child, **changes):
-    """Two runs on disk, by the chances of success of each."""
+    """Write two runs with these chances of success."""
     steps = {"trainer__max_steps": len(parent)}
     first = write(tmp_path / "parent", configured(**steps), rows(0, parent))
     config = configured(**{**steps, **changes}, parent=str(first))
@@ -62,7 +62,7 @@ def test_a_change_without_effect_is_not_proposed_again(tmp_path):
     assert f"parent={first}" in alone.command
 
 
-def test_several_changes_at_once_are_told(tmp_path):
+def test_several_changes_at_once_are_reported(tmp_path):
     child = family(
         tmp_path, np.full(40, 0.3), np.full(40, 0.3), generator__max_turns=6, algorithm__group_size=4, seed=3
     )
@@ -93,7 +93,7 @@ def test_runs_that_were_moved_together_are_found(tmp_path):
     assert len(lineage(Record.load(moved / child.name))) == 1
 
 
-def test_a_parent_that_is_gone_is_a_remark(tmp_path):
+def test_a_missing_parent_is_a_remark(tmp_path):
     child = family(tmp_path, np.full(30, 0.3), np.full(30, 0.3))
     (tmp_path / "parent" / "config.yaml").unlink(), (tmp_path / "parent" / "metrics.jsonl").unlink()
     with pytest.raises(UserError, match="parent=.* is no run"):

@@ -1,4 +1,4 @@
-"""The watch beside a run: what it tells, when, and that it never gets in the way."""
+"""The live diagnosis of a run: what it reports, when, and that it never stops the run by accident."""
 
 import json
 import logging
@@ -37,22 +37,22 @@ def watch_all(watch, made):
     return [(row["step"], finding) for row in made for finding in watch.after_step(row)]
 
 
-def test_it_tells_each_finding_once_and_keeps_it(run):
-    told = watch_all(Watch(config(), run), COLLAPSE)
-    collapses = [(step, f.severity) for step, f in told if f.rule == "collapse"]
+def test_each_finding_is_reported_and_stored_once(run):
+    findings = watch_all(Watch(config(), run), COLLAPSE)
+    collapses = [(step, f.severity) for step, f in findings if f.rule == "collapse"]
     assert collapses[-1][1] == Severity.ALARM and len(collapses) <= 2, "once, and again if it got worse"
     assert 42 <= collapses[-1][0] <= 46
-    assert read_alarms(run) == told
-    collapse = next(f for _, f in told if f.rule == "collapse")
+    assert read_alarms(run) == findings
+    collapse = next(f for _, f in findings if f.rule == "collapse")
     assert str(collapse.change).startswith(("algorithm.", "trainer.")), "settled: it can be run as it is"
 
 
-def test_a_healthy_run_is_left_in_peace(run):
-    told = watch_all(Watch(config(steps=80), run), rows(1, learning(0.2, 0.9, 80)))
-    assert [f for _, f in told if f.severity != Severity.NOTE] == []
+def test_a_healthy_run_gets_no_finding(run):
+    findings = watch_all(Watch(config(steps=80), run), rows(1, learning(0.2, 0.9, 80)))
+    assert [f for _, f in findings if f.severity != Severity.NOTE] == []
 
 
-def test_only_stop_stops(run):
+def test_only_the_mode_stop_ends_a_run(run):
     for mode, stops in (("warn", False), ("stop", True)):
         watch = Watch(config(mode), run)
         watch_all(watch, COLLAPSE)
@@ -61,22 +61,22 @@ def test_only_stop_stops(run):
     assert watch.stop.rule == "collapse"
 
 
-def test_a_wide_gap_stops_as_its_advice_says(run):
+def test_a_wide_held_out_gap_ends_a_run_in_mode_stop(run):
     held_out = dict.fromkeys(("val/success/mean", "val/success/sampled"), np.linspace(0.5, 0.3, 61))
     watch = Watch(config("stop", steps=60), run)
-    told = watch_all(watch, rows(0, np.linspace(0.3, 0.95, 60), **held_out))
-    advice = next(f.advice for _, f in told if f.rule == "held_out_gap")
+    findings = watch_all(watch, rows(0, np.linspace(0.3, 0.95, 60), **held_out))
+    advice = next(f.advice for _, f in findings if f.rule == "held_out_gap")
     assert advice.endswith("With diagnosis.live=stop such a run ends by itself.")
     assert watch.stop.rule == "held_out_gap"
 
 
-def test_none_says_nothing(run):
+def test_the_mode_none_reports_nothing(run):
     assert watch_all(Watch(config("none"), run), COLLAPSE) == []
     assert not (run.path / "alarms.jsonl").exists()
 
 
-def test_a_resumed_run_tells_what_it_has_not_told(run):
-    """As the trainer does it: metrics are cut back to the checkpoint, then the watch starts anew."""
+def test_a_resumed_run_reports_only_new_findings(run):
+    """The trainer truncates the metrics to the checkpoint, and then a new watch starts."""
     log, first = MetricsLog(run.metrics), Watch(config(), run)
     for row in COLLAPSE[:50]:
         log.log(row["step"], row)
@@ -91,17 +91,17 @@ def test_a_resumed_run_tells_what_it_has_not_told(run):
     assert len(rules) == len(set(rules)), again
 
 
-def test_a_run_that_is_set_back_forgets_what_came_after(run):
+def test_a_run_that_is_set_back_removes_later_findings(run):
     watch = Watch(config(), run)
     watch_all(watch, COLLAPSE)
-    told = read_alarms(run)
-    assert any(f.rule == "collapse" for _, f in told)
+    findings = read_alarms(run)
+    assert any(f.rule == "collapse" for _, f in findings)
     better = rows(0, learning(0.3, 0.7, 60))
     watch_all(watch, better[35:])
     assert not any(f.rule == "collapse" for _, f in read_alarms(run))
 
 
-def test_half_a_line_of_a_killed_run_is_no_hindrance(run):
+def test_a_half_written_alarm_of_a_killed_run_is_ignored(run):
     watch_all(Watch(config(), run), COLLAPSE)
     path = run.path / "alarms.jsonl"
     whole = len(read_alarms(run))
@@ -114,7 +114,7 @@ def test_half_a_line_of_a_killed_run_is_no_hindrance(run):
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
 
-def test_it_never_raises_and_complains_once(run, caplog):
+def test_the_watch_never_raises_and_logs_one_failure(run, caplog):
     watch = Watch(config(), run)
     with caplog.at_level(logging.WARNING, logger="mtrl.diagnose"):
         for broken in ({}, {"step": "x"}, {"step": None}):
@@ -130,6 +130,6 @@ def test_a_folder_that_cannot_be_written_does_not_end_the_run(run, caplog):
     assert caplog.records
 
 
-def test_its_configuration_is_that_of_the_run(run):
+def test_the_watch_uses_the_configuration_of_the_run(run):
     watch = Watch(config(), run)
-    assert watch._record.setting("algorithm.group_size") == asdict(config())["algorithm"]["group_size"]
+    assert watch.record.setting("algorithm.group_size") == asdict(config())["algorithm"]["group_size"]

@@ -1,4 +1,4 @@
-"""The command: what it prints and writes, how it ends, and that a hostile run stays text."""
+"""The command: its output, its files, its exit status, and hostile runs."""
 
 import json
 import os
@@ -56,7 +56,7 @@ def ill(tmp_path):
     run = hacked(reward__scheme="guide")
     folder = write(tmp_path / "ill", run.config, rows_of(run))
     (folder / "trajectories").mkdir()
-    stored = [trajectory(1.0, 0.0, f"{n} {EVIL}", n) for n in range(4)] + [trajectory(1.5, 0.0, "best paid", 4)]
+    stored = [trajectory(1.0, 0.0, f"{n} {EVIL}", n) for n in range(4)] + [trajectory(1.5, 0.0, "highest reward", 4)]
     stored += [trajectory(0.0, 0.0, "honest", 5), trajectory(1.0, 1.0, "right", 6)]
     write_jsonl(folder / "trajectories" / "train_step_000030.jsonl", stored)
     return folder
@@ -64,25 +64,25 @@ def ill(tmp_path):
 
 def test_a_healthy_run(healthy, capsys):
     assert main([str(healthy)]) == 0
-    said = capsys.readouterr().out
-    assert "healthy" in said and "alarm" not in said.lower().replace("no alarm", "").replace("is an alarm", "")
+    output = capsys.readouterr().out
+    assert "healthy" in output and "alarm" not in output.lower().replace("no alarm", "").replace("is an alarm", "")
 
 
-def test_an_ill_run(ill, capsys):
+def test_a_faulty_run_is_reported(ill, capsys):
     assert main([str(ill)]) == 1
-    said = capsys.readouterr().out
-    assert "ALARM" in said and "hacked_reward" in said and "R150" in said
-    assert "trajectories/train_step_000030.jsonl:5" in said, "the best paid"
-    assert said.index("jsonl:5") < said.index("jsonl:1")
-    assert f"python -m mtrl.view {ill}" in said and f"python -m mtrl.rescore {ill}" in said
-    assert f"parent={ill}" in said
+    output = capsys.readouterr().out
+    assert "ALARM" in output and "hacked_reward" in output and "R150" in output
+    assert "trajectories/train_step_000030.jsonl:5" in output, "the highest reward"
+    assert output.index("jsonl:5") < output.index("jsonl:1")
+    assert f"python -m mtrl.view {ill}" in output and f"python -m mtrl.rescore {ill}" in output
+    assert f"parent={ill}" in output
 
 
 def test_hostile_responses_stay_text(ill, capsys, tmp_path):
     page = tmp_path / "page.html"
     main([str(ill), "--html", str(page)])
-    said = capsys.readouterr().out
-    assert "\x1b" not in said and "\x07" not in said and "\u202e" not in said
+    output = capsys.readouterr().out
+    assert "\x1b" not in output and "\x07" not in output and "\u202e" not in output
     html = page.read_text()
     tags = Tags()
     tags.feed(html)
@@ -103,7 +103,7 @@ class Tags(HTMLParser):
         ]
 
 
-def test_json_holds_everything(ill, tmp_path, capsys):
+def test_json_contains_the_whole_report(ill, tmp_path, capsys):
     path = tmp_path / "found.json"
     assert main([str(ill), "--json", str(path)]) == 1
     held = json.loads(path.read_text())
@@ -116,7 +116,7 @@ def test_json_holds_everything(ill, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == held
 
 
-def test_a_reward_that_is_cut_in_the_wrong_place_is_no_hack(tmp_path, capsys):
+def test_a_wrong_claim_threshold_is_not_reported_as_a_hacked_reward(tmp_path, capsys):
     """Partial credit reaches 1.0, and every success earns 2 and more: the threshold is wrong, not the reward."""
     run = hacked()
     folder = write(tmp_path / "misfit", run.config, rows_of(run))
@@ -127,7 +127,7 @@ def test_a_reward_that_is_cut_in_the_wrong_place_is_no_hack(tmp_path, capsys):
     assert "evaluation.claim_threshold=2.5" in capsys.readouterr().out
 
 
-def test_a_run_that_still_goes_on(healthy, capsys):
+def test_a_running_run_is_diagnosed(healthy, capsys):
     lines = (healthy / "metrics.jsonl").read_text().splitlines(keepends=True)
     (healthy / "metrics.jsonl").write_text("".join(lines[:8]) + lines[8][:40])
     assert main([str(healthy)]) == 0
@@ -141,11 +141,11 @@ def test_a_run_without_a_single_step(tmp_path, capsys):
 
 def test_an_evaluation_is_refused(healthy):
     (healthy / "models.json").write_text("[]")
-    with pytest.raises(UserError, match=f"{healthy} is an evaluation, and {healthy}/report.html tells of it; give"):
+    with pytest.raises(UserError, match=f"{healthy} is an evaluation, and {healthy}/report.html describes it; give"):
         main([str(healthy)])
 
 
-def test_what_is_no_run_is_refused(tmp_path):
+def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         main([str(tmp_path / "nowhere")])
     with pytest.raises(UserError, match="has no config.yaml"):
@@ -168,8 +168,8 @@ def test_exit_status(words, status, ill, healthy, tmp_path):
     assert "Traceback" not in done.stderr
 
 
-def test_help_is_light():
-    """No torch, no matplotlib to say how it is used."""
+def test_help_imports_no_heavy_packages():
+    """The help imports neither torch nor matplotlib."""
     code = (
         "import sys\nfrom mtrl.diagnose import __main__, live\n"
         "print([name for name in ('torch', 'transformers', 'matplotlib') if name in sys.modules])"

@@ -1,4 +1,4 @@
-"""Whatever is proposed can be run: it composes with the run's own configuration, and it changes something."""
+"""Every proposal can be run: it composes with the configuration of the run and changes it."""
 
 import pytest
 from ill_runs import RUNS
@@ -37,13 +37,13 @@ def test_every_proposal_of_every_rule_composes(name, monkeypatch, tmp_path):
             assert OmegaConf.select(cfg, key) == OmegaConf.from_dotlist([f"x={value}"]).x
 
 
-def test_what_is_set_already_is_not_proposed():
+def test_a_current_setting_is_not_proposed():
     assert settled(configured(), "algorithm.group_size=8") == ()
     (left,) = settled(configured(), "algorithm.group_size=4", "trainer.prompts_per_step=16")
     assert left.words == ("algorithm.group_size=4",) and left.current == ("algorithm.group_size=8",)
 
 
-def test_what_this_version_refuses_is_not_proposed():
+def test_a_refused_setting_is_not_proposed():
     assert settled(configured(), "generator.tensor_parallel=0") == ()
     assert settled(configured(), "reward.scheme=no_such_scheme") == ()
     assert settled(configured(), "trainer.no_such_key=1") == ()
@@ -54,7 +54,7 @@ def test_numbers_are_compared_as_numbers():
     assert settled(configured(), "trainer.optimizer.lr=4e-4") == ()
 
 
-def test_what_was_tried_in_vain_is_not_proposed_again():
+def test_a_change_without_effect_in_the_lineage_is_not_proposed_again():
     words = ("algorithm.group_size=4", "trainer.prompts_per_step=32")
     assert settled(configured(), *words)
     assert settled(configured(), *words, tried=[words]) == ()
@@ -80,7 +80,7 @@ def test_a_configuration_of_another_version_still_gets_proposals():
         ["generator.sampling_params.stop=['</a>','b, c']", "generator.eval_sampling_params.top_k=5"],
     ],
 )  # fmt: skip
-def test_the_command_makes_the_configuration_again(overrides, monkeypatch, tmp_path):
+def test_the_command_reproduces_the_configuration(overrides, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     ran = OmegaConf.to_container(compose(overrides), resolve=True)
     again = OmegaConf.to_container(merge(normalise(words_of(ran))), resolve=True)

@@ -1,5 +1,5 @@
-"""Real runs, ill and healthy, are diagnosed right: after the fact and while they go on. `experiments/diagnosis` makes
-them; what is kept of each is in `recorded/`."""
+"""Real runs with and without faults are diagnosed correctly, at their end and at every step. `experiments/diagnosis`
+makes the runs; `recorded/` has their metrics."""
 
 import os
 import shutil
@@ -35,18 +35,18 @@ ILL = {
     "collapsed": ("collapse", Severity.ALARM),
     "stalled": ("stall", Severity.WARNING),
 }
-"""By run the first finding that it must have, and how bad it is."""
+"""First finding and its severity, by run."""
 HACKED = [name for name, (rule, _) in ILL.items() if rule == "hacked_reward"]
 HEALTHY = ("healthy_gsm8k", "healthy_text_to_sql", "healthy_games")
 
 
-def told(findings):
-    """What somebody has to act on."""
+def requiring_action(findings):
+    """Return the alarms and warnings."""
     return [finding for finding in findings if finding.severity != Severity.NOTE]
 
 
 def fed(name, folder):
-    """The recorded rows, one after the other, as a run would bring them: `(step, finding)` of all that was told."""
+    """Return `(step, finding)` for all findings that the watch reports on the recorded rows."""
     shutil.copytree(RECORDED / name, folder, ignore=shutil.ignore_patterns("metrics.jsonl"))
     run = RunDir(folder)
     config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(run.config)))
@@ -57,22 +57,22 @@ def fed(name, folder):
     return found
 
 
-def test_there_is_a_run_for_each_illness():
+def test_every_symptom_has_a_recorded_run():
     five = {"flat_from_start", "equal_groups", "hacked_reward", "collapse", "stall"}
     assert {rule for rule, _ in ILL.values()} == five
     assert {path.name for path in RECORDED.iterdir()} == {*ILL, *HEALTHY}
 
 
 @pytest.mark.parametrize("name", ILL)
-def test_the_first_finding_of_an_ill_run_is_its_illness(name):
+def test_the_first_finding_of_a_faulty_run_is_its_symptom(name):
     diagnosis = walk(Record.load(RECORDED / name))
     assert not diagnosis.broken
     assert (diagnosis.findings[0].rule, diagnosis.findings[0].severity) == ILL[name]
 
 
 @pytest.mark.parametrize("name", ILL)
-def test_the_illness_is_told_while_the_run_goes_on(name, tmp_path):
-    """And it is the first alarm: a stall is a warning, and its run gets no alarm at all."""
+def test_the_symptom_is_reported_during_the_run(name, tmp_path):
+    """It is also the first alarm; a stall is a warning, and its run gets no alarm."""
     found = fed(name, tmp_path / "run")
     assert ILL[name] in [(finding.rule, finding.severity) for _, finding in found]
     alarms = [finding.rule for _, finding in found if finding.severity == Severity.ALARM]
@@ -82,19 +82,19 @@ def test_the_illness_is_told_while_the_run_goes_on(name, tmp_path):
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_run_gets_no_alarm_and_no_warning(name, tmp_path):
     assert MetricsLog(RECORDED / name / "metrics.jsonl").read()[-1]["val/success/mean"] > 0.6
-    assert not told(walk(Record.load(RECORDED / name)).findings)
-    assert not told(finding for _, finding in fed(name, tmp_path / "run"))
+    assert not requiring_action(walk(Record.load(RECORDED / name)).findings)
+    assert not requiring_action(finding for _, finding in fed(name, tmp_path / "run"))
 
 
 @pytest.mark.parametrize("name", HACKED)
-def test_the_alarm_of_a_hacked_reward_comes_within_30_steps(name, tmp_path):
+def test_a_hacked_reward_raises_an_alarm_within_30_steps(name, tmp_path):
     alarms = [step for step, f in fed(name, tmp_path / "run") if f.rule == "hacked_reward" and f.severity == "alarm"]
     assert 0 < alarms[0] <= 30
 
 
 @pytest.mark.parametrize("name", HACKED)
 def test_in_the_hacked_runs_the_reward_rose_and_success_did_not(name):
-    """What makes them the case: else the tests above would show nothing."""
+    """This property makes the runs valid cases for the tests above."""
     rows = MetricsLog(RECORDED / name / "metrics.jsonl").read()
 
     def rise(key, width=1):
@@ -106,8 +106,8 @@ def test_in_the_hacked_runs_the_reward_rose_and_success_did_not(name):
     assert rise("val/success/mean") < 0.1
 
 
-def test_the_report_names_the_guilty_trajectories():
-    """FILE:LINE of each: one that the reward pays in full, and the scorer refuses."""
+def test_the_report_names_the_trajectories_that_exploit_the_reward():
+    """Each FILE:LINE is a trajectory with full reward that the scorer rejects."""
     run = RECORDED / "hacked_0"
     (finding,) = (f for f in walk(Record.load(run)).findings if f.rule == "hacked_reward")
     assert finding.witnesses
@@ -120,7 +120,7 @@ def test_the_report_names_the_guilty_trajectories():
 
 
 def diagnose(run):
-    """The program, as somebody would call it."""
+    """Run the program."""
     return forked.run(
         [sys.executable, "-m", "mtrl.diagnose", str(run)], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -131,7 +131,7 @@ SHORTER = ["trainer.max_steps=20", "evaluation.rows=20", "evaluation.sampled_row
 
 @pytest.mark.slow
 def test_training_on_the_lenient_reward_raises_the_alarm(tmp_path):
-    """The whole way, with nothing recorded: the policy finds the hole, the run tells it, names who did it, and ends."""
+    """End to end without recorded data: the policy exploits the reward, and the run reports it and ends."""
     (recorded,) = (run for run in read_runs(ROOT / "experiments" / "diagnosis" / "runs.yaml") if run.name == "hacked_0")
     run = RunDir(tmp_path / "run")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from ill_runs import FLAT, RUNS, collapsing, hacked, hopeless, of, unpaid
-from made_up_runs import configured, learning, record, rows
+from ill_runs import FLAT, RUNS, collapsing, hacked, hopeless, of, unrewarded
+from made_up_runs import configured, learning, record, rows, without
 
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.proposals import Proposals
@@ -26,12 +26,12 @@ def words(finding):
     return [str(proposal) for proposal in finding.proposals]
 
 
-def test_there_is_an_ill_run_for_every_rule():
+def test_every_rule_has_a_made_up_run():
     assert set(RUNS) == {rule.name for rule in RULES}
 
 
-def test_the_order_of_the_walk():
-    """What has to hold first, then the five rules in the order of the source."""
+def test_rules_are_checked_in_their_order():
+    """Prerequisites come first, then the five rules in the order of the requirements."""
     names = [rule.name for rule in RULES]
     five = ["flat_from_start", "equal_groups", "hacked_reward", "collapse", "stall"]
     assert [name for name in names if name in five] == five
@@ -40,7 +40,7 @@ def test_the_order_of_the_walk():
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_it_is_found_and_told(name):
+def test_every_rule_finds_its_symptom(name):
     finding = found(RUNS[name](), name)
     assert finding is not None
     rule = next(rule for rule in RULES if rule.name == name)
@@ -67,7 +67,7 @@ STALE = {"async_config": {"max_steps_off_policy": 4}}
 @pytest.mark.parametrize(
     ("run", "rule", "severity", "change"),
     [
-        (lambda: unpaid(reward__scheme="guide"), "flat_from_start", "alarm", "reward.scheme=default"),
+        (lambda: unrewarded(reward__scheme="guide"), "flat_from_start", "alarm", "reward.scheme=default"),
         (RUNS["equal_groups"], "equal_groups", "alarm", SMALLER),
         (collapsing, "collapse", "alarm", None),
         (lambda: collapsing(**STALE, **CISPO), "collapse", "alarm", "async_config.max_steps_off_policy=0"),
@@ -91,7 +91,7 @@ def test_the_first_thing_to_change(run, rule, severity, change):
 
 
 def _stalled_with_lora(rank, alpha, **model):
-    """What the rule changes first in a run that stalled with these adapters, before the proposal is settled."""
+    """Return the first change for a run that stalled with these adapters, before the proposal is checked."""
     run = RUNS["stall"]()
     model = {"name": "hf", "path": "x/y", "lora_rank": rank, "lora_alpha": alpha} | model
     run.config = {**run.config, "model": model}
@@ -104,7 +104,7 @@ def _stalled_with_lora(rank, alpha, **model):
     [(32, 64, (64, 128)), (8, 16, (64, 128)), (64, 128, (128, 256)), (128, 16, (256, 32)), (40, 40, (80, 80))],
 )
 def test_lora_is_doubled_where_there_is_lora(rank, alpha, doubled):
-    """R152, R018: to 64 and 128 at least, and from there on as often as before."""
+    """R152, R018: rank and alpha rise to at least 64 and 128, and double from there on."""
     words, advice = _stalled_with_lora(rank, alpha)
     assert words == (f"model.lora_rank={doubled[0]}", f"model.lora_alpha={doubled[1]}")
     assert "adapters" in advice
@@ -122,8 +122,8 @@ def test_the_next_larger_model():
     assert larger_model("someone/model") is None
 
 
-def test_smaller_groups_agree_more_often_and_more_of_them_teach():
-    """The worked numbers: 128 groups of 8 against 256 of 4."""
+def test_smaller_groups_agree_more_often_and_more_of_them_have_advantages():
+    """Worked numbers for 128 groups of 8 and 256 groups of 4."""
     assert share_equal(0.05, 0, 8) == pytest.approx(0.663, abs=5e-4)
     assert share_equal(0.05, 0, 4) == pytest.approx(0.815, abs=5e-4)
     assert share_equal(0.5, 0, 8) == pytest.approx(0.008, abs=5e-4)
@@ -133,16 +133,16 @@ def test_smaller_groups_agree_more_often_and_more_of_them_teach():
 
 
 def test_the_spread_of_prompts_explains_how_many_groups_agree():
-    for paid, equal, size in ((0.3, 0.5, 8), (0.1, 0.9, 4), (0.5, 0.3, 8)):
-        assert share_equal(paid, spread_of(paid, equal, size), size) == pytest.approx(equal, abs=1e-6)
+    for rewarded, equal, size in ((0.3, 0.5, 8), (0.1, 0.9, 4), (0.5, 0.3, 8)):
+        assert share_equal(rewarded, spread_of(rewarded, equal, size), size) == pytest.approx(equal, abs=1e-6)
     assert spread_of(0.5, 0.001, 8) == 0.0
 
 
-def test_both_numbers_are_told_with_the_rule_and_what_helps_besides():
+def test_the_finding_has_both_group_sizes_and_further_advice():
     guide = {"reward__scheme": "guide"}
     finding = found(of(np.full(60, 0.1), guide, **{"analysis/zero_adv_frac": 0.8}), "equal_groups")
-    said = " ".join(finding.evidence)
-    assert "with groups of 4 and 32 prompts" in said and "groups with one become" in said
+    evidence = " ".join(finding.evidence)
+    assert "with groups of 4 and 32 prompts" in evidence and "groups with one become" in evidence
     assert "algorithm.dynamic_sampling_rounds=3" in words(finding) and "reward.scheme=default" in words(finding)
 
 
@@ -151,16 +151,16 @@ def test_groups_of_four_are_not_made_smaller():
     assert str(found(run, "equal_groups").change) == "algorithm.dynamic_sampling_rounds=3"
 
 
-def test_groups_that_are_never_paid_are_not_only_cut_otherwise():
-    """Nothing is paid in any of them: other groups would agree as well."""
-    finding = found(unpaid(reward__scheme="guide"), "equal_groups")
+def test_groups_without_any_reward_are_not_resized():
+    """No group has a reward, so other groups would agree as well."""
+    finding = found(unrewarded(reward__scheme="guide"), "equal_groups")
     assert str(finding.change) == "reward.scheme=default"
     assert not {SMALLER, "algorithm.dynamic_sampling_rounds=3"} & set(words(finding))
 
 
 @pytest.mark.parametrize("first", [[0.44], [0.4, 0.3], [0.45, 0.5, 0.2, 0.3]])
 def test_a_policy_that_its_first_updates_destroyed_gets_smaller_ones(first):
-    """And not larger groups, which agree because nothing is left."""
+    """Larger groups are not proposed either."""
     run = of(np.r_[first, np.zeros(20)], {"trainer__optimizer": {"lr": 1e-2}}, **{
         "analysis/zero_adv_frac": np.r_[np.full(len(first), 0.1), np.ones(20)],
     })  # fmt: skip
@@ -169,12 +169,12 @@ def test_a_policy_that_its_first_updates_destroyed_gets_smaller_ones(first):
     assert finding.severity == "alarm" and found(run, "equal_groups") is None
 
 
-def test_a_collapse_into_randomness_is_not_paid_for():
+def test_an_entropy_bonus_is_removed_after_a_collapse_into_randomness():
     fall = np.r_[np.full(30, 0.5), np.zeros(30)]
     entropy = np.r_[np.full(30, 0.3), np.full(30, 4.0)]
     drift = np.r_[np.full(30, 4e-7), np.full(30, 9e-7)]
-    told = {"train/entropy": entropy, "analysis/logprob_drift/mean": drift}
-    finding = found(of(fall, {"algorithm__entropy_coef": 0.3}, **told), "collapse")
+    metrics = {"train/entropy": entropy, "analysis/logprob_drift/mean": drift}
+    finding = found(of(fall, {"algorithm__entropy_coef": 0.3}, **metrics), "collapse")
     assert str(finding.change) == "algorithm.entropy_coef=0"
     assert not [word for word in words(finding) if "off_policy_correction" in word], "that is rounding"
 
@@ -182,14 +182,13 @@ def test_a_collapse_into_randomness_is_not_paid_for():
 @pytest.mark.parametrize("last", [0.5, 0.3], ids=["stands", "falls"])
 @pytest.mark.parametrize("scored", [True, False])
 def test_training_that_held_out_rows_do_not_follow(last, scored):
-    """R135, R150: training reward goes from .3 to .95; held-out reward, success and pass@1 stand at .5, or fall to .3.
-    Where the scorer saw the training rollouts succeed, they are remembered; else what is paid is no success."""
+    """R135, R150: training reward goes from .3 to .95; held-out reward, success and pass@1 stay at .5, or fall to .3.
+    With scores the rows are memorised; without scores the reward does not measure success."""
     held_out = np.r_[0.5, np.linspace(0.5, last, 60)]
     keys = ("val/success/mean", "val/success/sampled", "val/reward/mean", "val/success/pass_k_1")
     run = of(learning(0.3, 0.95, 60), **dict.fromkeys(keys, held_out))
     if not scored:
-        for key in ("rollout/success/mean", "rollout/lenient_frac", "rollout/claims/mean"):
-            run._columns.pop(key)
+        run = without(run, "rollout/success/mean", "rollout/lenient_frac", "rollout/claims/mean")
     finding = found(run, "held_out_gap" if scored else "hacked_reward")
     assert finding.severity in ("alarm", "warning")
     if scored:
@@ -202,7 +201,7 @@ EVALUATED = ("val/success/mean", "val/success/sampled", "val/reward/mean", "val/
 
 
 def _evaluated(train, held_out, every=20, episodes=200.0):
-    """A run of training that succeeds so, and of evaluations that do not say the same."""
+    """A run with this success in training and other success in its evaluations."""
     count = len(train)
     chances = np.interp(np.linspace(0, 1, count + 1), np.linspace(0, 1, len(held_out)), held_out)
     given = dict.fromkeys(EVALUATED, chances) | {"val/episodes": episodes}
@@ -212,7 +211,7 @@ def _evaluated(train, held_out, every=20, episodes=200.0):
 @pytest.mark.parametrize("last", [0.5, 0.3], ids=["stands", "falls"])
 @pytest.mark.parametrize("episodes", [64.0, 100.0, 200.0])
 @pytest.mark.parametrize(("steps", "every"), [(20, 10), (40, 20), (60, 20), (60, 60), (100, 50), (200, 50)])
-def test_few_evaluations_tell_that_they_did_not_follow(steps, every, episodes, last):
+def test_few_evaluations_show_that_they_did_not_follow(steps, every, episodes, last):
     run = _evaluated(np.linspace(0.3, 0.95, steps), [0.5, last], every, episodes)
     assert found(run, "held_out_gap") is not None
 
@@ -220,7 +219,7 @@ def test_few_evaluations_tell_that_they_did_not_follow(steps, every, episodes, l
 def test_a_last_evaluation_decides_alone_where_it_is_certain():
     """Without sampled evaluations, at steps 0 and 60 only."""
     run = _evaluated(np.linspace(0.3, 0.95, 60), [0.5, 0.3], every=60)
-    run._columns.pop("val/success/sampled")
+    run = without(run, "val/success/sampled")
     assert found(run, "held_out_gap") is not None
 
 
@@ -264,10 +263,9 @@ def test_training_that_falls_with_the_evaluations_is_no_gap():
     assert held_out_gap(run) is None
 
 
-def test_the_title_of_what_was_never_scored_says_nothing_of_the_scorer():
+def test_the_title_of_an_unscored_run_does_not_mention_the_scorer():
     run = _evaluated(np.linspace(0.3, 0.95, 60), [0.5, 0.3])
-    for key in UNSCORED:
-        run._columns.pop(key)
+    run = without(run, *UNSCORED)
     title = found(run, "hacked_reward").title
     assert title.endswith(", and held-out success is 30.0%") and title.startswith("The reward rose from 0.")
 
@@ -278,7 +276,7 @@ def test_an_overfitted_run_gets_more_rows():
 
 
 def test_evaluations_that_follow_late_or_by_chance_are_no_gap():
-    """Greedy success moves in jumps, and a hundred rows tell it to ten points."""
+    """Greedy success changes in jumps, and a hundred rows measure it to ten points."""
     rng = np.random.default_rng(0)
     for _ in range(100):
         chances = learning(0.3, 0.9, 80)
@@ -301,8 +299,8 @@ def test_groups_that_agree_since_their_turns_are_cut_get_room_first():
     assert str(found(run, "equal_groups").change) == "generator.sampling_params.max_generate_length=128"
 
 
-def test_what_the_numbers_do_not_promise_is_not_proposed():
-    """Every group agrees, at a third of the rows paid: groups of half the size, or four times as many, would too."""
+def test_a_change_without_expected_gain_is_not_proposed():
+    """Every group agrees although a third of the rollouts have a reward, so groups of half the size would agree too."""
     run = of(np.full(60, 0.35), **{"analysis/zero_adv_frac": 1.0, "rollout/reward/zero_frac": 0.65})
     assert str(found(run, "equal_groups").change) == "algorithm.group_size=16"
 
@@ -320,17 +318,17 @@ def test_groups_that_agree_at_a_low_temperature_are_first_sampled_at_one():
         ({"algorithm__kl_loss_coef": 10.0}, "algorithm.kl_loss_coef=0"),
     ],
 )
-def test_a_policy_that_does_not_follow_its_gradient_is_let_go(setting, change):
-    """Groups differ, and the reward stays where it was."""
+def test_penalties_are_removed_from_a_policy_that_does_not_follow_its_gradient(setting, change):
+    """Groups differ, and the reward does not change."""
     run = of(np.full(60, 0.35), setting, **{"analysis/zero_adv_frac": 0.06})
     finding = found(run, "flat_from_start")
     assert str(finding.change) == change and "formats" not in finding.advice
 
 
-def test_the_scheme_that_pays_the_task_alone_is_left_for_no_other():
-    """The others may pay play that never solves the task."""
+def test_the_default_scheme_is_replaced_by_no_other():
+    """Other schemes may reward behaviour that never solves the task."""
     for rule in ("flat_from_start", "equal_groups"):
-        assert not [word for word in words(found(unpaid(), rule)) if word.startswith("reward.scheme=")]
+        assert not [word for word in words(found(unrewarded(), rule)) if word.startswith("reward.scheme=")]
 
 
 BAND = "model.warm_start.success_band"
@@ -352,7 +350,7 @@ BAND = "model.warm_start.success_band"
     ],
     ids=["held out it fails", "a fixed number of updates", "hf", "hf without a warm start"],
 )
-def test_a_policy_without_a_success_is_warmed_until_it_has_some(model, change):
+def test_a_policy_without_a_success_gets_a_longer_warm_start(model, change):
     assert str(found(hopeless(model=model), "zero_baseline").change) == change
 
 
@@ -367,11 +365,11 @@ def test_a_policy_without_a_success_is_warmed_until_it_has_some(model, change):
 )
 def test_a_warm_start_is_proposed_only_where_there_is_a_demonstrator(environment):
     finding = found(hopeless(model={"name": "hf", "path": "x/y"}, environment=environment), "zero_baseline")
-    assert not finding.proposals and "some supervised examples first" in finding.advice
+    assert not finding.proposals and "supervised examples first" in finding.advice
 
 
 @pytest.mark.parametrize(("weights", "is_proposed"), [({"format": 0.2}, True), ({"format": 0}, False), ({}, False)])
-def test_the_only_part_that_is_paid_is_not_taken_away(weights, is_proposed):
+def test_the_only_component_of_the_reward_is_not_removed(weights, is_proposed):
     run = hacked()
     for row in _rows(run):
         run.add({"step": row["step"], "rollout/components/correct": row.get("rollout/reward/mean")})
@@ -389,7 +387,7 @@ def test_a_hacked_reward_is_found_within_thirty_steps():
 
 
 def test_partial_credit_that_leads_to_success_is_no_hack():
-    """A dense reward is above success all the time; what counts is that success follows."""
+    """A dense reward is always above success; the rule checks whether success follows."""
     success = learning(0.1, 0.8, 60)
     run = of(
         success, **{"rollout/reward/mean": 0.4 + 0.6 * success, "val/reward/mean": np.r_[0.46, 0.4 + 0.6 * success]}
@@ -398,7 +396,7 @@ def test_partial_credit_that_leads_to_success_is_no_hack():
 
 
 @pytest.mark.parametrize("step", [12, 30, 54])
-def test_a_collapse_is_found_within_ten_steps_wherever_it_is(step):
+def test_a_collapse_is_found_within_ten_steps_at_any_step(step):
     chances = np.concatenate([learning(0.3, 0.7, step), np.full(10, 0.005)])
     run = record(1, chances, configured(trainer__max_steps=100))
     finding = found(run, "collapse")
@@ -432,7 +430,7 @@ def test_a_finding_of_a_step_needs_enough_steps():
     assert "stall" in walk(run).early
 
 
-def test_a_rule_that_fails_costs_only_itself(monkeypatch):
+def test_a_failed_rule_does_not_stop_the_others(monkeypatch):
     import mtrl.diagnose.walk as walking
     from mtrl.diagnose.registry import Rule
 
@@ -443,7 +441,7 @@ def test_a_rule_that_fails_costs_only_itself(monkeypatch):
     assert any(finding.rule == "hacked_reward" for finding in diagnosis.findings)
 
 
-def test_the_worst_comes_first():
+def test_the_most_severe_finding_is_first():
     severities = [finding.severity.rank for finding in walk(hacked()).findings]
     assert severities == sorted(severities)
 
@@ -462,7 +460,7 @@ def test_rows_are_those_of_the_run():
     assert len(_rows(Record({}, None, made))) == len(made)
 
 
-def test_memory_that_has_jumped_and_stays_is_no_leak():
-    """What is measured is the most that was ever held: longer episodes raise it once."""
+def test_a_single_jump_of_the_memory_is_no_leak():
+    """The metric is the peak memory, which longer episodes raise once."""
     jumped = np.r_[np.full(20, 7e8), np.linspace(8e8, 1.1e9, 5), np.full(35, 1.1e9)]
     assert found(of(learning(0.2, 0.6, 60), **{"perf/memory_bytes": jumped}), "memory_growth") is None

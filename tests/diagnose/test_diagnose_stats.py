@@ -1,4 +1,4 @@
-"""Worked numbers for the statistics, and what noise may and may not do."""
+"""Worked numbers for the statistics, and bounds on the effect of noise."""
 
 import math
 
@@ -28,11 +28,11 @@ def test_mean_and_its_error():
     assert found.error == pytest.approx(math.sqrt(0.9) / 2)
 
 
-def test_a_known_noise_is_taken():
+def test_a_given_noise_is_used():
     assert mean([1, 2, 3, 4], 2.0).error == 1.0
 
 
-def test_nothing_has_no_mean():
+def test_an_empty_window_has_no_mean():
     with pytest.raises(ValueError, match="no values"):
         mean([])
 
@@ -49,7 +49,7 @@ def test_a_straight_line_has_no_noise_and_its_own_slope():
     assert slope([5]).error == math.inf
 
 
-def test_two_values_tell_nothing_of_their_noise():
+def test_two_values_give_no_estimate_of_the_noise():
     assert wobble([1, 2]) == math.inf and noise([1, 2]) == math.inf
 
 
@@ -78,7 +78,7 @@ def test_change_point_is_the_first_value_of_the_new_level():
     assert change_point([1, 0, 1], 2) is None
 
 
-def test_noise_does_not_see_the_curve_itself():
+def test_noise_excludes_the_trend_of_the_curve():
     curve = np.concatenate([np.zeros(40), np.ones(40)])
     rng = np.random.default_rng(0)
     assert noise(curve + 0.01 * rng.standard_normal(80)) < 0.05 < wobble(curve)
@@ -106,14 +106,14 @@ def test_sparkline():
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=60), st.floats(-1e3, 1e3))
-def test_noise_ignores_where_the_curve_lies(values, shift):
+def test_noise_does_not_depend_on_the_level_of_the_curve(values, shift):
     assert wobble(values) == pytest.approx(wobble([value + shift for value in values]), rel=1e-3, abs=1e-4)
 
 
 @settings(max_examples=20)
 @given(st.integers(0, 10_000))
 def test_errors_are_of_the_right_size(seed):
-    """Of means of 200 windows of white noise, about 5 % lie more than two errors away."""
+    """About 5 % of the means of 200 windows of white noise are more than two errors away."""
     rng = np.random.default_rng(seed)
     windows = rng.standard_normal((200, 25))
     far = sum(abs(mean(window).value) > 2 * mean(window).error for window in windows)

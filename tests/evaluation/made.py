@@ -1,4 +1,4 @@
-"""Made-up rollouts: what every test of measures and reports starts from."""
+"""Made-up rollouts for the tests of measures and reports."""
 
 import re
 
@@ -10,11 +10,11 @@ from mtrl.types import FinishReason, Group, StopReason
 from tests.envs.episodes import trajectory_of
 
 
-def played(
-    said="#### 1", score=0.0, reward=None, stop=StopReason.DONE, turns=1, tokens=4, cut=False, error=None, final=()
+def made_episode(
+    answer="#### 1", score=0.0, reward=None, stop=StopReason.DONE, turns=1, tokens=4, cut=False, error=None, final=()
 ):
-    """One trajectory; its reward is its score unless said otherwise."""
-    texts = [said] if isinstance(said, str) else list(said)
+    """One trajectory; its reward is its score by default."""
+    texts = [answer] if isinstance(answer, str) else list(answer)
     texts += [texts[-1]] * (turns - len(texts))
     paid = [0.0] * (len(texts) - 1) + [score if reward is None else reward]
     trajectory = trajectory_of(texts, paid, stop, final)
@@ -40,7 +40,7 @@ def scored(outcomes, **settings):
     """Trajectories with these scores; a list of scores is a row with several samples."""
     if isinstance(outcomes, list):
         return [scored(outcome, **settings) for outcome in outcomes]
-    return played(score=float(outcomes), **settings)
+    return made_episode(score=float(outcomes), **settings)
 
 
 def rollouts_of(label, greedy, sampled=None):
@@ -51,8 +51,8 @@ def rollouts_of(label, greedy, sampled=None):
 
 
 def measure_format(trajectory, row):
-    said = trajectory.turns[-1].text
-    return {"format": float("####" in said), "field/number": float(bool(re.search("[0-9]", said)))}
+    answer = trajectory.turns[-1].text
+    return {"format": float("####" in answer), "field/number": float(bool(re.search("[0-9]", answer)))}
 
 
 def family_of(measure=measure_format):

@@ -71,8 +71,8 @@ def test_gold_behind_an_endpoint_beside_a_local_model(evaluate, run, gold, tmp_p
     assert KEY.encode() not in written and KEY not in done.out + done.err
 
 
-def test_the_same_words_get_the_same_marks_here_and_there(evaluate, task, gold, tmp_path):
-    """The episodes of the endpoint, said again to a local loop with token ids by the rescorer: not one differs."""
+def test_equal_responses_get_equal_rewards_at_an_endpoint_and_locally(evaluate, task, gold, tmp_path):
+    """The rescorer replays the episodes of the endpoint in a local loop with token ids, and none differs."""
     from mtrl.rescore.__main__ import main as rescore
 
     with ChatServer(gold(wrong={2})) as server:
@@ -83,8 +83,8 @@ def test_the_same_words_get_the_same_marks_here_and_there(evaluate, task, gold, 
     assert found["episodes"] == 6 and found["changed"] == 0 and found["success_after"] == pytest.approx(5 / 6)
 
 
-def test_several_endpoints_play_at_once(evaluate, gold, tmp_path):
-    """Each waits for the other: one after another they would wait for ever."""
+def test_several_endpoints_run_concurrently(evaluate, gold, tmp_path):
+    """Each endpoint waits for the other, so sequential requests would never end."""
     import threading
 
     meet = threading.Barrier(2, timeout=20)
@@ -102,7 +102,7 @@ def test_several_endpoints_play_at_once(evaluate, gold, tmp_path):
     assert row["val/episodes"] == row["m-2/val/episodes"] > 0
 
 
-def test_failures_are_no_wrong_answers_and_are_tried_again(evaluate, gold, tmp_path):
+def test_failures_are_not_wrong_answers_and_are_retried(evaluate, gold, tmp_path):
     answer = gold(wrong={0})
     state = {"sick": True}
 
@@ -132,14 +132,14 @@ def test_failures_are_no_wrong_answers_and_are_tried_again(evaluate, gold, tmp_p
     (row,) = metrics_of(tmp_path / "out")
     assert row["val/episodes"] == 6 and row["val/success/mean"] == pytest.approx(5 / 6)
     prompts = {request["messages"][0]["content"] for request in server.requests[earlier:]}
-    assert len(prompts) == len(failed), "only those that failed are played again"
+    assert len(prompts) == len(failed), "only failed episodes are run again"
 
 
 def test_too_many_failures(evaluate, tmp_path):
     with ChatServer(always(refusal(500, "on fire"))) as server:
         done = evaluate(*TASK, model(server), *ROWS, "evaluation.endpoint.retries=0", "environment.retries=0")
     assert done.status == 1
-    assert "4 of 4 episodes failed, and environment.max_failed_share=0.5 of 6 is borne" in done.out
+    assert "4 of 4 episodes failed, and of 6 episodes environment.max_failed_share=0.5 may fail" in done.out
     assert "HTTP 500 on fire" in done.out and "go on with: the same command and evaluation.output=out" in done.out
     assert not (tmp_path / "out" / "report.json").exists()
 

@@ -12,7 +12,7 @@ from tests.evaluation.outputs import metrics_of, report_of, trajectories_of
 FEW = ["evaluation.rows=4", "evaluation.sampled_rows=0", "evaluation.samples_per_row=1", "evaluation.output=out"]
 
 
-def test_a_run_beside_its_beginning(evaluate, run, tmp_path):
+def test_a_run_is_compared_with_its_start(evaluate, run, tmp_path):
     """The command of the guide: everything is written, and the numbers are those of the run's own evaluation."""
     done = evaluate(run, "evaluation.compare=[base]", "evaluation.output=out", "evaluation.pass_k_values=[1,3]")
     out = tmp_path / "out"
@@ -55,13 +55,15 @@ def test_a_run_beside_its_beginning(evaluate, run, tmp_path):
     assert (out / "run.log").read_text().count("pass@3")
 
 
-def test_trajectories_are_scored_paid_and_in_order(evaluate, run, tmp_path):
+def test_trajectories_are_scored_rewarded_and_in_order(evaluate, run, tmp_path):
     assert evaluate(run, "evaluation.output=out").status == 0
-    played = list(read_trajectories(tmp_path / "out" / "trajectories" / "small-step_2_sampled.jsonl"))
-    assert [(t.group_id, t.index) for t in played] == [(f"eval/sampled/{n}", i) for n in range(6) for i in range(3)]
-    assert all(isinstance(t, Trajectory) and t.score in (0.0, 1.0) and t.turns[0].components for t in played)
-    assert len({turn.text for t in played[:3] for turn in t.turns[:1]}) > 1, "samples of a row differ"
-    assert all(version == 2 for t in played for turn in t.turns for version in turn.versions)
+    trajectories = list(read_trajectories(tmp_path / "out" / "trajectories" / "small-step_2_sampled.jsonl"))
+    assert [(t.group_id, t.index) for t in trajectories] == [
+        (f"eval/sampled/{n}", i) for n in range(6) for i in range(3)
+    ]
+    assert all(isinstance(t, Trajectory) and t.score in (0.0, 1.0) and t.turns[0].components for t in trajectories)
+    assert len({turn.text for t in trajectories[:3] for turn in t.turns[:1]}) > 1, "samples of a row differ"
+    assert all(version == 2 for t in trajectories for turn in t.turns for version in turn.versions)
 
 
 def test_two_evaluations_are_byte_identical(evaluate, run, tmp_path):
@@ -114,11 +116,11 @@ def test_a_checkpoint_needs_nothing_of_training(evaluate, run, tmp_path):
     shutil.copytree(run, bare, ignore=shutil.ignore_patterns("export", "optimizer.*", "rng.*", "trajectories"))
     import mtrl.trainer.setup.parts
 
-    def nobody(*args):
+    def refuse(*args):
         raise AssertionError("the warm start was asked for")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mtrl.trainer.setup.parts, "warm_start", nobody)
+        patch.setattr(mtrl.trainer.setup.parts, "warm_start", refuse)
         done = evaluate(bare, *FEW, f"evaluation.compare=[{run}]")
     assert done.status == 0, done.err
     one, two = trajectories_of(tmp_path / "out").values()

@@ -1,4 +1,4 @@
-"""Whatever is wrong is one sentence that names the key, the value and the fix; what has no effect is warned about."""
+"""Every error is one sentence with the key, the value and the fix, and settings without effect cause a warning."""
 
 import json
 
@@ -36,13 +36,13 @@ def folders(tmp_path, monkeypatch):
         ("empty", "empty holds neither a model (config.json) nor a run (config.yaml)"),
         ("adapter", "holds a LoRA adapter and no model; merge it"),
         ("young", "young has no weights yet: neither export/ nor a checkpoint"),
-        ("done", "done is an evaluation and has no weights; go on with it by evaluation.output=done"),
+        ("done", "done is an evaluation and has no weights; continue it with evaluation.output=done"),
         ("outside/step_000003", "is a checkpoint outside of its run"),
         ("old/checkpoints", "is a folder of checkpoints; old/checkpoints has best, latest, step_000004"),
         ("old/checkpoints/best", "no checkpoint was evaluated, so none is the best"),
         ("old/checkpoints/step_000007", "does not exist; old/checkpoints has best, latest, step_000004"),
         ("young/checkpoints/latest", "does not exist; young/checkpoints has no checkpoint"),
-        ("http://localhost:8000/v1", "does not say which model of the endpoint; write MODEL@http://localhost:8000/v1"),
+        ("http://localhost:8000/v1", "does not name the model of the endpoint; write MODEL@http://localhost:8000/v1"),
         ("m@http://localhost:8000", "has no host or no path; write MODEL@http://HOST:PORT/v1"),
         ("m@http:///v1", "has no host or no path"),
         ("m@http://a:b@host/v1", "evaluation.model holds a password; write it without"),
@@ -91,11 +91,12 @@ def test_wrong_commands(evaluate, words, sentence):
 
 
 def test_a_run_and_an_experiment(refused, run):
-    assert "brings its own configuration, and an experiment is another" in refused(run, "+experiment=text_to_sql")
+    message = refused(run, "+experiment=text_to_sql")
+    assert "has its own configuration, which cannot be combined with an experiment" in message
 
 
 def test_two_runs(refused, run):
-    assert "one run too many; name others by evaluation.compare" in refused(run, run)
+    assert "a second run; name further models in evaluation.compare" in refused(run, run)
 
 
 def test_the_folder_of_a_run_is_not_written_into(refused, run):
@@ -108,7 +109,7 @@ def test_the_folder_of_a_run_is_not_written_into(refused, run):
     ("words", "sentence"),
     [
         (["evaluation.split=train"], "evaluation.split=train: these are rows to train on"),
-        (["evaluation.rows=500", "data.max_test_rows=null"], "500 rows were asked for, and test has 12: all of them"),
+        (["evaluation.rows=500", "data.max_test_rows=null"], "500 rows were requested, and test has 12: all of them"),
         (["evaluation.rows=500"], "evaluation.rows=500 is limited to data.max_test_rows=12"),
         (["trainer.max_steps=5"], "trainer.max_steps=5 changes nothing here: an evaluation does not train"),
         (["evaluation.every_steps=5"], "evaluation.every_steps=5 changes nothing here"),
@@ -120,21 +121,21 @@ def test_the_folder_of_a_run_is_not_written_into(refused, run):
         (["generator.eval_sampling_params.temperature=0"], "the sampled episodes of a row are all its greedy one"),
     ],
 )
-def test_what_has_no_effect_is_told(evaluate, run, words, sentence):
+def test_settings_without_effect_cause_a_warning(evaluate, run, words, sentence):
     done = evaluate(run, "evaluation.rows=2", "evaluation.sampled_rows=1", *words)
     assert done.status == 0 and sentence in done.out, done.out
 
 
-def test_a_key_that_travels_in_the_open(monkeypatch):
+def test_an_unencrypted_api_key_causes_a_warning(monkeypatch):
     from mtrl.config.schema import Config
-    from mtrl.evaluation.settings import in_the_open
+    from mtrl.evaluation.settings import unencrypted_keys
 
     sources = [source_of("m@http://far.example/v1"), source_of("m@http://127.0.0.1/v1"), source_of("m@https://a.b/v1")]
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    assert in_the_open(Config(), sources) == []
+    assert unencrypted_keys(Config(), sources) == []
     monkeypatch.setenv("OPENAI_API_KEY", "x")
-    (told,) = in_the_open(Config(), sources)
-    assert "goes unencrypted to far.example; use https" in told
+    (warning,) = unencrypted_keys(Config(), sources)
+    assert "goes unencrypted to far.example; use https" in warning
 
 
 def test_a_model_of_another_task(run, monkeypatch):
@@ -143,11 +144,11 @@ def test_a_model_of_another_task(run, monkeypatch):
     from mtrl.evaluation.settings import trained_elsewhere
 
     config = SimpleNamespace(environment=SimpleNamespace(name="text_to_sql", target=None))
-    (told,) = trained_elsewhere(config, [source_of(str(run))])
-    assert "was trained on gsm8k, and this is text_to_sql" in told
+    (warning,) = trained_elsewhere(config, [source_of(str(run))])
+    assert "was trained on gsm8k, and this is text_to_sql" in warning
 
 
-def test_help_is_light():
+def test_help_imports_no_heavy_packages():
     import subprocess
     import sys
 

@@ -1,4 +1,4 @@
-"""An evaluation that is killed goes on where it was, and ends as if nothing had happened."""
+"""A killed evaluation is resumed, and its result equals that of an uninterrupted one."""
 
 import json
 import os
@@ -14,7 +14,7 @@ import pytest
 import mtrl
 from mtrl.config.schema import Config, EvaluationConfig
 from mtrl.errors import UserError
-from mtrl.evaluation.play import companies_of
+from mtrl.evaluation.runner import fixed_batches
 from mtrl.evaluation.store import Lock, Store, group_name
 from mtrl.types import FinishReason, Group, StopReason, Trajectory, Turn
 from tests import forked
@@ -46,7 +46,7 @@ def episodes(out):
 
 
 @pytest.mark.slow
-def test_killed_and_gone_on_with(evaluate, run, tmp_path):
+def test_a_killed_evaluation_is_resumed_exactly(evaluate, run, tmp_path):
     """SIGKILL twice, the second time with half a line behind it; tokens, log-probs and report are those of a whole
     evaluation, and what was whole is not played again."""
     assert evaluate(run, *WORDS, "evaluation.output=whole").status == 0
@@ -69,10 +69,10 @@ def test_killed_and_gone_on_with(evaluate, run, tmp_path):
     assert metrics_of(out) == metrics_of(tmp_path / "whole") and report_of(out) == report_of(tmp_path / "whole")
     kept = json.loads(before["small-step_2_greedy.jsonl"][0])["turns"][0]["seconds_generate"]
     again = json.loads((out / "trajectories" / "small-step_2_greedy.jsonl").read_text().splitlines()[0])
-    assert again["turns"][0]["seconds_generate"] == kept, "it was played again"
+    assert again["turns"][0]["seconds_generate"] == kept, "it was run again"
 
 
-def test_a_finished_evaluation_is_not_played_again(evaluate, run, tmp_path, monkeypatch):
+def test_a_finished_evaluation_is_not_run_again(evaluate, run, tmp_path, monkeypatch):
     words = [run, "evaluation.rows=3", "evaluation.sampled_rows=0", "evaluation.output=out"]
     assert evaluate(*words).status == 0
     before, report = trajectories_of(tmp_path / "out"), report_of(tmp_path / "out")
@@ -88,13 +88,13 @@ def test_another_evaluation_is_refused(evaluate, refused, run, tmp_path):
     shutil.copytree(run, copy)
     words = [copy, "evaluation.rows=3", "evaluation.sampled_rows=0", "evaluation.output=out"]
     assert evaluate(*words).status == 0
-    for change, told in (
+    for change, message in (
         ("evaluation.rows=4", "began with evaluation.rows=3, and this command has 4"),
         ("seed=5", "began with seed=0, and this command has 5"),
         ("generator.max_turns=2", "began with generator.max_turns=4, and this command has 2"),
         ("evaluation.compare=[base]", "began with the models copy-step_2, and this command has copy-step_2, base"),
     ):
-        assert told in evaluate(*words, change).err
+        assert message in evaluate(*words, change).err
     assert evaluate(*words, "environment.max_workers=3", "evaluation.endpoint.timeout=9").status == 0
     weights = bytearray((copy / "export" / "model.safetensors").read_bytes())
     weights[-8] ^= 1
@@ -119,7 +119,7 @@ def store(tmp_path):
     return Store(tmp_path)
 
 
-def test_groups_come_back(store):
+def test_stored_groups_are_read_back(store):
     for place in (2, 0, 3):
         store.append("m", "sampled", group(place))
     assert store.read("m", "sampled", ROWS, 2) == {place: group(place) for place in (0, 2, 3)}
@@ -127,7 +127,7 @@ def test_groups_come_back(store):
 
 
 def test_a_kill_at_any_byte(store):
-    """Whole groups before it are kept, whatever is behind them is not, and writing on makes the file whole."""
+    """Whole groups before the kill stay, the rest is removed, and later writes complete the file."""
     for place in range(3):
         store.append("m", "sampled", group(place))
     path = store.path("m", "sampled")
@@ -144,7 +144,7 @@ def test_a_kill_at_any_byte(store):
         assert path.read_bytes() == content
 
 
-def test_failed_groups_are_played_again(store):
+def test_failed_groups_are_run_again(store):
     store.append("m", "sampled", group(0, stop=StopReason.ENV_ERROR))
     store.append("m", "sampled", group(1))
     assert list(store.read("m", "sampled", ROWS, 2)) == [1]
@@ -178,7 +178,7 @@ def test_a_kill_before_anything(tmp_path):
         output_of(config)
 
 
-def test_two_at_once(tmp_path):
+def test_two_evaluations_cannot_write_one_folder(tmp_path):
     with Lock(tmp_path), pytest.raises(UserError, match="is being written by another evaluation"), Lock(tmp_path):
         pass
     with Lock(tmp_path):
@@ -186,8 +186,8 @@ def test_two_at_once(tmp_path):
 
 
 @pytest.mark.parametrize(("rows", "samples", "together"), [(10, 1, 4), (10, 3, 8), (5, 9, 4), (3, 1, None), (1, 1, 1)])
-def test_companies(rows, samples, together):
+def test_fixed_batches_contain_every_row_once(rows, samples, together):
     """Every row is in one; none is larger than the engine, unless a single row is."""
-    companies = companies_of(rows, samples, together)
-    assert [place for company in companies for place in company] == list(range(rows))
-    assert all(len(company) * samples <= (together or samples) or len(company) == 1 for company in companies)
+    batches = fixed_batches(rows, samples, together)
+    assert [place for batch_size in batches for place in batch_size] == list(range(rows))
+    assert all(len(batch_size) * samples <= (together or samples) or len(batch_size) == 1 for batch_size in batches)

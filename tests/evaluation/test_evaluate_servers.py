@@ -1,4 +1,4 @@
-"""Which weights servers play with in an evaluation. tests/engines/real/test_engine_runs.py has the real ones."""
+"""Weights of the servers of an evaluation. tests/engines/real/test_engine_runs.py starts real servers."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from mtrl.command.compose import compose
 from mtrl.config.schema import VllmConfig
 from mtrl.engines.local.engine import LocalEngine
 from mtrl.environments.factory import load_task
-from mtrl.evaluation.contenders import served_contender
+from mtrl.evaluation.ready_models import served_model
 from mtrl.evaluation.sources import source_of
 from mtrl.evaluation.weights import load
 from mtrl.trainer.setup.loading import load_model
@@ -40,15 +40,15 @@ def test_servers_start_with_the_weights_of_the_model(run, started, which, tmp_pa
     expected = load(source, config)[0].state_dict()
     generator = replace(config.generator, backend="vllm", vllm=VllmConfig(colocate=True))
     served = replace(config, generator=generator)
-    contender = served_contender(source, served, task, task.splits.test, tmp_path)
+    model = served_model(source, served, task, task.splits.test, tmp_path)
     ((given, weights),) = started
     assert weights.keys() == expected.keys() and all(torch.equal(weights[name], expected[name]) for name in expected)
-    assert contender.engine.version == source.step > 0
+    assert model.engine.version == source.step > 0
     assert (given.model.device, given.generator.vllm.colocate) == ("cpu", False), "nobody trains beside them"
 
 
 def test_servers_with_weights_of_their_own_are_refused(run, refused):
     words = ["generator.backend=vllm", "generator.vllm.urls=[http://127.0.0.1:1]"]
-    said = refused(f"{run}/export", *words)
-    assert "generator.vllm.urls names servers that have weights already" in said
-    assert "write generator.vllm.urls=[], or evaluate what they have by evaluation.model=MODEL@" in said
+    error = refused(f"{run}/export", *words)
+    assert "generator.vllm.urls names running servers" in error
+    assert "set generator.vllm.urls=[], or evaluate the running model with evaluation.model=MODEL@" in error

@@ -66,7 +66,7 @@ def test_neither_order_nor_more_rows_move_others_across(texts, new, rng):
     assert after == before or (new in after and len(before - after) == 1)
 
 
-def test_twins_are_dropped_and_told(caplog):
+def test_duplicate_rows_are_removed_and_reported(caplog):
     texts = [*"abcdefgh", *"abc"]
     cut = cut_validation(Splits(rows_of(texts), []), 7)
     twins = len(set("abc") & set(texts_of(cut.validation)))
@@ -74,7 +74,7 @@ def test_twins_are_dropped_and_told(caplog):
     assert f"dropped {twins} training rows that are twins" in caplog.text
 
 
-def test_tasks_that_the_prompt_does_not_tell():
+def test_rows_with_equal_prompts_differ_by_their_ground_truth():
     """A secret code: one prompt for all, so that the truth is what makes a row another row."""
     train = [row(f"r{n}", "break the code", str(n % 30)) for n in range(40)]
     test = [row(f"t{n}", "break the code", str(n)) for n in range(5)]
@@ -86,8 +86,8 @@ def test_tasks_that_the_prompt_does_not_tell():
 
 @pytest.mark.parametrize("count", [3, 4, 100])
 def test_nothing_left_to_train_on(count):
-    told = f"data.validation_rows={count} leaves nothing to train on, for the training split has 3 different rows"
-    with pytest.raises(UserError, match=told):
+    message = f"data.validation_rows={count} leaves nothing to train on, for the training split has 3 different rows"
+    with pytest.raises(UserError, match=message):
         cut_validation(Splits(rows_of("aabc"), []), count)
 
 
@@ -114,17 +114,17 @@ def test_a_run_evaluates_on_them_and_so_can_an_evaluation(evaluate, tmp_path):
     few = ["evaluation.rows=5", "evaluation.sampled_rows=0", "evaluation.samples_per_row=1"]
     summary = train(compose([*TASK, *quiet, *few, "data.validation_rows=5", f"run_dir={folder}"]))
     assert summary["split"] == "validation"
-    played = [t.task_id for t in read_trajectories(folder / "trajectories" / "eval_greedy_step_000001.jsonl")]
-    assert len(played) == 5 and all(name.startswith("train-") for name in played)
+    evaluated = [t.task_id for t in read_trajectories(folder / "trajectories" / "eval_greedy_step_000001.jsonl")]
+    assert len(evaluated) == 5 and all(name.startswith("train-") for name in evaluated)
     trained = [t.task_id for t in read_trajectories(folder / "trajectories" / "train_step_000001.jsonl")]
-    assert not set(trained) & set(played)
+    assert not set(trained) & set(evaluated)
     done = evaluate(folder, "evaluation.split=validation", "evaluation.output=out")
     assert done.status == 0, done.err
     own = json.loads((folder / "metrics.jsonl").read_text().splitlines()[-1])
     assert metrics_of(tmp_path / "out")[0]["val/reward/mean"] == own["val/reward/mean"]
     again = [t.task_id for t in read_trajectories(tmp_path / "out" / "trajectories" / "run-step_1_greedy.jsonl")]
-    assert again == played
+    assert again == evaluated
 
 
-def test_without_them_a_run_says_test(run):
+def test_a_run_without_validation_rows_reports_the_test_split(run):
     assert json.loads((run / "summary.json").read_text())["split"] == "test"

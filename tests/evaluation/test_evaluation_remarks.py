@@ -1,4 +1,4 @@
-"""The words of a report: said where they hold, silent where they do not, each with a fix."""
+"""Remarks appear where they hold, are absent where they do not, and each has a fix."""
 
 from dataclasses import replace
 
@@ -9,8 +9,8 @@ from mtrl.evaluation.remarks import (
     Level,
     Remark,
     generalisation,
-    gravest_first,
     independence,
+    most_severe_first,
     remarks_on,
     remarks_on_comparisons,
     remarks_on_other,
@@ -18,14 +18,14 @@ from mtrl.evaluation.remarks import (
 from mtrl.evaluation.results import result_of
 from mtrl.evaluation.rollouts import Source
 from mtrl.types import StopReason
-from tests.evaluation.made import config_of, family_of, groups_of, played, scored
+from tests.evaluation.made import config_of, family_of, groups_of, made_episode, scored
 
 
 def result(episodes, kind="greedy"):
     return result_of(groups_of(episodes), kind, config_of().evaluation, family_of())
 
 
-def said(episodes, kind="greedy"):
+def remarks_of(episodes, kind="greedy"):
     return {remark.topic: remark for remark in remarks_on("new", result(episodes, kind), kind, config_of())}
 
 
@@ -33,48 +33,48 @@ def quiet(solved=380, unsolved=20):
     return scored([1] * solved + [0] * unsolved)
 
 
-def test_a_good_evaluation_is_not_remarked_on():
-    assert said(quiet()) == {}
+def test_a_good_evaluation_gets_no_remark():
+    assert remarks_of(quiet()) == {}
 
 
 def test_few_rows_and_a_wide_interval():
-    assert "7 rows are few" in said(scored([1, 0] * 3 + [1]))["interval"].text
-    wide = said(scored([1, 0] * 50))["interval"]
+    assert "7 rows are few" in remarks_of(scored([1, 0] * 3 + [1]))["interval"].text
+    wide = remarks_of(scored([1, 0] * 50))["interval"]
     assert wide.level == Level.NOTE and "20 points wide" not in wide.text and "19 points wide" in wide.text
     needed = int(wide.change.rpartition(" ")[2].rstrip("."))
     again = result(scored([1, 0] * (needed // 2)))
     assert again.success.high - again.success.low <= 0.101
-    assert "evaluation.sampled_rows" in said(scored([1, 0] * 50), "sampled")["interval"].change
+    assert "evaluation.sampled_rows" in remarks_of(scored([1, 0] * 50), "sampled")["interval"].change
 
 
-def test_no_foothold():
-    remark = said(scored([0] * 100))["foothold"]
+def test_an_evaluation_without_success_gets_a_remark():
+    remark = remarks_of(scored([0] * 100))["foothold"]
     assert remark.level == Level.PROBLEM and "nothing to reinforce" in remark.text
-    assert "foothold" not in said(scored([1] + [0] * 99))
+    assert "foothold" not in remarks_of(scored([1] + [0] * 99))
 
 
 def test_a_generous_reward():
-    lenient = [played(score=0.0, reward=1.0) for _ in range(12)]
-    remark = said([*quiet(), *lenient])["generosity"]
+    lenient = [made_episode(score=0.0, reward=1.0) for _ in range(12)]
+    remark = remarks_of([*quiet(), *lenient])["generosity"]
     assert remark.level == Level.PROBLEM and "more generous than the scorer" in remark.text
-    assert said([*quiet(), *lenient[:2]])["generosity"].level == Level.CAUTION
-    strict = [played(score=1.0, reward=0.0) for _ in range(12)]
-    assert "not learnt" in said([*quiet(), *strict])["severity"].text
-    assert "severity" not in said([*quiet(), *strict[:2]])
+    assert remarks_of([*quiet(), *lenient[:2]])["generosity"].level == Level.CAUTION
+    strict = [made_episode(score=1.0, reward=0.0) for _ in range(12)]
+    assert "not learnt" in remarks_of([*quiet(), *strict])["severity"].text
+    assert "severity" not in remarks_of([*quiet(), *strict[:2]])
 
 
-def test_finishing_is_what_is_missing():
-    cut = [played(stop=StopReason.MAX_TURNS) for _ in range(200)]
-    remark = said([*scored([1] * 200), *cut])["completion"]
+def test_low_completion_with_high_success_is_a_problem_of_budgets():
+    cut = [made_episode(stop=StopReason.MAX_TURNS) for _ in range(200)]
+    remark = remarks_of([*scored([1] * 200), *cut])["completion"]
     assert "generator.max_turns" in remark.change
     for episode in cut:
         episode.stop_reason = StopReason.CONTEXT_LIMIT
-    assert "max_context_length" in said([*scored([1] * 200), *cut])["completion"].change
+    assert "max_context_length" in remarks_of([*scored([1] * 200), *cut])["completion"].change
 
 
 def test_answers_are_wrong():
-    assert "redesign" in said(quiet(40, 360))["answers"].change
-    assert "answers" not in said(quiet(380, 20))
+    assert "redesign" in remarks_of(quiet(40, 360))["answers"].change
+    assert "answers" not in remarks_of(quiet(380, 20))
 
 
 @pytest.mark.parametrize(
@@ -85,39 +85,41 @@ def test_answers_are_wrong():
         ("context", 0.05, {"stop": StopReason.CONTEXT_LIMIT}),
     ],
 )
-def test_budgets_are_told_from_their_share_on(topic, share, episode):
+def test_budgets_are_reported_from_their_threshold_on(topic, share, episode):
     at = round(400 * share)
-    assert topic not in said([*quiet(400 - at, 0), *(played(score=1.0, **episode) for _ in range(at))])
-    assert topic in said([*quiet(399 - at, 0), *(played(score=1.0, **episode) for _ in range(at + 1))])
+    assert topic not in remarks_of([*quiet(400 - at, 0), *(made_episode(score=1.0, **episode) for _ in range(at))])
+    assert topic in remarks_of([*quiet(399 - at, 0), *(made_episode(score=1.0, **episode) for _ in range(at + 1))])
 
 
 def test_a_reward_that_ranks_badly():
-    assert "coin" in said([*(played(score=1.0, reward=0.2) for _ in range(200)), *quiet(0, 0), *(
-        played(score=0.0, reward=0.2) for _ in range(200))])["ranking"].text  # fmt: skip
+    assert "chance" in remarks_of([*(made_episode(score=1.0, reward=0.2) for _ in range(200)), *quiet(0, 0), *(
+        made_episode(score=0.0, reward=0.2) for _ in range(200))])["ranking"].text  # fmt: skip
 
 
 def test_failures():
-    lost = [played(stop=StopReason.TIMEOUT, error="x") for _ in range(2)]
-    remark = said([*quiet(), *lost])["failures"]
+    lost = [made_episode(stop=StopReason.TIMEOUT, error="x") for _ in range(2)]
+    remark = remarks_of([*quiet(), *lost])["failures"]
     assert remark.level == Level.CAUTION and "2 episodes of 402 failed (2 timeout)" in remark.text
     assert "success is 95.0%, and would be 94.5% with them" in remark.text
-    assert said([*quiet(), *lost * 20])["failures"].level == Level.PROBLEM
+    assert remarks_of([*quiet(), *lost * 20])["failures"].level == Level.PROBLEM
 
 
-def test_others_are_remarked_on_only_where_the_comparison_suffers():
+def test_other_models_get_remarks_only_on_the_fairness_of_the_comparison():
     others = remarks_on_other("base", result(scored([0] * 10)), "greedy")
     assert [(remark.topic, remark.about) for remark in others] == [("foothold", "base, greedy")]
 
 
 def test_what_the_test_split_does_not_show_of_a_model():
-    def told(kind, text, validation_rows=0):
+    def generalised(kind, text, validation_rows=0):
         return generalisation("test", 5, Source(kind, "new", text), validation_rows)
 
     for name in ("best", "step_000020"):
-        assert "a checkpoint that was chosen by that" in told("checkpoint", f"RUN/checkpoints/{name}")
-        assert "chosen" not in told("checkpoint", f"RUN/checkpoints/{name}", 8)
-    assert "chosen" not in told("checkpoint", "RUN/checkpoints/latest") + told("checkpoint", "RUN")
-    assert "nobody here can tell" in told("endpoint", "m@http://h/v1") and "nobody" not in told("base", "base")
+        assert "a checkpoint that was chosen by that" in generalised("checkpoint", f"RUN/checkpoints/{name}")
+        assert "chosen" not in generalised("checkpoint", f"RUN/checkpoints/{name}", 8)
+    assert "chosen" not in generalised("checkpoint", "RUN/checkpoints/latest") + generalised("checkpoint", "RUN")
+    assert "elsewhere is unknown" in generalised("endpoint", "m@http://h/v1") and "unknown" not in generalised(
+        "base", "base"
+    )
 
 
 def compared(mine, theirs):
@@ -127,9 +129,9 @@ def compared(mine, theirs):
 def test_differences():
     assert remarks_on_comparisons(compared(scored([1] * 20), scored([0] * 20))) == []
     (same,) = remarks_on_comparisons(compared(scored([1, 0] * 20), scored([0, 1] * 20)))
-    assert same.level == Level.NOTE and "not proof that they are alike" in same.text
+    assert same.level == Level.NOTE and "does not show that the models are equal" in same.text
     (edge,) = remarks_on_comparisons(compared(scored([1] * 5 + [0] * 15), scored([0] * 20)))
-    assert "on the edge" in edge.text and "p = 0.062" in edge.text
+    assert "borderline" in edge.text and "p = 0.062" in edge.text
     (worse,) = remarks_on_comparisons(compared(scored([0] * 20), scored([1] * 20)))
     assert worse.level == Level.PROBLEM and worse.text.startswith("It is worse than old (greedy): -100.0 points")
     mine = scored([1] * 20)
@@ -138,26 +140,28 @@ def test_differences():
     assert missing.topic == "pairs" and missing.text.startswith("1 row could not")
 
 
-def test_the_gravest_comes_first_and_none_twice():
-    few = said(scored([0] * 4))
-    remarks = gravest_first([*few.values(), *few.values(), replace(few["interval"], model="old")])
+def test_the_most_severe_remark_is_first_and_none_is_repeated():
+    few = remarks_of(scored([0] * 4))
+    remarks = most_severe_first([*few.values(), *few.values(), replace(few["interval"], model="old")])
     levels = [list(Level).index(remark.level) for remark in remarks]
     assert levels == sorted(levels)
     assert len(remarks) == len(few) + 1
     assert all(remark.text and remark.change for remark in remarks)
 
 
-def test_of_two_remarks_on_a_topic_the_graver_is_kept():
+def test_the_more_severe_of_two_remarks_on_a_topic_stays():
     few = Remark(Level.CAUTION, "failures", "new", "1 of 100", "mend", "greedy")
     many = replace(few, level=Level.PROBLEM, text="50 of 100", kind="sampled")
-    assert gravest_first([few, many]) == [many]
+    assert most_severe_first([few, many]) == [many]
 
 
-def test_the_two_questions_are_answered_apart():
+def test_the_two_questions_are_answered_separately():
     end = Source("export", "new", "RUN", "RUN/export")
     assert "never trained on: the success rate is what to expect" in generalisation("test", 5, end, 0)
     assert "may have seen" in generalisation("train", 5, end, 0)
-    assert "little too good" in generalisation("validation", 5, end, 8)
-    assert "no episode that one of them" in independence(result(scored([1, 0])))
-    odd = independence(result([played(score=0.0, reward=1.0), played(score=1.0, reward=0.0), *scored([1, 1])]))
-    assert "agree on 50.0%" in odd and "calls 1 episode solved" in odd and "misses 1" in odd
+    assert "slightly too high" in generalisation("validation", 5, end, 8)
+    assert "no episode is solved for one of them" in independence(result(scored([1, 0])))
+    odd = independence(
+        result([made_episode(score=0.0, reward=1.0), made_episode(score=1.0, reward=0.0), *scored([1, 1])])
+    )
+    assert "agree on 50.0%" in odd and "counts 1 episode as solved" in odd and "misses 1" in odd

@@ -24,7 +24,7 @@ from mtrl.evaluation.report_tables import Table
 from mtrl.scoring.agreement import Verdict
 from mtrl.scoring.measures import Episode
 from mtrl.types import StopReason
-from tests.evaluation.made import config_of, family_of, played, rollouts_of, scored
+from tests.evaluation.made import config_of, family_of, made_episode, rollouts_of, scored
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -88,7 +88,7 @@ def assert_harmless(html):
     return page
 
 
-def test_everything_that_was_asked_for_is_there():
+def test_the_report_has_every_section():
     found = to_dict(report_of())
     assert (found["format"], found["version"]) == ("mtrl.evaluation", 1)
     assert [model["label"] for model in found["models"]] == ["tuned", "base"]
@@ -125,17 +125,17 @@ def test_the_schema_does_not_change_unnoticed():
     assert found["remarks"][0].keys() == {"level", "topic", "model", "text", "change", "kind"}
 
 
-def test_every_disagreement_is_kept():
-    odd = [played("#### 9", score=0.0, reward=1.0) for _ in range(CONVERSATIONS + 5)]
-    strict = played("x" * 9000, score=1.0, reward=0.0)
+def test_every_disagreement_is_in_the_report():
+    odd = [made_episode("#### 9", score=0.0, reward=1.0) for _ in range(CONVERSATIONS + 5)]
+    strict = made_episode("x" * 9000, score=1.0, reward=0.0)
     report = report_of([rollouts_of("m", [*scored([1] * 50), strict, *odd])])
-    kept = to_dict(report)["disagreements"]
-    assert len(kept) == len(odd) + 1
-    assert kept[0] == {
+    disagreements = to_dict(report)["disagreements"]
+    assert len(disagreements) == len(odd) + 1
+    assert disagreements[0] == {
         "model": "m", "kind": "greedy", "id": "eval/greedy/51/0", "row": "row51", "verdict": "lenient", "reward": 1.0,
         "score": 0.0, "last_response": "#### 9",
     }  # fmt: skip
-    assert kept[-1]["verdict"] == "strict" and len(kept[-1]["last_response"]) < 5000
+    assert disagreements[-1]["verdict"] == "strict" and len(disagreements[-1]["last_response"]) < 5000
     html = to_html(report)
     assert html.count('class="tag lenient"') == CONVERSATIONS
     assert "6 more disagreements are in report.json" in html
@@ -143,14 +143,14 @@ def test_every_disagreement_is_kept():
 
 
 @pytest.mark.parametrize("text", [HOSTILE[2], HOSTILE[6], HOSTILE[9], " ".join(HOSTILE)], ids=["2", "6", "9", "all"])
-def test_what_a_model_writes_is_text(text, tmp_path):
-    episode = played([text, text], score=0.0, reward=1.0, final=[{"role": text, "content": text}])
+def test_text_of_a_model_is_escaped(text, tmp_path):
+    episode = made_episode([text, text], score=0.0, reward=1.0, final=[{"role": text, "content": text}])
     for turn in episode.turns:
         turn.observation = [{"role": "user", "content": text}, {"role": "tool", "content": [{"text": text}]}]
         turn.components, turn.metrics = {text: 1.0}, {text: 1.0}
         turn.message["tool_calls"] = [{"id": text, "function": {"name": text, "arguments": text}}]
-    failure = played(text, stop=StopReason.ENV_ERROR, error=text)
-    rollouts = rollouts_of(text[:60], [episode, played(score=1.0), failure])
+    failure = made_episode(text, stop=StopReason.ENV_ERROR, error=text)
+    rollouts = rollouts_of(text[:60], [episode, made_episode(score=1.0), failure])
     for group in rollouts.groups["greedy"]:
         group.row["id"] = text
     name = text[:150]  # a longer one is refused
@@ -178,7 +178,7 @@ def test_hostile_text_is_harmless(text):
 
 def assert_shown_as_text(text):
     """In the conversation of a disagreement, and in a cell of Markdown."""
-    episode = played(text, score=0.0, reward=1.0, final=[{"role": "user", "content": text}])
+    episode = made_episode(text, score=0.0, reward=1.0, final=[{"role": "user", "content": text}])
     disagreement = Disagreement(
         "m", text, text, text, Verdict.LENIENT, 1.0, 0.0, text, Episode(episode, {"id": text, "ground_truth": text})
     )
@@ -191,7 +191,7 @@ def assert_shown_as_text(text):
 
 def test_long_responses_are_cut_and_written_at_once(tmp_path):
     long = "<b>&amp;\u202e" * 130_000  # more than 1 MB
-    episodes = [played([long] * (TURNS + 2), score=0.0, reward=1.0) for _ in range(4)]
+    episodes = [made_episode([long] * (TURNS + 2), score=0.0, reward=1.0) for _ in range(4)]
     paths = write_report(report_of([rollouts_of("m", episodes)]), tmp_path)
     html = paths[2].read_text(encoding="utf-8")
     page = assert_harmless(html)
@@ -230,7 +230,7 @@ def test_one_model_greedy_only():
     assert "## How episodes ended" in markdown
 
 
-def test_a_difference_on_fewer_rows_says_so():
+def test_a_difference_on_fewer_rows_has_their_number():
     some = scored([[1, 0], [1, 1], [0, 1]])
     some[0][0].stop_reason = StopReason.TIMEOUT
     one, two = scored([1] * 3), scored([0] * 3)
@@ -242,8 +242,8 @@ def test_a_difference_on_fewer_rows_says_so():
     assert "rows" not in line
 
 
-def test_a_model_of_which_everything_failed_is_told():
-    lost = [played(stop=StopReason.TIMEOUT, error="TimeoutError: no answer\ntrace") for _ in range(3)]
+def test_a_model_without_a_finished_episode_is_reported():
+    lost = [made_episode(stop=StopReason.TIMEOUT, error="TimeoutError: no answer\ntrace") for _ in range(3)]
     report = report_of([rollouts_of("m", scored([1, 0, 1])), rollouts_of("gone", lost)])
     assert to_dict(report)["models"][1]["failed_kinds"] == {"greedy": {"timeout": 3}}
     assert to_dict(report)["models"][1]["greedy"] is None
@@ -254,18 +254,18 @@ def test_a_model_of_which_everything_failed_is_told():
         report_of([rollouts_of("gone", lost)])
 
 
-def test_who_is_solved_by_chance_has_a_foothold():
+def test_a_model_that_succeeds_by_chance_has_a_foothold():
     def topics(sampled):
         return [remark.topic for remark in report_of([rollouts_of("m", scored([0] * 4), scored(sampled))]).remarks]
 
     assert "foothold" in topics([[0, 0]] * 4) and "foothold" not in topics([[0, 0]] * 3 + [[0, 1]])
 
 
-def test_tokens_of_an_endpoint_are_those_that_it_counted():
-    """It gives no ids; and one that counts nothing does not look as if it had said nothing."""
+def test_tokens_of_an_endpoint_are_those_of_its_usage():
+    """An endpoint gives no ids, and a missing usage is not shown as 0 tokens."""
 
     def far(count):
-        rollouts = rollouts_of("far", [played(score=0.0, reward=1.0, turns=2, tokens=0) for _ in range(3)])
+        rollouts = rollouts_of("far", [made_episode(score=0.0, reward=1.0, turns=2, tokens=0) for _ in range(3)])
         for turn in (turn for group in rollouts.groups["greedy"] for t in group.trajectories for turn in t.turns):
             turn.metrics = {"completion_tokens": count}
         return replace(rollouts, usage=Spending(requests=6).metrics(PriceConfig()))
@@ -301,7 +301,7 @@ def test_the_same_rollouts_give_the_same_page():
     assert to_json(first).replace(first.created, "") == to_json(second).replace(second.created, "")
 
 
-def test_a_task_without_a_scorer_of_its_own_is_told_so():
+def test_a_task_without_a_scorer_is_reported():
     class Bare(BaseEnvironment):
         def step(self, response, ground_truth):
             return 1.0, None, True

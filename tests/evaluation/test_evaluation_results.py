@@ -1,4 +1,4 @@
-"""One model's numbers: what counts, what is left out, and what is told of it."""
+"""Results of one model: counted episodes, left-out episodes and their report."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from mtrl.config.schema import EvaluationConfig
 from mtrl.evaluation.results import failed, pass_at_k_rates, result_of
 from mtrl.scoring.statistics import success_rate
 from mtrl.types import StopReason
-from tests.evaluation.made import family_of, groups_of, played, scored
+from tests.evaluation.made import family_of, groups_of, made_episode, scored
 
 CONFIG = EvaluationConfig(pass_k_values=[1, 2, 4])
 
@@ -16,7 +16,7 @@ def greedy(episodes, config=CONFIG, family=None):
 
 
 def lost(stop=StopReason.ENV_ERROR, turns=True):
-    trajectory = played("#### 1", score=0.0, stop=stop, error="OSError: down\ntraceback")
+    trajectory = made_episode("#### 1", score=0.0, stop=stop, error="OSError: down\ntraceback")
     trajectory.score = None
     trajectory.turns = trajectory.turns if turns else []
     return trajectory
@@ -24,24 +24,24 @@ def lost(stop=StopReason.ENV_ERROR, turns=True):
 
 @pytest.mark.parametrize("stop", [StopReason.ENV_ERROR, StopReason.TIMEOUT, StopReason.PARSE_ERROR, StopReason.ABORTED])
 def test_failed_episodes_are_in_no_rate_and_counted_apart(stop):
-    result = greedy([played(score=1.0), played(score=0.0), lost(stop), lost(stop, turns=False)])
+    result = greedy([made_episode(score=1.0), made_episode(score=0.0), lost(stop), lost(stop, turns=False)])
     assert (result.success.value, result.success_with_failures) == (0.5, 0.25)
     assert result.failures == {str(stop): 2}
     assert (result.episodes, result.rows, result.stops) == (2, 2, {"done": 2})
     assert result.completion.value == 1.0 and failed(lost(stop))
 
 
-def test_nothing_is_left():
+def test_an_evaluation_of_failed_episodes_has_no_result():
     assert greedy([lost()]) is None and greedy([]) is None
 
 
 def test_ends_and_budgets():
     result = greedy(
         [
-            played(turns=4, stop=StopReason.MAX_TURNS),
-            played(turns=2, cut=True, stop=StopReason.TURN_TOKEN_LIMIT),
-            played(turns=1, stop=StopReason.CONTEXT_LIMIT),
-            played(turns=1),
+            made_episode(turns=4, stop=StopReason.MAX_TURNS),
+            made_episode(turns=2, cut=True, stop=StopReason.TURN_TOKEN_LIMIT),
+            made_episode(turns=1, stop=StopReason.CONTEXT_LIMIT),
+            made_episode(turns=1),
         ]
     )
     assert vars(result.budgets) == {
@@ -57,17 +57,17 @@ def test_ends_and_budgets():
 
 
 def test_a_turn_without_room_is_not_at_the_token_cap():
-    """Engines end it by length too, without a token: the remedy is another."""
-    full = played(turns=2, cut=True, tokens=0, stop=StopReason.CONTEXT_LIMIT)
+    """Engines also end such a turn by length, without a token, and the fix is another one."""
+    full = made_episode(turns=2, cut=True, tokens=0, stop=StopReason.CONTEXT_LIMIT)
     assert greedy([full]).budgets.at_token_cap == 0.0
     for turn in full.turns:
-        turn.metrics = {"completion_tokens": 0.0}  # of an endpoint that counts nothing
+        turn.metrics = {"completion_tokens": 0.0}  # an endpoint that reports no usage
     assert greedy([full]).budgets.at_token_cap == 1.0
 
 
-def test_reward_beside_score():
+def test_reward_and_score_are_compared():
     pairs = [(1.0, 1.0), (1.0, 0.2), (0.0, 1.0), (0.0, 1.5), (0.0, 0.0)]
-    agreement = greedy([played(score=s, reward=r) for s, r in pairs]).agreement
+    agreement = greedy([made_episode(score=s, reward=r) for s, r in pairs]).agreement
     assert (agreement.lenient, agreement.strict, agreement.claims) == (2, 1, 0.6)
     assert agreement.agree.value == 0.4
     assert agreement.ranking == pytest.approx((0.5 + 0 + 1 + 0 + 0 + 1) / 6)
@@ -92,15 +92,15 @@ def test_rows_with_too_few_samples_are_in_no_pass_at_k():
 
 
 def test_measures_of_the_family():
-    result = greedy([played("#### 7"), played("hm"), played("seven ####")])
+    result = greedy([made_episode("#### 7"), made_episode("hm"), made_episode("seven ####")])
     assert result.measures.format.value == pytest.approx(2 / 3)
     assert result.measures.fields["number"].value == pytest.approx(1 / 3)
     assert result.measures.field_accuracy.value == pytest.approx(1 / 3)
     assert result.measures.others == {}
-    assert greedy([played()], family=family_of(None)).measures.format is None
+    assert greedy([made_episode()], family=family_of(None)).measures.format is None
 
 
 def test_a_key_that_fits_some_rows_is_over_those():
     family = family_of(lambda trajectory, row: {"executes": 1.0} if row["id"] == "row0" else {"format": 0.0})
-    measures = greedy([played(), played()], family=family).measures
+    measures = greedy([made_episode(), made_episode()], family=family).measures
     assert measures.others["executes"].value == 1.0 and measures.format.value == 0.0

@@ -20,7 +20,7 @@ from tests.envs.episodes import trajectory_of
 
 ROOT = Path(mtrl.__file__).parent.parent
 NEUTRAL = {"mtrl.types", "mtrl.errors", "mtrl.utils.process_guard"}
-"""Nouns, one exception and what it is told with: nothing in them reads what a model said."""
+"""Modules of types and errors, which parse no text of a model."""
 EXECUTOR = "mtrl.sandbox."
 """Where SQL and commands run is one place for both sides of `RUNNING`: it is handed what each has parsed by itself."""
 RUNNING = ("text_to_sql", "mini_swe")
@@ -89,7 +89,7 @@ def is_harmless(module, name):
 
 
 def shared(name, root=ROOT):
-    """Modules that both sides of a family end up importing and that could read what a model said."""
+    """Modules that both sides of a family end up importing and that could parse text of a model."""
     scored, paid = sides(name)
     return {module for module in reach(scored, root) & reach(paid, root) if not is_harmless(module, name)}
 
@@ -169,8 +169,8 @@ def functions_run():
         threading.setprofile(None)
 
 
-async def play(family, row, responses, **settings):
-    """What an episode of these responses is paid."""
+async def run(family, row, responses, **settings):
+    """Return the reward of an episode of these responses."""
     environment = family.environment(**settings)
     try:
         opening = environment.reset(row)
@@ -186,9 +186,9 @@ async def play(family, row, responses, **settings):
 
 
 def run_in_common(family, row, responses, **settings):
-    """Functions that run both when these responses are paid and when they are scored; the reward and the score."""
+    """Return the functions that run for both reward and score of these responses, the reward and the score."""
     with functions_run() as paying:
-        reward = asyncio.run(play(family, row, responses, **settings))
+        reward = asyncio.run(run(family, row, responses, **settings))
     with functions_run() as scoring:
         score = family.score(trajectory_of(responses), row)
         family.measure(trajectory_of(responses), row)
@@ -197,7 +197,7 @@ def run_in_common(family, row, responses, **settings):
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_paying_and_scoring_run_no_function_in_common(name):
+def test_reward_and_scorer_run_no_function_in_common(name):
     family = get_family(name)
     settings = SETTINGS.get(name, {})
     data = DataConfig(synthetic_train_rows=16, synthetic_test_rows=8)
@@ -207,8 +207,8 @@ def test_paying_and_scoring_run_no_function_in_common(name):
     assert not {(module, function) for module, function in both if not is_harmless(module, name)}
 
 
-def test_a_scorer_that_calls_the_rewards_parser_is_seen(monkeypatch):
-    """Handed over without any import: only running shows it."""
+def test_a_scorer_that_calls_the_parser_of_the_reward_is_detected(monkeypatch):
+    """The function is passed without an import, so only a run reveals it."""
     reward = importlib.import_module("envs.gsm8k.reward")
     scorer = importlib.import_module("envs.gsm8k.scorer")
     monkeypatch.setattr(scorer, "_final_answer", reward.parse_answer)

@@ -5,9 +5,9 @@ import json
 import pytest
 from omegaconf import OmegaConf
 
+from mtrl.figures.axis import Study
 from mtrl.figures.groups import group_runs
-from mtrl.figures.runs import read_run
-from mtrl.figures.study import Study
+from mtrl.record.run import Run
 from mtrl.types import to_json
 from tests.figures.made import SETTINGS, training_rows
 from tests.record.conftest import rows
@@ -44,6 +44,6 @@ def study(make_run):
 
     def make(*runs, **keywords):
         folders = [make_run(f"run{number}", **run) for number, run in enumerate(runs)]
-        return Study(group_runs([read_run(folder) for folder in folders]), **keywords)
+        return Study(group_runs([Run(folder) for folder in folders]), **keywords)
 
     return make

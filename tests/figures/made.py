@@ -1,5 +1,6 @@
-"""Made-up runs, and what is in their figures."""
+"""Made-up runs, and readers of the content of figures."""
 
+from mtrl.record.run import Run
 from mtrl.types import FinishReason, StopReason, Trajectory, Turn
 
 SETTINGS = {
@@ -35,6 +36,22 @@ def trajectory(turns, score=1.0, stop=StopReason.DONE):
 def row(step, **values):
     """A row of metrics; `a__b` is written for `a/b`."""
     return {"step": step, **{key.replace("__", "/"): value for key, value in values.items()}}
+
+
+class MadeUpRun(Run):
+    """A run without a folder, of given settings and rows."""
+
+    def __init__(self, path="run", settings=None, rows=()):
+        super().__init__(path)
+        self._given = settings or {}, list(rows)
+
+    @property
+    def settings(self):
+        return self._given[0]
+
+    @property
+    def rows(self):
+        return self._given[1]
 
 
 def training_rows(steps=4, lift=0.0):

@@ -11,11 +11,11 @@ from mtrl.errors import UserError
 from mtrl.figures.axis import Axis, cost, places
 from mtrl.figures.bands import band, keys_below, seed_band, window
 from mtrl.figures.groups import Group
-from mtrl.figures.runs import Run
+from tests.figures.made import MadeUpRun
 
 
 def run(*rows, path="run"):
-    return Run(path, {}, list(rows))
+    return MadeUpRun(path, rows=rows)
 
 
 def of(values, key="a"):
@@ -47,7 +47,7 @@ def test_evaluations_at_other_steps_are_compared_where_both_lie():
     assert found.seeds == [1, 2, 2, 2, 1] and found.stretches() == [(0, 1, False), (1, 3, True), (3, 4, False)]
 
 
-def test_a_metric_that_nobody_measured_is_empty():
+def test_an_unmeasured_metric_is_empty():
     found = seed_band(Group("g", (of([1.0]),)), "b")
     assert not found and found.most == 0 and found.stretches() == []
 
@@ -94,7 +94,7 @@ COSTS = {"perf/tokens_per_second": 100.0, "time/step": 36.0, "rollout/tokens/tra
         (Axis.HOURS, {0: 0.0, 1: 0.01, 2: 0.02}),
     ],
 )
-def test_what_steps_cost(axis, expected):
+def test_the_cost_of_steps_by_axis(axis, expected):
     assert cost(run({"step": 0}, {"step": 1, **COSTS}, {"step": 2, **COSTS}), axis) == pytest.approx(expected)
 
 
@@ -103,6 +103,6 @@ def test_an_axis_that_was_not_measured_is_one_sentence():
         cost(run({"step": 1, **COSTS}, {"step": 2}), Axis.HOURS)
 
 
-def test_seeds_lie_at_their_mean_cost():
+def test_seeds_are_drawn_at_their_mean_cost():
     cheap, dear = run({"step": 1, **COSTS}), run({"step": 1, **COSTS, "time/step": 108.0}, {"step": 2, **COSTS})
     assert places(Group("g", (cheap, dear)), Axis.HOURS).of([1, 2]) == pytest.approx([0.02, 0.04])

@@ -10,7 +10,7 @@ import pytest
 from mtrl.errors import UserError
 from mtrl.figures.__main__ import chosen, main
 from mtrl.figures.axis import Axis
-from mtrl.figures.catalogue import FIGURES
+from mtrl.figures.index import FIGURES
 from tests import forked
 from tests.figures.made import training_rows, trajectory, turn
 
@@ -22,7 +22,7 @@ def run(*words, expected=0):
     return done
 
 
-def test_all_figures_of_a_run_land_in_its_folder(make_run):
+def test_all_figures_of_a_run_are_written_into_its_folder(make_run):
     folder = make_run(trajectories={"train_step_000001": [trajectory([turn(reward=1.0)])]})
     done = run(folder)
     assert done.stdout == f"{len(FIGURES)} figures of 1 run: {folder / 'figures' / 'index.html'}\n"
@@ -32,9 +32,9 @@ def test_all_figures_of_a_run_land_in_its_folder(make_run):
     assert all((folder / "figures" / f"{name}.png").read_bytes().startswith(b"\x89PNG") for name in FIGURES)
 
 
-def test_a_sweep_is_grouped_and_drawn_twice_the_same(make_run, tmp_path):
+def test_a_sweep_is_grouped_and_two_drawings_are_equal(make_run, tmp_path):
     parts = {"correct": 1.0, "format": 0.5}
-    played = {"train_step_000001": [trajectory([turn(reward=1.0, components=parts, metrics=parts)])]}
+    stored = {"train_step_000001": [trajectory([turn(reward=1.0, components=parts, metrics=parts)])]}
     spans = [
         {"step": 1, "name": name, "lane": "trainer", "start": start, "end": start + 1.0}
         for start, name in enumerate(("update", "other", "sync", "another"))
@@ -42,7 +42,7 @@ def test_a_sweep_is_grouped_and_drawn_twice_the_same(make_run, tmp_path):
     for arm in ("grpo", "rloo"):
         for seed in (0, 1):
             settings = {"algorithm.advantage_method": arm}
-            make_run(f"sweep/{arm}/{seed}", seed=seed, settings=settings, spans=spans, trajectories=played)
+            make_run(f"sweep/{arm}/{seed}", seed=seed, settings=settings, spans=spans, trajectories=stored)
     words = (tmp_path / "sweep", "--only", "stops,learning,timeline,actions", "--format", "svg", "--x", "tokens")
     done = run(*words, "--out", tmp_path / "first")
     assert done.stdout.startswith("4 figures of 4 runs in 2 groups: ")
@@ -56,7 +56,7 @@ def test_a_sweep_is_grouped_and_drawn_twice_the_same(make_run, tmp_path):
     assert "<td>algorithm.advantage_method</td><td>grpo</td><td>rloo</td>" in page
 
 
-def test_words_of_others_are_no_markup(make_run, tmp_path, capsys):
+def test_foreign_text_is_no_markup(make_run, tmp_path, capsys):
     evil = "<script>alert(1)</script>\x1b[2J"
     folder = make_run(settings={"name": evil})
     assert main([str(folder), "--only", "signal", "--out", str(tmp_path / "out")]) == 0
@@ -97,33 +97,33 @@ def test_a_wrong_command_ends_with_2(tmp_path):
     assert done.stdout == "" and done.stderr.count("\n") == 1 and "holds no run" in done.stderr
 
 
-def test_a_run_without_rows_is_told_and_left_out(make_run, tmp_path, capsys):
+def test_a_run_without_rows_is_reported_and_left_out(make_run, tmp_path, capsys):
     make_run("sweep/a"), make_run("sweep/b", seed=1, rows=[])
     assert main([str(tmp_path / "sweep"), "--only", "stops", "--out", str(tmp_path / "out")]) == 0
     assert "sweep/b has no row of metrics yet, and is left out" in capsys.readouterr().err
 
 
-def test_the_same_seed_twice_is_told(make_run, tmp_path, capsys):
+def test_a_repeated_seed_is_reported(make_run, tmp_path, capsys):
     make_run("sweep/a"), make_run("sweep/b")
     main([str(tmp_path / "sweep"), "--only", "stops", "--out", str(tmp_path / "out")])
     assert "have the same settings and seed" in capsys.readouterr().err
 
 
-def test_figures_are_chosen_in_the_order_of_the_catalogue():
+def test_figures_are_chosen_in_the_order_of_display():
     assert chosen(None, Axis.STEPS) == list(FIGURES)
     assert chosen("stops, learning", Axis.HOURS) == ["learning", "stops"]
     with pytest.raises(UserError, match="--only ,: this is no figure"):
         chosen(",", Axis.STEPS)
 
 
-def test_help_is_light():
+def test_help_imports_no_heavy_packages():
     code = "import sys, mtrl.figures.__main__ as m\ntry: m.main(['--help'])\nexcept SystemExit: pass\n"
     code += "assert not {'torch', 'matplotlib', 'transformers'} & set(sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert all(name in done.stdout for name in FIGURES)
 
 
-def test_a_partial_run_is_drawn_as_far_as_it_is(make_run, tmp_path, capsys):
+def test_a_partial_run_is_drawn_up_to_its_last_step(make_run, tmp_path, capsys):
     whole, part = make_run("sweep/a"), make_run("sweep/b", seed=1, rows=training_rows(2))
     with (part / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "rollout/re')

@@ -1,9 +1,9 @@
-"""What is in the figures: lines, labels, words; never pixels."""
+"""Content of the figures: lines, labels and texts, without pixels."""
 
 import pytest
 
 from mtrl.figures.axis import Axis
-from mtrl.figures.catalogue import FIGURES, draw
+from mtrl.figures.index import FIGURES, draw
 from mtrl.figures.style import save
 from mtrl.types import StopReason
 from tests.figures.made import legend_of, lines_of, panels_of, row, training_rows, trajectory, turn
@@ -41,7 +41,7 @@ def test_every_figure_of_a_whole_run_shows_something(study, name):
 
 @pytest.mark.parametrize("rows", [[{"step": 0}], [row(1, rollout__reward__mean=None)]], ids=["empty", "null"])
 @pytest.mark.parametrize("name", FIGURES)
-def test_a_figure_of_what_was_not_measured_says_so(study, name, rows):
+def test_a_figure_without_data_shows_not_measured(study, name, rows):
     figure = draw(name, study({"rows": rows})).figure
     assert figure.axes and all("not measured" in words_of(axes) for axes in figure.axes)
 
@@ -69,7 +69,7 @@ def test_learning_draws_a_line_for_each_group_and_a_band_for_its_seeds(study):
     assert "n = 1 to 2" in drawing.caption and "lowest to highest seed" in drawing.caption
 
 
-def test_the_same_seed_twice_is_not_called_two_seeds(study):
+def test_a_repeated_seed_is_not_called_two_seeds(study):
     assert legend_of(draw("learning", study({}, {})).figure) == ["made_up (2 runs)"]
 
 
@@ -94,18 +94,18 @@ def test_steps_that_only_some_seeds_have_are_dotted(study):
     assert styles == [("-", [1, 2]), (":", [2, 3, 4])]
 
 
-def test_curves_run_along_what_was_asked_for(study):
+def test_curves_use_the_chosen_axis(study):
     made = study({}, axis=Axis.TRAJECTORIES)
     axes = panels_of(draw("learning", made).figure)["training: reward"]
     assert axes.get_xlabel() == "trajectories for training"
     assert lines_of(axes)["made_up"][0] == [40, 80, 120, 160]
 
 
-def test_agreement_shows_claims_beside_success(study):
+def test_agreement_shows_claims_and_success(study):
     rows = [row(s, rollout__reward__mean=0.5, rollout__claims__mean=s / 4, rollout__success__mean=0.25) for s in (1, 2)]
     (axes,) = draw("agreement", study({"rows": rows})).figure.axes
     found = lines_of(axes)
-    assert found["claims: paid as solved"] == ([1, 2], [0.25, 0.5])
+    assert found["claims: solved by the reward"] == ([1, 2], [0.25, 0.5])
     assert found["success: solved"] == ([1, 2], [0.25, 0.25])
     (gap,) = axes.collections
     assert gap.get_label() == "claimed, not solved" and gap.get_paths()[0].vertices[:, 1].max() == 0.5
@@ -113,10 +113,10 @@ def test_agreement_shows_claims_beside_success(study):
 
 def test_claims_of_an_old_run_are_those_of_its_stored_episodes(study):
     (axes,) = draw("agreement", study(WHOLE)).figure.axes
-    assert lines_of(axes)["claims: paid as solved"] == ([1, 4], [pytest.approx(2 / 3), 1.0])
+    assert lines_of(axes)["claims: solved by the reward"] == ([1, 4], [pytest.approx(2 / 3), 1.0])
 
 
-def test_reward_against_score_tells_the_share_of_each_corner(study):
+def test_reward_against_score_shows_the_share_of_each_corner(study):
     (axes,) = draw("reward_vs_score", study({"trajectories": {"train_step_000001": PLAYED}})).figure.axes
     assert sorted(words_of(axes)) == ["both 33.3%", "lenient 33.3%", "neither 33.3%", "strict 0.0%"]
     offsets = [tuple(map(tuple, dots.get_offsets())) for dots in axes.collections if len(dots.get_offsets())]
@@ -140,12 +140,12 @@ def test_lengths_show_the_limit_and_the_mean_of_every_step(study):
     assert lines_of(context)["median"] == ([1, 4], [5.0, 9.5])
 
 
-def test_components_add_the_reward_that_was_paid(study):
+def test_components_include_the_whole_reward(study):
     (axes,) = draw("components", study({})).figure.axes
-    assert lines_of(axes)["correct"][1] == pytest.approx([0.1, 0.2, 0.3, 0.4]) == lines_of(axes)["paid"][1]
+    assert lines_of(axes)["correct"][1] == pytest.approx([0.1, 0.2, 0.3, 0.4]) == lines_of(axes)["whole reward"][1]
 
 
-def test_budgets_mark_where_a_larger_one_is_worth_trying(study):
+def test_budgets_mark_their_recommended_limits(study):
     axes = panels_of(draw("budgets", study({})).figure)["training: out of turns"]
     assert [line.get_ydata()[0] for line in axes.lines if line.get_label() == "_limit 0.1"] == [0.1]
 
@@ -153,7 +153,7 @@ def test_budgets_mark_where_a_larger_one_is_worth_trying(study):
 def test_turn_rewards_by_place(study):
     (axes,) = draw("turn_rewards", study({"trajectories": {"train_step_000001": PLAYED}})).figure.axes
     found = lines_of(axes)
-    assert found["paid"] == ([1, 2], [pytest.approx(0.4), 1.0])
+    assert found["whole reward"] == ([1, 2], [pytest.approx(0.4), 1.0])
     assert found["format"][1] == [pytest.approx(0.2 / 3), 0.0] and found["correct"][1] == [pytest.approx(1 / 3), 1.0]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["1\nn=3", "2\nn=1"]
 
@@ -163,7 +163,7 @@ def test_advantages_by_place(study):
     assert lines_of(axes)["mean"] == ([1, 2], [0.0, 4.0])
 
 
-def test_actions_are_a_table_of_what_was_counted(study):
+def test_actions_are_a_table_of_counted_calls(study):
     (axes,) = draw("actions", study({"trajectories": {"train_step_000001": PLAYED}})).figure.axes
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["add"]
     assert words_of(axes) == ["2.00"]
@@ -188,7 +188,7 @@ def test_actions_of_several_groups_have_the_same_rows(study):
     assert shades == [[[0.0], [0.5]], [[1.0, 0.5], [0.0, 0.0]]]
 
 
-def test_timeline_shows_the_lanes_and_tells_the_shares(study):
+def test_timeline_shows_the_lanes_and_their_shares(study):
     drawing = draw("timeline", study({"spans": SPANS}))
     gantt, generator, trainer = drawing.figure.axes
     assert [tick.get_text() for tick in gantt.get_yticklabels()] == ["generator", "trainer"]
@@ -197,7 +197,7 @@ def test_timeline_shows_the_lanes_and_tells_the_shares(study):
     assert "20 s: generator idle 70%, generate 30%; trainer update 70%, idle 30%; both at once 0%" in drawing.caption
 
 
-def test_what_overlaps_lies_in_rows_of_its_lane_and_the_title_tells_how_much(study):
+def test_overlapping_spans_have_rows_of_their_lane_and_a_share_in_the_title(study):
     overlapping = [
         {"step": 1, "name": "generate", "lane": "generator", "start": 0.0, "end": 4.0},
         {"step": 2, "name": "generate", "lane": "generator", "start": 3.0, "end": 7.0},
@@ -215,13 +215,13 @@ def test_what_overlaps_lies_in_rows_of_its_lane_and_the_title_tells_how_much(stu
     assert any("30% of the time side by side" in text.get_text() for text in gantt.texts)
 
 
-def test_the_caption_of_the_timeline_tells_how_fast_the_median_step_was(study):
+def test_the_caption_of_the_timeline_has_the_speeds_of_the_median_step(study):
     rows = [
         row(step, perf__update_tokens_per_second=1000.0 * step, perf__mfu=step / 10, time__step=1.0)
         for step in (1, 2, 3)
     ]
     caption = draw("timeline", study({"spans": SPANS, "rows": rows})).caption
-    assert caption.endswith("Of the median step: 2,000 tokens/s trained, MFU of the update 20.0%.")
+    assert caption.endswith("In the median step: 2,000 tokens/s trained, MFU of the update 20.0%.")
 
 
 def test_a_group_without_a_timeline_is_named(study):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mtrl.figures.compare import compare_seeds, paired, tail, welch
 from mtrl.figures.groups import Group
 from mtrl.figures.results import latex, markdown, result, rows
-from mtrl.figures.runs import Run
+from tests.figures.made import MadeUpRun
 
 
 def group(label, *values, seeds=None, before=0.25):
@@ -17,7 +17,7 @@ def group(label, *values, seeds=None, before=0.25):
 
     def run(seed, value):
         found = [{"step": 0, "val/success/mean": before}, {"step": 9, "val/success/mean": value}, {"step": 10}]
-        return Run(f"run{seed}", {"seed": seed}, found)
+        return MadeUpRun(f"run{seed}", {"seed": seed}, found)
 
     return Group(
         label, tuple(run(seed, value) for seed, value in zip(seeds or range(len(values)), values, strict=True))
@@ -55,7 +55,7 @@ def test_paired_of_a_worked_example():
     assert paired([1, 2, 3]) == pytest.approx(1 - 3.4641016 / math.sqrt(14), abs=1e-6)
 
 
-def test_too_few_seeds_tell_nothing_and_no_spread_tells_all():
+def test_too_few_seeds_give_no_p_value_and_no_spread_gives_certainty():
     assert paired([0.5]) is None and welch([1.0], [2.0, 3.0]) is None
     assert paired([0.0, 0.0]) == 1.0 and paired([0.5, 0.5]) == 0.0 and welch([1, 1], [1, 1]) == 1.0
 
@@ -75,7 +75,7 @@ def test_rows_of_the_table():
 
 
 def test_a_group_without_evaluations_has_no_numbers():
-    empty = Group("none", (Run("run", {"seed": 0}, [{"step": 3}]),))
+    empty = Group("none", (MadeUpRun("run", {"seed": 0}, [{"step": 3}]),))
     assert rows([group("grpo", 0.5), empty])[1] == ["none", "0", "–", "–", "–", "–", "–"]
     assert rows([empty, group("grpo", 0.5)])[1] == ["grpo", "1", "9", "0.250", "0.500", "–", "–"]
 
@@ -86,7 +86,7 @@ def test_a_seed_that_ran_twice_is_one_draw():
     assert rows([twice])[0][1:5] == ["2", "9", "0.250 ± 0.000", "0.650 ± 0.212"]
 
 
-def test_markdown_and_latex_escape_what_would_be_read():
+def test_markdown_and_latex_escape_special_characters():
     evil = group("a|b_50%&{x}", 0.5)
     assert "| a\\|b_50%&{x} | 1 | 9 | 0.250 | 0.500 | – | – |" in markdown([evil])
     text = latex([evil])

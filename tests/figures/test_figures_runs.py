@@ -6,69 +6,74 @@ import pytest
 
 from mtrl.config.keys import flat
 from mtrl.errors import UserError
-from mtrl.figures.runs import find_runs, read_run
+from mtrl.figures.groups import find_runs
+from mtrl.record.run import Run
+
+
+def paths_of(paths):
+    return [run.path for run in find_runs(paths)]
 
 
 def test_runs_are_found_up_to_two_levels_down(make_run, tmp_path):
     near, far = make_run("sweep/a"), make_run("study/arm/seed0")
     make_run("deep/1/2/3")
-    assert find_runs([tmp_path / "sweep"]) == [near]
-    assert find_runs([tmp_path / "study"]) == [far]
-    assert find_runs([near]) == [near]
+    assert paths_of([tmp_path / "sweep"]) == [near]
+    assert paths_of([tmp_path / "study"]) == [far]
+    assert paths_of([near]) == [near]
     with pytest.raises(UserError, match="deep holds no run"):
         find_runs([tmp_path / "deep"])
 
 
 def test_a_run_that_is_named_twice_is_found_once(make_run, tmp_path):
     first, second = make_run("sweep/a"), make_run("sweep/b")
-    assert find_runs([second, tmp_path / "sweep", first / ".." / "b"]) == [second, first]
+    assert paths_of([second, tmp_path / "sweep", first / ".." / "b"]) == [second, first]
 
 
-def test_runs_below_a_run_and_hidden_folders_are_not_looked_at(make_run, tmp_path):
+def test_runs_below_a_run_and_in_hidden_folders_are_not_found(make_run, tmp_path):
     outer = make_run("outer")
     make_run("outer/figures/inner")
     make_run(".hidden/run")
-    assert find_runs([outer]) == [outer] and find_runs([tmp_path]) == [outer]
+    assert paths_of([outer]) == [outer] and paths_of([tmp_path]) == [outer]
 
 
-def test_an_evaluation_is_no_run(make_run, tmp_path):
-    """It is laid out as a run is, and would be drawn as one more arm of the study."""
+def test_an_evaluation_is_not_found_as_a_run(make_run, tmp_path):
+    """An evaluation has the layout of a run, and would be drawn as another arm of the study."""
     run, evaluation = make_run("study/run"), make_run("study/evaluation")
     (evaluation / "models.json").write_text("[]")
-    assert find_runs([tmp_path / "study"]) == [run]
+    assert paths_of([tmp_path / "study"]) == [run]
     with pytest.raises(UserError, match="evaluation holds no run"):
         find_runs([evaluation])
 
 
 @pytest.mark.parametrize("name", ["missing", "file.jsonl"])
-def test_what_is_no_folder_is_one_sentence(tmp_path, name):
+def test_a_path_that_is_no_folder_is_refused_in_one_sentence(tmp_path, name):
     (tmp_path / "file.jsonl").write_text("{}")
     with pytest.raises(UserError, match=f"{name} is no folder; give the folder of a run"):
         find_runs([tmp_path / name])
 
 
-def test_rows_come_by_step_and_of_two_rows_of_a_step_the_last_counts(make_run):
+def test_rows_are_sorted_by_step_and_the_last_row_of_a_step_counts(make_run):
     rows = [{"step": 2, "a": 1.0}, {"step": 1, "a": 5.0}, {"step": 2, "a": 3.0}]
-    run = read_run(make_run(rows=rows))
+    run = Run(make_run(rows=rows))
     assert run.series("a") == {1: 5.0, 2: 3.0} and run.last_step == 2
 
 
-def test_a_half_written_row_is_not_there_yet(make_run, capsys):
+def test_a_half_written_row_is_left_out(make_run, capsys):
     folder = make_run(rows=[{"step": 1, "a": 1.0}])
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2, "a"')
-    assert read_run(folder).series("a") == {1: 1.0}
+    assert Run(folder).series("a") == {1: 1.0}
     assert "metrics.jsonl:2 has no end" in capsys.readouterr().err
 
 
 def test_null_nan_and_text_are_not_measured(make_run):
     values = [None, float("nan"), float("inf"), "many", True, 0.0, 7]
-    run = read_run(make_run(rows=[{"step": step, "a": value} for step, value in enumerate(values)]))
+    run = Run(make_run(rows=[{"step": step, "a": value} for step, value in enumerate(values)]))
     assert run.series("a") == {5: 0.0, 6: 7.0} and run.series("b") == {}
 
 
 def test_settings_that_an_old_configuration_lacks_have_their_defaults(make_run):
-    settings = read_run(make_run()).settings
+    settings = Run(make_run()).settings
     assert settings["data.validation_rows"] == 0 and settings["environment.name"] == "gsm8k"
     assert settings["name"] == "made_up"
 
@@ -76,21 +81,21 @@ def test_settings_that_an_old_configuration_lacks_have_their_defaults(make_run):
 def test_a_run_without_a_configuration_has_the_defaults(make_run):
     folder = make_run()
     (folder / "config.yaml").unlink()
-    assert read_run(folder).settings["algorithm.group_size"] == 8
+    assert Run(folder).settings["algorithm.group_size"] == 8
 
 
 def test_a_broken_configuration_is_one_sentence(make_run):
     folder = make_run()
     (folder / "config.yaml").write_text("a: [1")
     with pytest.raises(UserError, match="config.yaml cannot be read as YAML"):
-        read_run(folder)
+        _ = Run(folder).settings
 
 
 def test_spans_without_times_are_left_out(make_run):
     good = {"step": 1, "name": "update", "lane": "trainer", "start": 0.0, "end": 1.0}
-    run = read_run(make_run(spans=[good, {**good, "end": None}]))
+    run = Run(make_run(spans=[good, {**good, "end": None}]))
     assert [json.dumps(span) for span in run.spans] == [json.dumps(good)]
-    assert read_run(make_run("other")).spans == []
+    assert Run(make_run("other")).spans == []
 
 
 def test_flat_writes_dotted_keys():

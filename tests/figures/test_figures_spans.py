@@ -1,4 +1,4 @@
-"""Where the time went, on worked timelines."""
+"""Shares of time, on worked timelines."""
 
 from itertools import pairwise
 
@@ -44,7 +44,7 @@ def test_side_by_side():
     assert overlap(found) == pytest.approx(3 / 11)
 
 
-def test_waiting_is_not_doing():
+def test_waiting_is_not_counted_as_activity():
     """The trainer waits for half of the time in which the generator works."""
     found = windows([span(1, "generate", 0, 8), span(1, "wait", 0, 4), span(1, "update", 4, 8)])
     assert shares(found, "trainer") == pytest.approx({"wait": 0.5, "update": 0.5})

@@ -5,21 +5,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrl.figures.episodes import _episode
+from mtrl.figures.episodes import episode_of
 from mtrl.figures.summaries import TURNS, by_turn, cells, quantiles, shares
 from mtrl.scoring.agreement import Thresholds
 from tests.figures.made import trajectory, turn
 
 
 def episode(*turns, step=1, score=1.0):
-    return _episode("train", step, trajectory(turns, score=score), Thresholds())
+    return episode_of("train", step, trajectory(turns, score=score), Thresholds())
 
 
 def components(turn):
     return turn.components
 
 
-def test_means_by_turn_are_over_the_episodes_that_came_so_far():
+def test_means_by_turn_are_over_the_episodes_that_have_the_turn():
     long = episode(turn(components={"a": 1.0}), turn(components={"a": 3.0, "b": -1.0}))
     short = episode(turn(components={"a": 2.0}))
     found = by_turn([long, short], components)
@@ -27,7 +27,7 @@ def test_means_by_turn_are_over_the_episodes_that_came_so_far():
     np.testing.assert_array_equal(found.means, [[1.5, 3.0], [np.nan, -1.0]])
 
 
-def test_a_turn_that_does_not_report_a_part_was_paid_nothing_by_it():
+def test_a_component_that_a_turn_does_not_report_is_zero():
     found = by_turn([episode(turn(components={"a": 1.0})), episode(turn())], components)
     assert found.means.tolist() == [[1.0]] and found.per_turn.tolist() == [[0.5]]
 
@@ -44,7 +44,7 @@ def test_turns_beyond_the_last_place_are_left_out():
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.lists(st.floats(-100, 100), min_size=1, max_size=6), min_size=1, max_size=20))
-def test_parts_by_turn_add_up_to_all_that_was_paid(rewards):
+def test_components_by_turn_add_up_to_the_reward(rewards):
     episodes = [episode(*[turn(components={"a": value}) for value in some]) for some in rewards]
     found = by_turn(episodes, components)
     assert np.dot(found.per_turn[0], found.counts) == pytest.approx(sum(map(sum, rewards)), abs=1e-6)
@@ -57,7 +57,7 @@ def test_quantiles_are_linear_between_values():
     assert not quantiles([])
 
 
-def test_few_values_keep_their_places():
+def test_few_values_stay_at_their_positions():
     episodes = [
         episode(turn(reward=reward), score=score) for reward, score in [(1, 1), (1, 1), (0.2, 0), (1, 0), (0, 1)]
     ]

@@ -46,7 +46,7 @@ def test_held_out_success_has_its_interval(rows):
     assert list(greedy.lines[0].get_xdata()) == [0, 6, 12]
 
 
-def test_claims_and_the_lenient_share_lie_beside_reward_and_success(rows):
+def test_claims_and_the_lenient_share_are_in_the_panel_of_reward_and_success(rows):
     for row in rows[1:]:
         row |= {"rollout/claims/mean": 0.9, "rollout/lenient_frac": 0.25, "val/claims/mean": 0.8}
     figure = panels(curves_figure(rows, ""))
@@ -73,7 +73,7 @@ def test_stop_reasons_are_stacked_to_one(rows):
     assert top.max() == pytest.approx(1.0)
 
 
-def test_rows_without_stop_reasons_say_so(rows):
+def test_rows_without_stop_reasons_show_not_measured(rows):
     assert words(panels(curves_figure(rows, ""))["how episodes end"]) == ["not measured"]
 
 
@@ -98,10 +98,10 @@ def test_any_number_of_rows_makes_a_picture(rows, count, tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["curves.png"]
 
 
-def test_unmeasured_panel_says_so(rows):
+def test_an_unmeasured_panel_shows_not_measured(rows):
     figure = curves_figure([{"step": 1, "train/entropy": 0.5, "rollout/reward/mean": None}], "")
-    said = {title: words(axes) for title, axes in panels(figure).items()}
-    assert said["speed"] == ["not measured"] and said["entropy of the policy"] == []
+    texts = {title: words(axes) for title, axes in panels(figure).items()}
+    assert texts["speed"] == ["not measured"] and texts["entropy of the policy"] == []
 
 
 def test_null_and_nan_are_left_out(rows):

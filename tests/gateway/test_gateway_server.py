@@ -21,8 +21,8 @@ from mtrl.gateway import session_manager as manager_module
 from mtrl.gateway.__main__ import KEY_VARIABLE, Settings, admin_key, main, make_output_folder, trajectory_file
 from mtrl.gateway.server import Gateway
 from mtrl.gateway.session_manager import SessionManager, names_in
+from mtrl.record.library import find_runs
 from mtrl.record.run_dir import RunDir
-from mtrl.record.runs import find_runs
 from mtrl.rollout.rollouts import stream_seed
 from mtrl.types import StopReason, read_trajectories
 from mtrl.view.__main__ import main as main_of_the_viewer

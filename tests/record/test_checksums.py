@@ -1,4 +1,4 @@
-"""What a disk or a copy changed in a folder is told by the names of its files."""
+"""Checksums name the files of a folder that have changed."""
 
 import subprocess
 
@@ -16,7 +16,7 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_others_can_compare_them(folder):
+def test_sha256sum_can_check_the_checksums(folder):
     done = subprocess.run(["sha256sum", "-c", SUMS], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout.count(": OK") == 3
     assert changes(folder) is None
@@ -30,18 +30,18 @@ def test_changed_and_missing_files_are_named(folder):
     assert changes(folder, "b with") is None
 
 
-def test_files_that_came_later_are_no_change(folder):
+def test_files_that_were_added_later_are_no_change(folder):
     (folder / "notes.txt").write_text("mine")
     assert changes(folder) is None
 
 
-def test_without_checksums_nothing_is_said(tmp_path):
+def test_a_folder_without_checksums_reports_no_change(tmp_path):
     (tmp_path / "a.json").write_text("a")
     assert changes(tmp_path) is None
 
 
 @pytest.mark.parametrize("text", ["not a checksum\n", "0123  a.json\n", "\x00"])
-def test_what_is_no_list_of_checksums_is_told(folder, text):
+def test_an_invalid_list_of_checksums_is_reported(folder, text):
     (folder / SUMS).write_text(text)
     assert changes(folder) == f"{SUMS}, line 1, is not a checksum and a name"
     (folder / SUMS).write_bytes(b"\xff\xfe")

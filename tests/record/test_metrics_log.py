@@ -1,4 +1,4 @@
-"""metrics.jsonl: what is left after a crash, and how a resumed run goes on."""
+"""metrics.jsonl after a crash, and in a resumed run."""
 
 import json
 import os
@@ -53,32 +53,32 @@ def test_every_row_is_strict_json(log):
     assert row == {"step": 5, "nan": None, "inf": None, "tensor": 7, "flag": True, "text": "é\ud800"}
 
 
-def test_half_written_line_is_told_absent_and_makes_way(log, capsys):
+def test_a_half_written_line_is_reported_and_replaced(log, capsys):
     with log.path.open("ab") as file:
         file.write(b'{"step": 5, "rew')
     assert steps(log) == [0, 1, 2, 3, 4]
-    assert capsys.readouterr().err.startswith(f"warning: {log.path}:6 has no end, so that this row is left out: ")
+    assert capsys.readouterr().err.startswith(f"warning: {log.path}:6 has no end, so this row is left out: ")
     resumed = MetricsLog(log.path)
     resumed.log(5, {})
     assert steps(resumed) == [0, 1, 2, 3, 4, 5]
     assert capsys.readouterr() == ("", "")
 
 
-def test_truncate_drops_later_rows_and_the_half_written_line(log):
+def test_truncate_removes_later_rows_and_the_half_written_line(log):
     before = log.path.read_bytes().splitlines(keepends=True)
     with log.path.open("ab") as file:
         file.write(b'{"step": 5')
-    told = []
-    log.warn = told.append
+    warnings = []
+    log.warn = warnings.append
     log.truncate(2)
-    assert told == [unfinished(log.path, 6)]
+    assert warnings == [unfinished(log.path, 6)]
     assert log.path.read_bytes() == b"".join(before[:3])
     log.log(3, {"again": 1})
     assert log.read()[-1] == {"step": 3, "again": 1} and steps(log) == [0, 1, 2, 3]
 
 
-def test_truncate_keeps_earlier_rows_that_were_written_later(log):
-    """As spans of a timeline: what was begun for the next step may end before this one does."""
+def test_truncate_retains_earlier_rows_that_were_written_later(log):
+    """Spans of a timeline have this order: a span of the next step may end before one of this step."""
     log.log(2, {"late": 1})
     log.log(5, {})
     log.truncate(2)
@@ -87,7 +87,7 @@ def test_truncate_keeps_earlier_rows_that_were_written_later(log):
     assert steps(log) == [0, 1, 2, 2, 3]
 
 
-def test_truncate_beyond_the_end_keeps_all(log):
+def test_truncate_beyond_the_end_removes_nothing(log):
     with log.path.open("ab") as file:
         file.write(b"{")
     log.truncate(99)

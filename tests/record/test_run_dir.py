@@ -14,7 +14,7 @@ from mtrl.record.run_dir import SUMMARY_KEYS, RunDir
 from mtrl.utils.provenance import git_state, versions
 
 
-def test_names_are_the_contract(tmp_path):
+def test_the_names_of_files_are_fixed(tmp_path):
     run = RunDir(tmp_path)
     files = (run.config, run.metrics, run.curves, run.log, run.summary, run.preflight)
     folders = (run.trajectories, run.checkpoints, run.export)
@@ -40,7 +40,7 @@ def test_create_refuses_a_folder_that_holds_a_run(tmp_path):
 
 
 @pytest.mark.parametrize("record", ["metrics.jsonl", "summary.json", "trajectories/eval.jsonl", "checkpoints/step_1"])
-def test_a_run_has_records_once_it_has_got_beyond_its_start(tmp_path, record):
+def test_a_run_has_records_after_its_start(tmp_path, record):
     run = RunDir(tmp_path).create()
     run.log.touch()
     run.config.touch()
@@ -49,7 +49,7 @@ def test_a_run_has_records_once_it_has_got_beyond_its_start(tmp_path, record):
     assert run.has_records
 
 
-def test_create_says_which_folder_cannot_be_made(tmp_path):
+def test_create_names_the_folder_that_cannot_be_created(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"run_dir=.*file/run cannot be made"):
         RunDir(tmp_path / "file" / "run").create()
@@ -67,7 +67,7 @@ def test_config_is_written_resolved(tmp_path):
     assert yaml.safe_load(run.config.read_text())["run_dir"] == "x"
 
 
-def test_summary_has_every_key_and_what_was_given(tmp_path):
+def test_summary_has_every_key_and_the_given_values(tmp_path):
     run = RunDir(tmp_path)
     returned = run.write_summary({"steps": 60, "seed": 0, "success_after": float("nan"), "extra": 1})
     written = json.loads(run.summary.read_text())
@@ -120,7 +120,7 @@ def test_versions_import_nothing():
     assert result.stdout.strip() == versions()["mtrl"]
 
 
-def test_it_says_how_it_ended(tmp_path):
+def test_status_reports_how_the_run_ended(tmp_path):
     run = RunDir(tmp_path)
     with run.under_way():
         assert run.status.read_text() == "running\n"

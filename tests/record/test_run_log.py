@@ -6,17 +6,17 @@ from mtrl.console.console import Console
 from mtrl.record.run_log import RunLog
 
 
-def test_mirror_has_no_colour_and_every_line(tmp_path, printed, episode):
+def test_mirror_has_no_colour_and_every_line(tmp_path, printed, episode, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
     path = tmp_path / "run.log"
     with RunLog(path) as log:
 
         def act(console):
-            console._rich._force_terminal = True
             console.step({"step": 1})
             console.evaluation({"val/success/mean": 0.5}, episode)
             console.warning("careful")
 
-        printed(act, mirror=log.line)
+        assert "\x1b" in printed(act, mirror=log.line)
     text = path.read_text()
     assert "\x1b" not in text
     assert "zero-adv" in text and "success 50.0%" in text and "<calc>3*4</calc>" in text

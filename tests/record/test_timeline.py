@@ -1,4 +1,4 @@
-"""What the run was doing when."""
+"""The timeline of a run."""
 
 import json
 import threading
@@ -30,7 +30,7 @@ def test_spans_follow_one_another_and_name_their_lane(tmp_path):
     assert generating.seconds == pytest.approx(first["end"] - first["start"], abs=1e-5)
 
 
-def test_what_fails_is_on_it_too(tmp_path):
+def test_a_failed_block_is_recorded(tmp_path):
     timeline = Timeline(tmp_path / "timeline.jsonl")
     timeline.start(0, 0.0)
     with pytest.raises(KeyError), timeline.span("update", 1):
@@ -38,7 +38,7 @@ def test_what_fails_is_on_it_too(tmp_path):
     assert [span["name"] for span in spans(tmp_path / "timeline.jsonl")] == ["update"]
 
 
-def test_a_resumed_run_goes_on_where_it_was_saved_and_forgets_the_steps_it_makes_again(tmp_path):
+def test_a_resumed_run_continues_after_its_checkpoint_and_removes_repeated_steps(tmp_path):
     path = tmp_path / "timeline.jsonl"
     timeline = Timeline(path)
     timeline.start(0, 0.0)
@@ -56,7 +56,7 @@ def test_a_resumed_run_goes_on_where_it_was_saved_and_forgets_the_steps_it_makes
     assert again.seconds >= 1000.0
 
 
-def test_spans_that_overlap_are_recorded_when_they_are_over(tmp_path):
+def test_overlapping_spans_are_recorded_when_they_end(tmp_path):
     timeline = Timeline(tmp_path / "timeline.jsonl")
     timeline.start(0, 0.0)
     start = timeline.seconds
@@ -91,17 +91,17 @@ def test_spans_of_many_threads_are_whole_lines(tmp_path):
     assert Counter(span["step"] for span in spans(tmp_path / "timeline.jsonl")) == dict.fromkeys(range(4), 100)
 
 
-def test_who_asks_is_told_before_a_block_begins(tmp_path):
+def test_on_begin_is_called_before_each_block(tmp_path):
     timeline = Timeline(tmp_path / "timeline.jsonl")
-    told = []
-    timeline.on_begin = lambda: told.append(timeline.seconds)
+    calls = []
+    timeline.on_begin = lambda: calls.append(timeline.seconds)
     with timeline.span("update", 1) as updating:
-        assert len(told) == 1 and told[0] <= updating.start
-    assert len(told) == 1
+        assert len(calls) == 1 and calls[0] <= updating.start
+    assert len(calls) == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 10)), max_size=20))
-def test_rows_keep_stretches_apart_and_are_no_more_than_needed(parts):
+def test_rows_separate_overlapping_stretches_with_the_fewest_rows(parts):
     stretches = sorted((float(start), float(start + length)) for start, length in parts)
     found = rows(stretches)
     for row in set(found):

@@ -1,4 +1,4 @@
-"""A trace of a step: all threads, beside the timeline."""
+"""A trace of a step has all threads and the spans of the timeline."""
 
 import asyncio
 import gzip
@@ -34,8 +34,8 @@ def multiply(size, times):
         torch.mm(matrix, matrix)
 
 
-def test_an_update_beside_rollouts(tmp_path, timeline):
-    """The update in a thread of its own, the sampling in the event loop, a span that is no block."""
+def test_an_update_concurrent_with_rollouts_is_traced(tmp_path, timeline):
+    """The update runs in its own thread and the sampling in the event loop; one span is recorded without a block."""
 
     def update():
         with timeline.span("update", 3):
@@ -71,8 +71,8 @@ def test_an_update_beside_rollouts(tmp_path, timeline):
         assert all(abs(e["ts"] - span["ts"] - span["dur"] / 2) <= span["dur"] / 2 + 5e3 for e in inside)
     threads = [{event["tid"] for event in events if event["name"] == kind} for kind in ("aten::mm", "aten::add")]
     assert len(threads[0]) == len(threads[1]) == 1 and threads[0] != threads[1]
-    told = (tmp_path / "trace_step_3.txt").read_text()
-    assert "aten::mm" in told and "rollout" in told
+    table = (tmp_path / "trace_step_3.txt").read_text()
+    assert "aten::mm" in table and "rollout" in table
     assert sorted(file.name for file in tmp_path.iterdir()) == [
         "timeline.jsonl",
         "trace_step_3.json.gz",
@@ -80,8 +80,8 @@ def test_an_update_beside_rollouts(tmp_path, timeline):
     ]
 
 
-def test_of_a_long_span_only_the_start_is_recorded(tmp_path, timeline):
-    """What is outside of the windows has no operations, and the next span has its own window."""
+def test_only_the_start_of_a_long_span_is_recorded(tmp_path, timeline):
+    """Operations outside of the windows are not recorded, and the next span has its own window."""
     path = tmp_path / "trace.json.gz"
     with step_trace(path, timeline, seconds=1.0):  # long enough for what is first, on a busy machine too
         with timeline.span("generate", 1):
@@ -101,7 +101,7 @@ def test_of_a_long_span_only_the_start_is_recorded(tmp_path, timeline):
     assert stamps["generate"] < stamps["aten::mm"] < stamps["update"] < stamps["aten::sub"]
 
 
-def test_a_step_that_fails_leaves_no_trace_and_the_timeline_as_it_was(tmp_path, timeline):
+def test_a_failed_step_leaves_no_trace_and_an_unchanged_timeline(tmp_path, timeline):
     before = timeline.on_begin
     with pytest.raises(KeyError), step_trace(tmp_path / "trace.json.gz", timeline), timeline.span("update", 1):
         raise KeyError
@@ -112,7 +112,7 @@ def test_a_step_that_fails_leaves_no_trace_and_the_timeline_as_it_was(tmp_path, 
     assert [event["name"] for event in events_of(tmp_path / "trace.json.gz")].count("aten::mm") == 2
 
 
-def test_an_operation_costs_what_it_does_not_leave_to_others():
+def test_the_own_time_of_an_operation_excludes_its_calls():
     events = [
         op("outer", 0, 10),
         op("inner", 2, 3),

@@ -32,7 +32,7 @@ def groups(*made):
     return [Group(t.group_id, {}, [t]) for t in made]
 
 
-def test_what_is_written_reads_back(tmp_path):
+def test_written_trajectories_are_read_back(tmp_path):
     made = [make_trajectory(index=n, rewards=(0.1, 0.2 * n)) for n in range(4)]
     made[1].turns[0].text = HOSTILE
     path = write_groups(tmp_path, "train", 7, [Group("g", {}, made[:2]), Group("h", {}, made[2:])])
@@ -40,7 +40,7 @@ def test_what_is_written_reads_back(tmp_path):
     assert list(read_trajectories(path)) == made
     assert path.read_bytes() == "".join(to_json(t) + "\n" for t in made).encode()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["train_step_000007.index.json", "train_step_000007.jsonl"]
-    assert list(tmp_path.glob("*.jsonl")) == [path]  # what other programs look for
+    assert list(tmp_path.glob("*.jsonl")) == [path]  # other programs search for *.jsonl
 
 
 def test_half_of_a_surrogate_pair_survives(tmp_path):
@@ -102,7 +102,7 @@ def test_a_context_is_that_of_the_turn_it_extends():
     assert "IndexError" in summarise_line(to_json(made).encode(), 0).problem
 
 
-def test_never_credited_is_not_zero():
+def test_a_missing_advantage_is_not_zero():
     summary = summarise_line(to_json(make_trajectory()).encode(), 0)
     assert (summary.advantage, summary.informative, summary.drift) == (None, None, None)
     still = make_trajectory(turns=[make_turn(advantages=[0.0], trainer_logprobs=[-0.5] * 3)])
@@ -155,8 +155,8 @@ TURN_PATHS = ["observation_ids", "action_ids", "action_logprobs", "version_spans
 
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from([*((p, None) for p in PATHS), *(("turns", p) for p in TURN_PATHS)]), json_values)
-def test_nothing_that_a_line_holds_is_raised(place, value):
-    """And what comes out can be stored and read back."""
+def test_no_content_of_a_line_raises(place, value):
+    """The summaries can be stored and read back."""
     data = json.loads(to_json(make_trajectory()))
     if place[1] is None:
         data[place[0]] = value
@@ -169,7 +169,7 @@ def test_nothing_that_a_line_holds_is_raised(place, value):
         assert type(stored) in trajectories._TYPES[name], name
 
 
-def test_scanning_gives_what_writing_gave(tmp_path):
+def test_scanning_gives_the_summaries_of_writing(tmp_path):
     path = write_groups(tmp_path, "train", 1, groups(*(make_trajectory(index=n) for n in range(5))))
     written = read_index(path)
     assert written.stamp == stamp_of(path)
@@ -177,20 +177,20 @@ def test_scanning_gives_what_writing_gave(tmp_path):
     assert list(scan(path, written.lines[2].offset)) == written.lines[2:]
 
 
-def test_a_half_written_line_is_not_there_yet(tmp_path):
+def test_a_half_written_line_is_left_out(tmp_path):
     path = tmp_path / "growing.jsonl"
     line = to_json(make_trajectory()).encode()
     path.write_bytes(line + b"\n" + line[:50])
     assert len(list(scan(path))) == 1
     path.write_bytes(line + b"\n" + line)
-    assert [s.problem for s in scan(path)] == [None, None]  # whole, but for its end
+    assert [s.problem for s in scan(path)] == [None, None]  # the line is whole except for its line end
     path.write_bytes(line + b"\n" + line[:50] + b"\n\n  \n" + line + b"\n")
     first, broken, last = scan(path)
     assert (first.problem, last.problem) == (None, None) and broken.problem.startswith("not JSON")
     assert path.read_bytes()[last.offset : last.offset + last.length] == line + b"\n"
 
 
-def test_a_line_that_ends_while_the_file_is_read_is_left_to_the_next_reader(tmp_path, monkeypatch):
+def test_a_line_that_ends_during_the_read_is_left_for_the_next_read(tmp_path, monkeypatch):
     path = tmp_path / "growing.jsonl"
     line = to_json(make_trajectory()).encode()
     path.write_bytes(line[:50])
@@ -207,7 +207,7 @@ def test_a_line_that_ends_while_the_file_is_read_is_left_to_the_next_reader(tmp_
     assert [s.problem for s in scan(path)] == [None]
 
 
-def test_whole_lines_end_where_somebody_writes(tmp_path):
+def test_whole_lines_end_before_a_line_that_is_being_written(tmp_path):
     path = tmp_path / "growing.jsonl"
     path.write_bytes(b"one\ntwo\nth")
     with path.open("rb") as file:
@@ -216,7 +216,7 @@ def test_whole_lines_end_where_somebody_writes(tmp_path):
         assert next(lines, None) is None
         with path.open("ab") as more:
             more.write(b"ree\nfour\n")
-        assert next(lines, None) is None  # what came is the rest of a line that was not there
+        assert next(lines, None) is None  # the rest of a line whose start was read before
     with path.open("rb") as file:
         assert list(whole_lines(file)) == [b"one\n", b"two\n", b"three\n", b"four\n"]
 
@@ -267,7 +267,7 @@ def test_a_rewrite_of_the_same_size_is_noticed(tmp_path):
         lambda text: text.replace('"lines":[[', '"lines":[[],['),
     ],
 )
-def test_an_index_that_is_broken_is_none(tmp_path, harm):
+def test_a_broken_index_is_none(tmp_path, harm):
     path = write_groups(tmp_path, "train", 1, groups(make_trajectory()))
     text = index_path(path).read_text()
     assert harm(text) != text
@@ -275,7 +275,7 @@ def test_an_index_that_is_broken_is_none(tmp_path, harm):
     assert read_index(path) is None
 
 
-def test_no_index_is_none(tmp_path):
+def test_a_missing_index_is_none(tmp_path):
     assert read_index(tmp_path / "nothing.jsonl") is None
 
 

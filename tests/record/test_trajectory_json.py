@@ -20,18 +20,18 @@ EDGES = [0.0, -0.0, 1e-4, 9.999999999999999e-05, 1e16, 9999999999999998.0, 5e-32
 @given(st.lists(bits | small | single | st.floats(), min_size=LONG, max_size=3 * LONG))
 @example([sign * edge for edge in EDGES for sign in (1, -1)])
 @example([10.0**power * sign for power in range(-30, 30) for sign in (1, -1)])
-def test_floats_are_pythons(values):
+def test_floats_are_printed_as_python_prints_them(values):
     assert floats(values) == json.dumps(values)
 
 
 @pytest.mark.parametrize("odd", [1, True, None, "0.5, 1", [0.5]])
-def test_lists_that_hold_anything_else_are_left_to_python(odd):
+def test_lists_of_other_values_are_printed_by_python(odd):
     for values in ([], [0.5], [odd] * 2 * LONG, [*[0.5] * LONG, odd]):
         assert floats(values) == json.dumps(values)
 
 
 @given(st.text(max_size=20), st.lists(st.floats(), max_size=2 * LONG))
-def test_a_line_is_pythons(text, values):
+def test_a_line_equals_json_dumps(text, values):
     message = {"role": "assistant", "content": text, "tool_calls": [{text: values[:2]}]}
     turn = Turn(
         [1, 2], [3] * len(values), values, [(0, len(values))], FinishReason.STOP, text, message, [message], 0.5,

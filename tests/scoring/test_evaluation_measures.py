@@ -30,13 +30,13 @@ from mtrl.scoring.measures import (
 from mtrl.scoring.pass_at_k import pass_at_k_by_prompt
 from mtrl.scoring.statistics import success_rate
 from mtrl.types import FinishReason, StopReason
-from tests.evaluation.made import family_of, groups_of, played, scored
+from tests.evaluation.made import family_of, groups_of, made_episode, scored
 
 EPISODES = [
-    played("#### 5", score=1.0, reward=1.2),
-    played("hm", score=0.0, reward=1.0, turns=2, cut=True, stop=StopReason.TURN_TOKEN_LIMIT),
-    played("#### x", score=1.0, reward=0.5, turns=3, stop=StopReason.MAX_TURNS),
-    played("7", score=0.0, reward=-0.1),
+    made_episode("#### 5", score=1.0, reward=1.2),
+    made_episode("hm", score=0.0, reward=1.0, turns=2, cut=True, stop=StopReason.TURN_TOKEN_LIMIT),
+    made_episode("#### x", score=1.0, reward=0.5, turns=3, stop=StopReason.MAX_TURNS),
+    made_episode("7", score=0.0, reward=-0.1),
 ]
 
 
@@ -79,22 +79,22 @@ samples = st.lists(st.tuples(st.sampled_from([0.0, 0.4, 1.0]), st.floats(-1, 2))
 @given(rows=st.lists(samples, min_size=1, max_size=5), threshold=st.sampled_from([0.4, 1.0]))
 def test_sampled_numbers_are_those_of_the_sampled_episodes(rows, threshold):
     config = EvaluationConfig(pass_k_values=[1, 2], success_threshold=threshold)
-    greedy = groups_of([played(score=1.0)])
-    sampled = groups_of([[played(score=s, reward=r) for s, r in row] for row in rows], "sampled")
+    greedy = groups_of([made_episode(score=1.0)])
+    sampled = groups_of([[made_episode(score=s, reward=r) for s, r in row] for row in rows], "sampled")
     metrics = val_metrics({"greedy": greedy, "sampled": sampled}, config, family_of(None))
     solved = [[float(s >= threshold) for s, _ in row] for row in rows]
-    paid = [[float(r >= threshold - EPSILON) for _, r in row] for row in rows]
+    claimed = [[float(r >= threshold - EPSILON) for _, r in row] for row in rows]
     assert metrics["val/success/mean"] == 1.0
     assert metrics["val/success/sampled"] == success_rate(solved).value
     assert metrics["val/reward/sampled"] == pytest.approx(fmean(r for row in rows for _, r in row))
     for k in (1, 2):
         assert metrics[f"val/success/pass_k_{k}"] == pytest.approx(fmean(pass_at_k_by_prompt(solved, k)))
-        assert metrics[f"val/reward/pass_k_{k}"] == pytest.approx(fmean(pass_at_k_by_prompt(paid, k)))
+        assert metrics[f"val/reward/pass_k_{k}"] == pytest.approx(fmean(pass_at_k_by_prompt(claimed, k)))
     assert "val/format" not in metrics
 
 
 def test_the_claim_has_a_threshold_of_its_own():
-    groups = {"greedy": groups_of([played(score=1.0, reward=0.6), played(score=0.0, reward=0.6)])}
+    groups = {"greedy": groups_of([made_episode(score=1.0, reward=0.6), made_episode(score=0.0, reward=0.6)])}
     high = val_metrics(groups, EvaluationConfig(), family_of())
     low = val_metrics(groups, EvaluationConfig(claim_threshold=0.5), family_of())
     assert (high["val/claims/mean"], high["val/lenient_frac"], high["val/strict_frac"]) == (0.0, 0.0, 0.5)
@@ -104,7 +104,7 @@ def test_the_claim_has_a_threshold_of_its_own():
 
 def test_pass_at_k_of_the_reward_is_that_of_the_reward():
     """R111: a mean reward of 1 beside a score of 0 is a pass@1 of 1 by the reward, and of 0 by the scorer."""
-    groups = {"greedy": groups_of([played(score=0.0, reward=1.0)] * 3)}
+    groups = {"greedy": groups_of([made_episode(score=0.0, reward=1.0)] * 3)}
     metrics = val_metrics(groups, EvaluationConfig(), family_of())
     assert (metrics["val/reward/mean"], metrics["val/reward/pass_k_1"], metrics["val/success/pass_k_1"]) == (1, 1, 0)
     strict = val_metrics(groups, EvaluationConfig(claim_threshold=1.5), family_of())
@@ -113,9 +113,9 @@ def test_pass_at_k_of_the_reward_is_that_of_the_reward():
 
 def test_completion_is_an_answer_that_the_task_can_read():
     """R106, R128: the environment ends each of these episodes but the third; the second holds no answer."""
-    episodes = [played("#### 5"), played("hm"), played("#### 6", stop=StopReason.MAX_TURNS)]
+    episodes = [made_episode("#### 5"), made_episode("hm"), made_episode("#### 6", stop=StopReason.MAX_TURNS)]
     family = replace(family_of(), answered=lambda trajectory, row: "####" in trajectory.turns[-1].text)
-    groups = groups_of([*episodes, played("hm", stop=StopReason.MAX_TURNS)])
+    groups = groups_of([*episodes, made_episode("hm", stop=StopReason.MAX_TURNS)])
     for group in groups:
         asyncio.run(score_groups(family, [group], 60.0))
     found = [t for group in groups for t in group.trajectories]
@@ -124,24 +124,24 @@ def test_completion_is_an_answer_that_the_task_can_read():
     assert val_metrics({"greedy": groups}, EvaluationConfig(), family)["val/completion/mean"] == 0.5
 
 
-def test_completion_of_a_task_that_cannot_tell_is_an_end_without_a_cut():
+def test_completion_of_a_task_without_an_answer_check_is_an_end_without_a_cut():
     """An episode that ends in a turn which the token limit cut is not completed; an earlier cut changes nothing."""
-    cut_last, cut_first = played(turns=2), played(turns=2)
+    cut_last, cut_first = made_episode(turns=2), made_episode(turns=2)
     cut_last.turns[-1].finish = cut_first.turns[0].finish = FinishReason.LENGTH
-    out_of_turns = played(stop=StopReason.MAX_TURNS)
-    assert [is_completed(t) for t in (played(), cut_last, cut_first, out_of_turns)] == [True, False, True, False]
+    out_of_turns = made_episode(stop=StopReason.MAX_TURNS)
+    assert [is_completed(t) for t in (made_episode(), cut_last, cut_first, out_of_turns)] == [True, False, True, False]
 
 
-def test_too_few_samples_for_a_k_are_told():
+def test_too_few_samples_for_a_k_are_reported():
     groups = {"greedy": groups_of(scored([1])), "sampled": groups_of(scored([[1, 0]]), "sampled")}
     with pytest.raises(UserError, match="pass@4 needs"):
         val_metrics(groups, EvaluationConfig(pass_k_values=[4]), family_of())
 
 
 def test_a_failed_episode_without_a_turn_counts_and_is_not_measured():
-    failure = played(score=0.0, stop=StopReason.ENV_ERROR)
+    failure = made_episode(score=0.0, stop=StopReason.ENV_ERROR)
     failure.turns = []
-    metrics = val_metrics({"greedy": groups_of([failure, played(score=1.0)])}, EvaluationConfig(), family_of())
+    metrics = val_metrics({"greedy": groups_of([failure, made_episode(score=1.0)])}, EvaluationConfig(), family_of())
     assert (metrics["val/success/mean"], metrics["val/format"], metrics["val/episodes"]) == (0.5, 1.0, 2.0)
 
 
@@ -149,12 +149,12 @@ def test_a_failed_episode_without_a_turn_counts_and_is_not_measured():
 def test_measures_outside_of_zero_and_one_are_refused(value):
     family = family_of(lambda trajectory, row: {"length": value})
     with pytest.raises(UserError, match="measure length of environment.name=made"):
-        val_metrics({"greedy": groups_of([played()])}, EvaluationConfig(), family)
+        val_metrics({"greedy": groups_of([made_episode()])}, EvaluationConfig(), family)
 
 
 def test_other_measures_have_keys_of_their_own():
     family = family_of(lambda trajectory, row: {"executes": 1.0})
-    metrics = val_metrics({"greedy": groups_of([played()])}, EvaluationConfig(), family)
+    metrics = val_metrics({"greedy": groups_of([made_episode()])}, EvaluationConfig(), family)
     assert metrics["val/measures/executes"] == 1.0 and "val/field_accuracy" not in metrics
     assert measured([], family_of(None)) == []
 
@@ -176,7 +176,7 @@ def test_spread():
     assert Spread.of(range(1, 101)) == Spread(50.5, 50.0, 95.0, 100.0)
 
 
-def test_scores_are_the_same_side_by_side():
+def test_concurrent_scoring_gives_the_same_scores():
     """A scorer that waits for processes is called on several threads; another one on one, one call at a time."""
     threads = []
 
@@ -186,7 +186,7 @@ def test_scores_are_the_same_side_by_side():
         return trajectory.reward
 
     for waits in (False, True):
-        groups = groups_of([played(score=None, reward=float(number)) for number in range(8)])
+        groups = groups_of([made_episode(score=None, reward=float(number)) for number in range(8)])
         family = replace(family_of(), score=score, waits_for_processes=waits)
         threads.clear()
         asyncio.run(score_groups(family, groups, 60.0))
@@ -217,7 +217,7 @@ FINITE = "it must be a finite number below 1e[+]12; mend `score`"
 
 @pytest.mark.parametrize("waits", [False, True])
 @pytest.mark.parametrize(
-    ("hooks", "said"),
+    ("hooks", "message"),
     [
         ({"score": returns(float("nan"))}, f"failed: TypeError: it returned nan; {FINITE}"),
         ({"score": returns(1e308)}, f"failed: TypeError: it returned 1e[+]308; {FINITE}"),
@@ -231,14 +231,16 @@ FINITE = "it must be a finite number below 1e[+]12; mend `score`"
     ],
     ids=range(9),
 )
-def test_a_scorer_that_is_of_no_use_ends_the_run_in_one_sentence(hooks, said, waits):
+def test_an_invalid_scorer_ends_the_run_in_one_sentence(hooks, message, waits):
     family = replace(family_of(), waits_for_processes=waits, **hooks)
-    with pytest.raises(RunEndedError, match=SCORER + said):
-        asyncio.run(score_groups(family, groups_of([played(score=None)]), 0.2 if hangs in hooks.values() else 60.0))
+    with pytest.raises(RunEndedError, match=SCORER + message):
+        asyncio.run(
+            score_groups(family, groups_of([made_episode(score=None)]), 0.2 if hangs in hooks.values() else 60.0)
+        )
 
 
 def test_a_score_is_a_plain_float_whatever_the_scorer_returns():
-    groups = groups_of([played(score=None)])
+    groups = groups_of([made_episode(score=None)])
     for value in (True, np.float32(1), torch.tensor(1.0), 1):
         asyncio.run(score_groups(replace(family_of(), score=returns(value)), groups, 60.0))
         (trajectory,) = groups[0].trajectories
@@ -246,16 +248,16 @@ def test_a_score_is_a_plain_float_whatever_the_scorer_returns():
 
 
 @pytest.mark.parametrize(
-    ("measure", "said"),
+    ("measure", "message"),
     [
-        (exits, "failed: SystemExit in .*: os._exit.0. in an environment; mend it"),
-        (hangs, "took longer than 0.2 s; mend it"),
+        (exits, "failed: SystemExit in .*: os._exit.0. in an environment; fix it"),
+        (hangs, "took longer than 0.2 s; fix it"),
         (returns({3: 1.0}), "failed: TypeError: it returned measures with the name 3; it must be text"),
         (returns(None), "failed: TypeError"),
     ],
 )
-def test_a_measure_that_is_of_no_use_is_told_in_one_sentence(measure, said, monkeypatch):
+def test_an_invalid_measure_is_reported_in_one_sentence(measure, message, monkeypatch):
     if measure is hangs:
         monkeypatch.setattr("mtrl.scoring.measures.MEASURE_SECONDS", 0.2)
-    with pytest.raises(UserError, match=f"`measure` of made, on row row0, {said}"):
-        measured(episodes_of(groups_of([played()])), family_of(measure))
+    with pytest.raises(UserError, match=f"`measure` of made, on row row0, {message}"):
+        measured(episodes_of(groups_of([made_episode()])), family_of(measure))

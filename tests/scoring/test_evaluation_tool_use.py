@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtrl.scoring.tool_use import MALFORMED, NAMES, OTHERS, ToolUse, tool_use
-from tests.evaluation.made import played
+from tests.evaluation.made import made_episode
 
 
 def used(trajectory):
@@ -13,7 +13,7 @@ def used(trajectory):
 
 
 def with_calls(calls, replies):
-    trajectory = played("x")
+    trajectory = made_episode("x")
     trajectory.turns[0].message["tool_calls"] = calls
     trajectory.final_observation = replies
     return trajectory
@@ -34,7 +34,7 @@ def test_tool_calls_and_their_errors():
 
 
 @pytest.mark.parametrize(
-    ("said", "names"),
+    ("answer", "names"),
     [
         ("<sql>SELECT 1 < 2</sql>", {"sql": (1, 0)}),
         ("<think><sql>a</sql></think><search>b</search>", {"search": (1, 0)}),
@@ -50,12 +50,12 @@ def test_tool_calls_and_their_errors():
         ("<a><b>x</b></a>", {"b": (1, 0)}),
     ],
 )
-def test_text(said, names):
-    assert used(played(said)) == names
+def test_text(answer, names):
+    assert used(made_episode(answer)) == names
 
 
 def test_errors_of_text_calls_are_in_the_metrics_or_in_the_reply():
-    silent, counted, fine = (played("<sql>x</sql>") for _ in range(3))
+    silent, counted, fine = (made_episode("<sql>x</sql>") for _ in range(3))
     silent.final_observation = [{"role": "user", "content": "<observation>error: no such table</observation>"}]
     counted.turns[0].metrics = {"query_errors": 1.0}
     fine.turns[0].metrics = {"query_errors": 0.0}
@@ -64,36 +64,38 @@ def test_errors_of_text_calls_are_in_the_metrics_or_in_the_reply():
 
 
 def test_the_reply_to_a_turn_is_the_observation_of_the_next():
-    trajectory = played(["<sql>a</sql>", "<sql>b</sql>"])
+    trajectory = made_episode(["<sql>a</sql>", "<sql>b</sql>"])
     trajectory.turns[1].observation = [{"role": "user", "content": "Error: no"}]
     assert used(trajectory) == {"sql": (2, 1)}
 
 
 def test_rates_are_over_episodes():
-    found = tool_use([played("<sql>a</sql>", turns=3), played("hm"), played("<sql>b</sql>"), played("hm")])
+    found = tool_use(
+        [made_episode("<sql>a</sql>", turns=3), made_episode("hm"), made_episode("<sql>b</sql>"), made_episode("hm")]
+    )
     assert found == [ToolUse("sql", 4, 0, 1.0, 0.5)]
 
 
 def test_invented_names_are_put_together():
-    said = "".join(f"<t{i}>x</t{i}>" for i in range(100))
-    found = tool_use([played(said)])
+    answer = "".join(f"<t{i}>x</t{i}>" for i in range(100))
+    found = tool_use([made_episode(answer)])
     assert len(found) == NAMES + 1
     assert found[-1] == ToolUse(OTHERS, 100 - NAMES, 0, 100 - NAMES, 1.0)
 
 
-@given(said=st.text(alphabet='<>/ab`\n{}"name:', max_size=60))
-def test_any_text_is_read(said):
-    for tool in tool_use([played(said)]):
+@given(answer=st.text(alphabet='<>/ab`\n{}"name:', max_size=60))
+def test_any_text_is_read(answer):
+    for tool in tool_use([made_episode(answer)]):
         assert tool.calls > 0 and tool.name
 
 
-@pytest.mark.parametrize("said", ["<a>" * 300_000, "</think>" * 100_000, "```bash\n" * 100_000, "<" * 10**6])
-def test_long_text_is_read_at_once(said):
+@pytest.mark.parametrize("answer", ["<a>" * 300_000, "</think>" * 100_000, "```bash\n" * 100_000, "<" * 10**6])
+def test_long_text_is_read_at_once(answer):
     """By its square this would take hours."""
-    assert len(tool_use([played(said)])) <= NAMES + 1
+    assert len(tool_use([made_episode(answer)])) <= NAMES + 1
 
 
 def test_a_deep_call_is_none():
-    assert used(played("<tool>" + '{"a":' * 1900 + "</tool>")) == {"tool": (1, 0)}
-    assert used(played('<tool>{"name": ["x"]}</tool>')) == {"tool": (1, 0)}
-    assert used(played("<tool>[1]</tool>")) == {"tool": (1, 0)}
+    assert used(made_episode("<tool>" + '{"a":' * 1900 + "</tool>")) == {"tool": (1, 0)}
+    assert used(made_episode('<tool>{"name": ["x"]}</tool>')) == {"tool": (1, 0)}
+    assert used(made_episode("<tool>[1]</tool>")) == {"tool": (1, 0)}

@@ -78,7 +78,7 @@ def test_the_mean_is_over_prompts_not_samples():
 
 
 @pytest.mark.parametrize("outcome", [0.0, 1.0])
-def test_all_alike_still_has_an_interval(outcome):
+def test_equal_samples_still_have_an_interval(outcome):
     rate = success_rate([[outcome] * 16] * 5)
     assert rate.value == outcome
     assert (rate.low, rate.high) == wilson(5 * outcome, 5)
@@ -256,7 +256,7 @@ def test_holm_rejects_what_its_definition_rejects(p_values, level):
     assert {i for i, p in enumerate(holm(p_values)) if p <= level} == rejected
 
 
-def test_holm_keeps_the_chance_of_any_false_finding():
+def test_holm_bounds_the_probability_of_any_false_finding():
     rng, runs = random.Random(4), 4000
     wrong = sum(min(holm([rng.random() for _ in range(5)])) <= 0.05 for _ in range(runs)) / runs
     assert 0.035 <= wrong <= 0.062

@@ -84,7 +84,7 @@ def steps_of(run):
 
 
 class Memory:
-    """A tracker that keeps what it is sent in lists that outlive it, and fails by plan."""
+    """A tracker that stores the sent pieces in lists that outlive it, and fails by plan."""
 
     name = "memory"
     place = None

@@ -56,7 +56,7 @@ def traces(sent):
     return {(t.info.tags["mtrl.kind"], t.info.tags["mtrl.step"], t.info.tags["mtrl.task"]): t for t in found}
 
 
-def test_the_numbers_are_there_under_their_names(sent):
+def test_metrics_arrive_under_their_names(sent):
     run, follower, client = sent
     assert follower.left() == {} and follower.receipts.refused == {}
     history = client.get_metric_history(follower.receipts.remote["run_id"], "train/loss")
@@ -79,9 +79,14 @@ def test_every_turn_is_in_a_trace_with_reward_and_score(traces):
     assert root.inputs == {"messages": [{"role": "user", "content": "what is 5 + 7?"}]}
     assert root.outputs == second.outputs == {"choices": [{"message": {"role": "assistant", "content": ANSWER}}]}
     assert second.attributes["text"] == ANSWER
-    said = root.attributes
-    assert (said["reward"], said["score"], said["stop_reason"], said["tokens"]) == (1.0, 1.0, "done", 5)
-    assert (said["step"], said["kind"], said["verdict"]) == (2, "train", "agree")
+    attributes = root.attributes
+    assert (attributes["reward"], attributes["score"], attributes["stop_reason"], attributes["tokens"]) == (
+        1.0,
+        1.0,
+        "done",
+        5,
+    )
+    assert (attributes["step"], attributes["kind"], attributes["verdict"]) == (2, "train", "agree")
     assert [turn.attributes["reward"] for turn in (first, second)] == [0.25, 0.75]
     assert first.attributes["components"] == {"format": 0.25}
     assert first.attributes["logprob_mean"] == -0.375 and first.attributes["advantage_mean"] == 0.5
@@ -91,7 +96,7 @@ def test_every_turn_is_in_a_trace_with_reward_and_score(traces):
     assert feedback == {"reward": 1.0, "score": 1.0, "verdict": "agree"}
 
 
-def test_spans_last_as_long_as_the_turns_did(traces):
+def test_spans_have_the_durations_of_the_turns(traces):
     root, first, tool, second = traces["train", "2", "task-1"].data.spans
     seconds = [(span.end_time_ns - span.start_time_ns) / 1e9 for span in (root, first, tool, second)]
     assert seconds == [pytest.approx(s) for s in (4.0, 3.0, 1.0, 1.0)]
@@ -107,13 +112,13 @@ def test_hostile_and_huge_texts_arrive_harmless(traces):
         "left out; the whole is in trajectories/disagree_step_000002.jsonl line 1"
         in turn.inputs["messages"][0]["content"]
     )
-    said = root.outputs["choices"][0]["message"]["content"]
-    assert "\\ud800" in said and "<script>" in said
+    content = root.outputs["choices"][0]["message"]["content"]
+    assert "\\ud800" in content and "<script>" in content
     assert "\x1b" not in trace.info.response_preview
 
 
-def test_sending_all_again_changes_nothing(sent, traces):
-    """As after a kill that took the whole journal: the run is found by its id, and everything is recognised."""
+def test_repeated_sending_changes_nothing(sent, traces):
+    """Without the journal the run is found by its id, and sent pieces are recognised."""
     run, follower, client = sent
     known = dict(follower.receipts.remote)
     follower.release()
@@ -131,7 +136,7 @@ def test_sending_all_again_changes_nothing(sent, traces):
     assert all(len(t.info.assessments) == 3 for t in found)
 
 
-def test_a_resumed_run_goes_on_in_the_same_mlflow_run(sent):
+def test_a_resumed_run_continues_the_same_mlflow_run(sent):
     run, follower, client = sent
     known = dict(follower.receipts.remote)
     run.config.write_text(run.config.read_text().replace("seed: 3", "seed: 3\nresume: latest").replace("0.5", "0.25"))
@@ -141,7 +146,7 @@ def test_a_resumed_run_goes_on_in_the_same_mlflow_run(sent):
     stored = client.get_run(known["run_id"])
     assert stored.info.status == "RUNNING" and resumed.receipts.remote == known
     assert stored.data.metrics["rollout/reward/mean"] == 0.4
-    assert stored.data.params["trainer.optimizer.lr"] == "0.5"  # MLflow keeps the first
+    assert stored.data.params["trainer.optimizer.lr"] == "0.5"  # MLflow stores the first value
     assert stored.data.tags["changed.trainer.optimizer.lr"] == "0.25"
     assert len(client.search_runs([known["experiment_id"]])) == 1
     resumed.release()
@@ -204,7 +209,7 @@ def kill(server):
     server.wait()
 
 
-def test_a_server_that_is_killed_loses_and_doubles_nothing(tmp_path, monkeypatch):
+def test_a_killed_server_loses_and_duplicates_nothing(tmp_path, monkeypatch):
     from mlflow.tracking import MlflowClient
 
     monkeypatch.setattr(followers, "FIRST_DELAY", 0.1)
@@ -247,8 +252,8 @@ def test_a_server_that_is_killed_loses_and_doubles_nothing(tmp_path, monkeypatch
         kill(server)
 
 
-def test_a_server_that_never_answers_does_not_hold_a_run(tmp_path):
-    """It takes connections and says nothing. The run goes on, ends, and its process with it."""
+def test_a_silent_server_does_not_delay_a_run(tmp_path):
+    """The server accepts connections and never answers. The run continues, and its process ends."""
     run = make_run(tmp_path / "run")
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

@@ -1,4 +1,4 @@
-"""Names and texts for MLflow: what it takes, and what can be had back."""
+"""Names and texts for MLflow, and their conversion back."""
 
 import pytest
 from follow_runs import HOSTILE
@@ -14,7 +14,7 @@ LONG = "x" * (LONGEST_TEXT + 1000)
 
 @given(st.one_of(st.text(max_size=40), st.text(alphabet="./x0a4@ -_:é", max_size=20)))
 @settings(max_examples=500)
-def test_names_of_metrics_are_taken_and_come_back(name):
+def test_names_of_metrics_are_converted_without_loss(name):
     from mlflow.utils.validation import _validate_metric_name
 
     safe = safe_name(name)
@@ -28,7 +28,7 @@ def test_our_own_names_stay_as_they_are(name):
     assert safe_name(name) == name
 
 
-def test_long_texts_say_where_the_whole_is():
+def test_cut_texts_name_the_file_of_the_whole_text():
     cut = presentable({"content": LONG, "n": [float("nan"), 1]}, "trajectories/a.jsonl line 3")
     assert "1,000 characters left out; the whole is in trajectories/a.jsonl line 3" in cut["content"]
     assert cut["n"] == ["nan", 1]

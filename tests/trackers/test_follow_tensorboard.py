@@ -35,7 +35,7 @@ def send(run, close=True):
     return follower
 
 
-def test_numbers_and_conversations_are_there(tmp_path):
+def test_metrics_and_conversations_arrive(tmp_path):
     run = make_run(tmp_path / "run", steps=4)
     lenient = tool_episode("task-x", f"# title\n{HOSTILE}", reward=2.0, score=0.0)
     add_trajectories(run, 2, [lenient, tool_episode("task-y", reward=0.5)], kind="eval_greedy")
@@ -50,7 +50,7 @@ def test_numbers_and_conversations_are_there(tmp_path):
     assert follower.url() == str(run.path / "tensorboard")
 
 
-def test_a_resumed_run_takes_back_what_it_does_anew(tmp_path):
+def test_a_resumed_run_replaces_repeated_steps(tmp_path):
     run = make_run(tmp_path / "run", steps=5)
     send(run)
     log = MetricsLog(run.metrics)
@@ -64,19 +64,19 @@ def test_a_resumed_run_takes_back_what_it_does_anew(tmp_path):
     assert [event.value for event in events[2:]] == [9.0, 9.0]
 
 
-def test_what_is_written_a_second_time_shows_once(tmp_path):
+def test_repeated_rows_are_shown_once(tmp_path):
     """A kill between the event file and the journal."""
     run = make_run(tmp_path / "run", steps=3)
     follower = send(run, close=False)
     lines = follower.receipts.path.read_text().splitlines(keepends=True)
-    kept = next(n for n, line in enumerate(lines) if "metrics.jsonl:1" in line)
-    follower.receipts.path.write_text("".join(lines[:kept]))
+    count = next(n for n, line in enumerate(lines) if "metrics.jsonl:1" in line)
+    follower.receipts.path.write_text("".join(lines[:count]))
     add_step(run, 3)
     send(run)
     assert steps(run) == [0, 1, 2, 3]
 
 
-def test_event_files_that_somebody_removed_are_written_anew(tmp_path):
+def test_removed_event_files_are_written_again(tmp_path):
     run = make_run(tmp_path / "run", steps=2)
     send(run)
     for path in (run.path / "tensorboard").iterdir():

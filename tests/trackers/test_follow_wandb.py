@@ -1,4 +1,4 @@
-"""W&B offline, which writes what `wandb sync` sends later; nothing here needs a network."""
+"""W&B offline, whose files `wandb sync` sends later; the tests need no network."""
 
 import json
 import struct
@@ -16,8 +16,8 @@ BLOCK, FULL, LAST = 32768, 1, 4
 
 
 @pytest.fixture(autouse=True)
-def nobody(monkeypatch, tmp_path):
-    """No account of the person who runs the tests is used."""
+def no_account(monkeypatch, tmp_path):
+    """Hide the W&B account of the person who runs the tests."""
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR", "NETRC"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -31,7 +31,7 @@ def offline():
 
 
 def records(run):
-    """What the newest offline copy of the run holds. The file is a LevelDB log of protobuf messages."""
+    """Return the content of the newest offline copy of the run. The file is a LevelDB log of protobuf messages."""
     from wandb.proto import wandb_internal_pb2
 
     (path,) = (run.path / "wandb" / "latest-run").resolve().glob("*.wandb")
@@ -87,7 +87,7 @@ def test_a_run_without_a_network_and_its_resumption(tmp_path):
     assert (folder / "files" / "summary.json").is_file() and not (folder / "files" / "summary.json").is_symlink()
     assert follower.hint() == f"wandb sync {run.path / 'wandb' / 'latest-run'}"
 
-    add_step(run, 3)  # the run goes on; the newest copy is again the whole of it
+    add_step(run, 3)  # the run continues; the newest copy has all of it
     send(run)
     assert [row["_step"] for row in history(run)] == [0, 1, 2, 3]
     (ids,) = {record.run.run_id for record in records(run) if record.WhichOneof("record_type") == "run"}
@@ -101,7 +101,7 @@ def test_a_run_without_a_network_and_its_resumption(tmp_path):
     assert [row["_step"] for row in history(run)] == [0, 1, 2, 3]
 
 
-def test_without_a_key_it_says_what_to_do_and_asks_nobody(tmp_path):
+def test_a_missing_key_is_reported_without_a_prompt(tmp_path):
     run = make_run(tmp_path / "run", steps=1)
     follower = follower_of("wandb", run, tracker("wandb"))
     with pytest.raises(UserError, match=r"no API key; run `wandb login`, or set tracker.wandb.mode=offline"):

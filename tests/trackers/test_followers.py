@@ -1,4 +1,4 @@
-"""Followers: everything arrives, in order, whatever fails and is killed; and the run never waits."""
+"""Followers: everything arrives in order after failures and kills, and the run never waits."""
 
 import json
 import os
@@ -38,7 +38,7 @@ from mtrl.trackers.items import step_of
 from mtrl.trackers.receipts import BusyError, Receipts, folder_of
 from mtrl.trackers.start import follower_of
 
-# -- what is new -------------------------------------------------------------------------------------------------------
+# -- new pieces -------------------------------------------------------------------------------------------------------
 
 
 def test_everything_is_sent_once_and_in_order(tmp_path):
@@ -61,7 +61,7 @@ def test_everything_is_sent_once_and_in_order(tmp_path):
     assert again.left() == {"files": 1}  # config.yaml as it is
 
 
-def test_files_come_last_and_once(tmp_path):
+def test_files_are_sent_last_and_once(tmp_path):
     run, store = make_run(tmp_path / "run", steps=1), []
     run.write_summary({})
     follower = follow(run, store)
@@ -76,7 +76,7 @@ def test_files_come_last_and_once(tmp_path):
 def test_a_run_that_stopped_is_not_finished(tmp_path):
     run, store = make_run(tmp_path / "run", steps=1), []
     follow(run, store).advance(final=True)
-    assert "end" not in keys(store)  # nobody knows whether it still goes on
+    assert "end" not in keys(store)  # the run may still be running
     follower = Follower(Memory(store), make_run(tmp_path / "other", steps=1), 0, Reading(64))
     follower.advance(final=True, is_over=True)
     assert store[-1].key == "end" and not store[-1].finished
@@ -98,9 +98,9 @@ def test_a_copy_is_over_by_its_status_whatever_the_times_of_its_files(tmp_path, 
     os.utime(run.path / "summary.json", (0, 0))
     follower = follow(run, store)
     run.status.write_text("running\n")
-    assert not follower.folder.is_finished()
+    assert not follower.folder.run.is_over
     run.status.write_text(f"{status}\n")
-    assert follower.folder.is_finished()
+    assert follower.folder.run.is_over
     follower.advance(final=True)
     assert store[-1].key == "end" and store[-1].finished == (status == "finished")
 
@@ -126,7 +126,7 @@ def test_trajectories_wait_for_the_row_of_their_step(tmp_path):
     assert (store[-1].kind, store[-1].step, store[-1].verdict) == ("eval_greedy", 1, "agree")
 
 
-def test_only_so_many_of_each_file(tmp_path):
+def test_the_number_of_trajectories_per_file_is_limited(tmp_path):
     run, store = make_run(tmp_path / "run", steps=1), []
     few = Follower(Memory(store), run, 0, Reading(2))
     few.advance()
@@ -137,7 +137,7 @@ def test_only_so_many_of_each_file(tmp_path):
     assert keys(store)[-1] == "trajectories/train_step_000000.jsonl:3"
 
 
-def test_a_half_written_row_is_not_there_yet(tmp_path):
+def test_a_half_written_row_is_left_out(tmp_path):
     run, store = make_run(tmp_path / "run", steps=1), []
     follower = follow(run, store)
     with run.metrics.open("a") as file:
@@ -150,20 +150,20 @@ def test_a_half_written_row_is_not_there_yet(tmp_path):
     assert store[-1].metrics == {"a": 1.0}
 
 
-def test_a_row_that_never_got_its_end_is_told_once_when_the_run_is_over(tmp_path):
-    run, said = make_run(tmp_path / "run", steps=2), []
+def test_an_unfinished_row_is_reported_once_at_the_end_of_the_run(tmp_path):
+    run, warned = make_run(tmp_path / "run", steps=2), []
     elsewhere = Memory([])
     elsewhere.destination = "elsewhere"
-    both = followers.Followers([follow(run, []), Follower(elsewhere, run, 0, Reading(64))], said.append)
+    both = followers.Followers([follow(run, []), Follower(elsewhere, run, 0, Reading(64))], warned.append)
     with run.metrics.open("a") as file:
         file.write('{"step": 2, "a": 1')
     both.poke()
-    assert said == []
+    assert warned == []
     both.close()
-    assert [sentence.split(",")[0] for sentence in said] == [f"{run.metrics}:3 has no end"]
+    assert [sentence.split(",")[0] for sentence in warned] == [f"{run.metrics}:3 has no end"]
 
 
-def test_what_is_no_number_is_left_out(tmp_path):
+def test_values_that_are_not_numbers_are_left_out(tmp_path):
     run, store = make_run(tmp_path / "run"), []
     MetricsLog(run.metrics).log(0, {"a": float("nan"), "b": "text", "c": True, "d": 2})
     follow(run, store).advance()
@@ -187,7 +187,7 @@ def rewind(run, step):
     log.close()
 
 
-def test_steps_that_are_done_anew_alike_are_not_sent_again(tmp_path):
+def test_repeated_steps_with_equal_values_are_not_sent_again(tmp_path):
     run, store = make_run(tmp_path / "run", steps=4), []
     follower = follow(run, store)
     follower.advance()
@@ -200,7 +200,7 @@ def test_steps_that_are_done_anew_alike_are_not_sent_again(tmp_path):
     assert [key for key in keys(store) if key.startswith("metrics")] == [f"metrics.jsonl:{n}" for n in range(5)]
 
 
-def test_steps_that_are_done_anew_otherwise_are_sent(tmp_path):
+def test_repeated_steps_with_other_values_are_sent(tmp_path):
     run, store = make_run(tmp_path / "run", steps=4), []
     follower = follow(run, store)
     follower.advance()
@@ -224,7 +224,7 @@ ACT = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(acts=st.lists(ACT, max_size=14), at_once=st.sampled_from([None, 1, 2]))
-def test_nothing_is_lost_and_order_is_kept_whatever_happens(tmp_path_factory, acts, at_once):
+def test_nothing_is_lost_and_the_order_stays_after_any_failure(tmp_path_factory, acts, at_once):
     run, store = make_run(tmp_path_factory.mktemp("runs") / "run"), []
     follower, step, doubt = follow(run, store, episodes_at_once=at_once), 0, False
     for act, detail in acts:
@@ -264,7 +264,7 @@ def test_nothing_is_lost_and_order_is_kept_whatever_happens(tmp_path_factory, ac
         assert len(sent) == len(set(sent)) or any(act == "resume" for act, _ in acts)
 
 
-def test_one_piece_that_is_refused_keeps_no_other_back(tmp_path):
+def test_a_refused_piece_does_not_block_the_others(tmp_path):
     class Picky(Memory):
         def send_rows(self, rows):
             if any(row.step == 1 for row in rows):
@@ -279,7 +279,7 @@ def test_one_piece_that_is_refused_keeps_no_other_back(tmp_path):
     assert follower.advance() == 0
 
 
-def test_lines_that_are_no_trajectory_are_told_and_passed_over(tmp_path):
+def test_lines_that_are_no_trajectory_are_reported_and_left_out(tmp_path):
     run, store = make_run(tmp_path / "run", steps=1), []
     path = run.trajectories / "train_step_000000.jsonl"
     lines = path.read_text().splitlines(keepends=True)
@@ -298,7 +298,7 @@ def test_hostile_text_survives_the_journal(tmp_path):
     assert store[-1].trajectory.turns[1].text == HOSTILE
 
 
-def test_a_tracker_that_cannot_go_back_is_opened_anew(tmp_path):
+def test_a_tracker_that_cannot_repeat_steps_is_reopened(tmp_path):
     class Forward(Memory):
         opened = ()
         last = -1
@@ -332,14 +332,14 @@ def test_one_process_at_a_time(tmp_path):
     follow(run, []).release()
 
 
-def test_a_run_that_another_process_sends_says_so_and_goes_on(tmp_path):
+def test_a_run_that_another_process_sends_warns_and_continues(tmp_path):
     run, warnings = make_run(tmp_path / "run"), []
     holder = follower_of("tensorboard", run, tracker("tensorboard"))
     group = start_followers(with_trackers("tensorboard"), run, warnings.append)
     group.poke()
     group.close()
     holder.release()
-    assert warnings == ["tensorboard is being sent this run by another process, and so not by this one"]
+    assert warnings == ["tensorboard is already being sent this run by another process"]
     assert group.urls() == {}
 
 
@@ -349,10 +349,10 @@ def test_another_destination_has_its_own_journal(tmp_path):
     assert here.path != there.path and there.remote == {}
 
 
-# -- while a run goes on -----------------------------------------------------------------------------------------------
+# -- during a run -----------------------------------------------------------------------------------------------
 
 
-def test_a_tracker_that_hangs_never_delays_a_run(tmp_path, monkeypatch):
+def test_a_hanging_tracker_never_delays_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr(followers, "SILENT_SECONDS", 0.2)
     forever = threading.Event()
 
@@ -371,7 +371,7 @@ def test_a_tracker_that_hangs_never_delays_a_run(tmp_path, monkeypatch):
     assert f"python -m mtrl.track {run.path}" in warnings[0]
 
 
-def test_a_failure_is_told_once_and_so_is_its_end(tmp_path, monkeypatch):
+def test_a_failure_and_its_end_are_reported_once(tmp_path, monkeypatch):
     monkeypatch.setattr(followers, "FIRST_DELAY", 0.01)
     monkeypatch.setattr(followers, "LONGEST_DELAY", 0.01)
     run, warnings, store = make_run(tmp_path / "run", steps=2), [], []
@@ -388,7 +388,7 @@ def test_a_failure_is_told_once_and_so_is_its_end(tmp_path, monkeypatch):
     assert store[-1].key == "end"
 
 
-def test_it_tries_once_more_at_the_end(tmp_path):
+def test_the_rest_is_sent_at_the_end_of_the_run(tmp_path):
     run, warnings, store = make_run(tmp_path / "run", steps=2), [], []
     follower = follow(run, store)
     follower.backend.plan = ["down"]
@@ -441,37 +441,37 @@ def checked(**changes):
     return check_trackers(cfg)
 
 
-def test_an_unknown_tracker_is_refused_with_the_nearest():
+def test_an_unknown_tracker_is_refused_with_the_nearest_name():
     with pytest.raises(UserError, match=r"tracker.report_to=mlflo is not known; did you mean mlflow\?"):
         checked(report_to=["mlflo"])
 
 
-def test_a_missing_package_is_told_with_its_extra(monkeypatch):
+def test_a_missing_package_is_reported_with_its_extra(monkeypatch):
     monkeypatch.setattr("mtrl.trackers.start.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"wandb is not installed; install it with: pip install 'mtrl-agents\[wandb\]'"):
         checked(report_to=["wandb"])
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "error"),
     [
         ({"mlflow__uri": "localhost:5000"}, "write http://HOST:PORT"),
     ],
 )
-def test_values_that_do_not_fit_are_refused(changes, said):
-    with pytest.raises(UserError, match=said):
+def test_values_that_do_not_fit_are_refused(changes, error):
+    with pytest.raises(UserError, match=error):
         checked(**changes)
 
 
-def test_settings_that_nothing_reads_warn():
+def test_unused_settings_cause_a_warning():
     assert checked() == []
-    told = ["tracker.mlflow.uri=http://127.0.0.1:1", "tracker.project=mine"]
+    settings = ["tracker.mlflow.uri=http://127.0.0.1:1", "tracker.project=mine"]
     warnings = checked(mlflow__uri="http://127.0.0.1:1", project="mine")
-    assert warnings == [f"{setting} has no effect with tracker.report_to=[]" for setting in told]
+    assert warnings == [f"{setting} has no effect with tracker.report_to=[]" for setting in settings]
     assert checked(project="mine", report_to=["wandb"]) == []
 
 
-def test_the_journal_lies_in_the_folder_of_the_run(tmp_path):
+def test_the_journal_is_in_the_folder_of_the_run(tmp_path):
     run = make_run(tmp_path / "run", steps=1)
     follow(run, []).advance()
     assert [path.name.partition("-")[0] for path in folder_of(run).iterdir()] == ["memory"]

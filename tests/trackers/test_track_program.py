@@ -1,4 +1,4 @@
-"""python -m mtrl.track: sends the rest of a run, says what arrived, and may be repeated."""
+"""python -m mtrl.track sends the rest of a run, reports what arrived, and can be repeated."""
 
 import os
 import signal
@@ -29,14 +29,14 @@ def run(tmp_path):
 
 
 def sentence(capsys, *words):
-    """What a wrong command says; it ends with 2."""
+    """Return the error of a wrong command, which ends with status 2."""
     with pytest.raises(SystemExit) as exit_, one_sentence():
         main([str(word) for word in words])
     assert exit_.value.code == 2
     return capsys.readouterr().err.strip()
 
 
-def test_it_sends_what_is_left_and_nothing_twice(run, capsys):
+def test_unsent_pieces_are_sent_and_none_twice(run, capsys):
     assert main([str(run), "--to", "tensorboard"]) == 0
     first, second = capsys.readouterr().out.splitlines()
     assert first.split() == ["tensorboard", "sent", "11", "left", "0", str(run.path / "tensorboard")]
@@ -49,37 +49,37 @@ def test_it_sends_what_is_left_and_nothing_twice(run, capsys):
     assert " 12 " in capsys.readouterr().out.splitlines()[-2]
 
 
-def test_a_last_row_without_an_end_is_told_once(run, capsys):
+def test_a_last_row_without_a_line_end_is_reported_once(run, capsys):
     with run.metrics.open("a") as file:
         file.write('{"step": 3, "a"')
     assert main([str(run), "--to", "tensorboard", "--to", "tensorboard"]) == 0
-    said = capsys.readouterr().err
-    assert said.count(f"warning: {run.metrics}:4 has no end") == said.count("has no end") == 1
+    output = capsys.readouterr().err
+    assert output.count(f"warning: {run.metrics}:4 has no end") == output.count("has no end") == 1
 
 
-def test_the_run_says_where_it_reports_to(run, capsys):
+def test_the_trackers_of_the_configuration_are_used(run, capsys):
     run.config.write_text(run.config.read_text() + "tracker:\n  report_to: [tensorboard]\n  of_an_older_version: 1\n")
     assert main([str(run)]) == 0
     assert capsys.readouterr().out.startswith("tensorboard")
 
 
-def test_something_left_is_1_and_says_why(run, capsys):
+def test_unsent_pieces_give_status_1_and_the_reason(run, capsys):
     pytest.importorskip("wandb")
-    assert main([str(run), "--to", "wandb", "--to", "tensorboard", "tracker.wandb.entity=nobody"]) == 1
-    said = capsys.readouterr()
-    assert said.out.splitlines()[0].split()[:5] == ["wandb", "sent", "0", "left", "11"]
-    assert said.out.splitlines()[1].split()[:5] == ["tensorboard", "sent", "11", "left", "0"]
-    assert "warning: wandb: W&B has no API key" in said.err
+    assert main([str(run), "--to", "wandb", "--to", "tensorboard", "tracker.wandb.entity=someone"]) == 1
+    output = capsys.readouterr()
+    assert output.out.splitlines()[0].split()[:5] == ["wandb", "sent", "0", "left", "11"]
+    assert output.out.splitlines()[1].split()[:5] == ["tensorboard", "sent", "11", "left", "0"]
+    assert "warning: wandb: W&B has no API key" in output.err
 
 
 @pytest.fixture(autouse=True)
-def nobody(monkeypatch, tmp_path):
+def no_account(monkeypatch, tmp_path):
     monkeypatch.delenv("WANDB_API_KEY", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path))
 
 
-def test_while_the_run_itself_sends(run, capsys):
+def test_a_run_that_sends_itself_is_left_alone(run, capsys):
     holder = follower_of("tensorboard", run, tracker("tensorboard"))
     assert main([str(run), "--to", "tensorboard"]) == 0
     assert "being sent by the run itself" in capsys.readouterr().out
@@ -87,7 +87,7 @@ def test_while_the_run_itself_sends(run, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "expected"),
     [
         (("nowhere",), "nowhere does not exist"),
         (("RUN",), "reports to no tracker; name one: --to mlflow"),
@@ -100,12 +100,12 @@ def test_while_the_run_itself_sends(run, capsys):
         (("RUN", "--to", "tensorboard", "tracker"), "tracker is no setting"),
     ],
 )
-def test_wrong_commands_are_told_in_one_sentence(run, capsys, words, said):
-    told = sentence(capsys, *(run if word == "RUN" else word for word in words))
-    assert said in told and "\n" not in told
+def test_wrong_commands_are_reported_in_one_sentence(run, capsys, words, expected):
+    error = sentence(capsys, *(run if word == "RUN" else word for word in words))
+    assert expected in error and "\n" not in error
 
 
-def test_a_setting_that_nothing_reads_warns(run):
+def test_an_unused_setting_causes_a_warning(run):
     _, warnings = tracker_of(run, ["tensorboard"], ["tracker.mlflow.uri=http://127.0.0.1:1"])
     assert warnings == ["tracker.mlflow.uri=http://127.0.0.1:1 has no effect with tracker.report_to=['tensorboard']"]
 
@@ -133,7 +133,7 @@ def test_columns_are_aligned():
 
 @pytest.mark.slow
 def test_it_follows_a_run_until_its_end(run):
-    """As a program: it sends what comes, and ends by itself when the run has written its summary."""
+    """The program sends new pieces, and ends when the run has written its summary."""
     command = [sys.executable, "-m", "mtrl.track", str(run), "--to", "tensorboard", "--follow"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     program = forked.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -148,7 +148,7 @@ def test_it_follows_a_run_until_its_end(run):
 
 
 @pytest.mark.slow
-def test_following_ends_by_ctrl_c_too(run):
+def test_following_ends_by_ctrl_c(run):
     command = [sys.executable, "-m", "mtrl.track", str(run), "--to", "tensorboard", "--follow"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     program = forked.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

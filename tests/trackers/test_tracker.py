@@ -1,4 +1,4 @@
-"""The tracker: everything is told, nothing that fails stops the run."""
+"""The tracker reports to every backend, and a failed backend does not stop the run."""
 
 import pytest
 
@@ -38,12 +38,12 @@ def test_a_failing_backend_is_counted_and_named_once(tmp_path):
     for step in range(3):
         tracker.log(step, {})
     assert len(log.read()) == 3 and tracker.failures["broken"] == 3
-    assert warnings == ["broken failed and the run goes on without it: ConnectionError: no server"]
+    assert warnings == ["broken failed and the run continues without it: ConnectionError: no server"]
     tracker.close()
     assert warnings[1:] == ["broken failed 3 times in this run"]
 
 
-def test_a_warning_that_fails_stops_nothing():
+def test_a_failed_warning_stops_nothing():
     def warn(_):
         raise OSError("terminal gone")
 

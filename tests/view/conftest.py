@@ -2,7 +2,7 @@
 
 import pytest
 
-from mtrl.record.runs import Library
+from mtrl.record.library import Library
 from mtrl.view.api import Api
 from tests.view.made_runs import make_run
 

@@ -20,7 +20,7 @@ TOKEN = "a-token-of-the-tests"
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror=alert(1)> \x1b[31m \u2028 & "quoted" \\'
 
 
-def make_turn(text="go", tokens=3, reward=0.0, said="look", **more):
+def make_turn(text="go", tokens=3, reward=0.0, observed="look", **more):
     values = {
         "observation_ids": [1, 2],
         "action_ids": list(range(tokens)),
@@ -29,7 +29,7 @@ def make_turn(text="go", tokens=3, reward=0.0, said="look", **more):
         "finish": FinishReason.STOP,
         "text": text,
         "message": {"role": "assistant", "content": text},
-        "observation": [{"role": "user", "content": said}],
+        "observation": [{"role": "user", "content": observed}],
         "reward": reward,
     }
     return Turn(**{**values, **more})
@@ -42,7 +42,7 @@ def make_trajectory(task="t", group="g", index=0, rewards=(0.0, 1.0), score=None
 
 
 def random_trajectory(rng, group, index):
-    """Of every sort: failed ones, cut ones, ones without a score or an advantage."""
+    """Trajectories of every sort: failed, cut, without a score, without an advantage."""
     turns = [
         make_turn(
             text=rng.choice(["apple", "Apple pie", "pear", "nothing"]),
@@ -90,9 +90,9 @@ def viewing(*words, token=TOKEN):
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
     )
     try:
-        said = process.stdout.readline()
-        assert " at http://127.0.0.1:" in said, said + process.stderr.read()
-        address = said.split(" at ")[1].split("/?")[0]
+        line = process.stdout.readline()
+        assert " at http://127.0.0.1:" in line, line + process.stderr.read()
+        address = line.split(" at ")[1].split("/?")[0]
         with httpx.Client(base_url=address, headers={"Authorization": f"Bearer {token}"}, timeout=120) as client:
             yield client
     finally:

@@ -1,4 +1,4 @@
-"""Chromium, and a page in it that tells of whatever goes wrong: console errors, dialogs, foreign requests."""
+"""A page in Chromium that reports console errors, dialogs and foreign requests."""
 
 import os
 import shutil
@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WAIT = 60_000
-"""Milliseconds; only a page that is broken takes so long."""
+"""Time limit in milliseconds, which only a broken page exceeds."""
 expect.set_options(timeout=WAIT)
 
 
@@ -30,7 +30,7 @@ def chromium():
 
 @contextmanager
 def opened(browser, url, width=1280, height=800, **more):
-    """A page at `url`; at the end it must have been calm."""
+    """Open a page at `url`, and check at the end that it had no errors."""
     context = browser.new_context(viewport={"width": width, "height": height}, **more)
     context.set_default_timeout(WAIT)
     page = context.new_page()
@@ -44,7 +44,7 @@ def opened(browser, url, width=1280, height=800, **more):
 
 
 def watch(page: Page):
-    """What goes wrong, as it goes wrong."""
+    """Collect the errors of the page."""
     troubles: list[str] = []
     page.on("console", lambda message: troubles.append(message.text) if message.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: troubles.append(f"error: {error}"))
@@ -58,7 +58,7 @@ def watch(page: Page):
 
 
 def until(page, condition, argument=None):
-    """Wait until a JavaScript function says true."""
+    """Wait until a JavaScript function returns true."""
     page.wait_for_function(condition, arg=argument)
 
 

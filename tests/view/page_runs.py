@@ -29,19 +29,19 @@ def write_tokenizer(folder):
     return tokenizer
 
 
-def spoken(tokenizer, said, text, step, reward=0.0, advantage=None, **more):
+def token_turn(tokenizer, observed, text, step, reward=0.0, advantage=None, **more):
     """A turn whose ids are those of its texts."""
     action = [*tokenizer.encode(text).ids, END]
     logprobs = [-0.01 - 0.5 * (place % 7) for place in range(len(action))]
     values = {
-        "observation_ids": [USER, *tokenizer.encode(said).ids, END, ASSISTANT],
+        "observation_ids": [USER, *tokenizer.encode(observed).ids, END, ASSISTANT],
         "action_ids": action,
         "action_logprobs": logprobs,
         "version_spans": [(step, len(action))],
         "finish": FinishReason.STOP,
         "text": text,
         "message": {"role": "assistant", "content": text},
-        "observation": [{"role": "user", "content": said}],
+        "observation": [{"role": "user", "content": observed}],
         "reward": reward,
         "components": {"right": reward, "form": 0.0},
         "metrics": {"calls": 1.0},
@@ -55,8 +55,8 @@ def spoken(tokenizer, said, text, step, reward=0.0, advantage=None, **more):
 
 def episode(tokenizer, step, task, group, index, paid=1.0, score=1.0, advantage=None, text="the answer is 7"):
     turns = [
-        spoken(tokenizer, f"count the {task}", f"I look at the {task}\nand think", step, 0.0, advantage),
-        spoken(tokenizer, "you see 7", text, step, paid, advantage),
+        token_turn(tokenizer, f"count the {task}", f"I look at the {task}\nand think", step, 0.0, advantage),
+        token_turn(tokenizer, "you see 7", text, step, paid, advantage),
     ]
     return Trajectory(task, group, index, turns, StopReason.DONE, score=score)
 
@@ -77,13 +77,13 @@ def train_groups(tokenizer, step):
 
 
 def tool_episode(tokenizer):
-    """A call of a tool, and what the tool said."""
+    """A call of a tool and the answer of the tool."""
     call = {"type": "function", "id": "c", "function": {"name": "look_up", "arguments": '{"what": ["figs", 2]}'}}
     message = {"role": "assistant", "content": "", "tool_calls": [call]}
-    told = [{"role": "tool", "name": "look_up", "content": '{"figs": 7}'}]
+    tool_answer = [{"role": "tool", "name": "look_up", "content": '{"figs": 7}'}]
     turns = [
-        spoken(tokenizer, "count the figs", '<call>{"what": ["figs", 2]}</call>', 3, message=message),
-        spoken(tokenizer, '{"figs": 7}', "7", 3, 1.0, observation=told),
+        token_turn(tokenizer, "count the figs", '<call>{"what": ["figs", 2]}</call>', 3, message=message),
+        token_turn(tokenizer, '{"figs": 7}', "7", 3, 1.0, observation=tool_answer),
     ]
     return Trajectory("figs", "eval3/1", 0, turns, StopReason.DONE, score=1.0)
 
@@ -107,7 +107,7 @@ ALARM = {
     "proposals": [{"words": ["reward.strict=true"], "why": "it reads too much", "current": ["reward.strict=false"]}],
     "advice": "read the trajectories",
     "expect": "agreement",
-    "witnesses": [{"where": "trajectories/train_step_000002.jsonl:2", "said": "reward 1, score 0: hacked"}],
+    "witnesses": [{"where": "trajectories/train_step_000002.jsonl:2", "summary": "reward 1, score 0: hacked"}],
 }
 
 
@@ -150,7 +150,7 @@ def finish_run(path):
 
 
 def add_step(path, step):
-    """What a run writes while one looks at it."""
+    """Write a further step of a run."""
     with (path / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(metrics_row(step)) + "\n")
     groups = [

@@ -22,7 +22,7 @@ BADLY = {"env_error", "timeout", "parse_error", "aborted"}
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
     """`answers(what, **words)` of a run with 72 trajectories, and what its files hold, read without an index."""
-    from mtrl.record.runs import Library
+    from mtrl.record.library import Library
     from mtrl.view.api import Api
     from mtrl.view.export import wait_for_indexes
 
@@ -213,7 +213,7 @@ def test_groups_are_sorted(answers, name):
         ("config", {"x": "1"}, "'x' is not known here"),
     ],
 )
-def test_questions_that_make_no_sense(answers, what, words, sentence):
+def test_invalid_parameters_are_refused(answers, what, words, sentence):
     with pytest.raises(Refusal, match=sentence) as refusal:
         answers(what, **words)
     assert refusal.value.status == 400
@@ -231,7 +231,7 @@ def one(api_of, tmp_path, *made, kind="train"):
     return json.loads(to_strict_json(answer))
 
 
-def test_all_that_is_known_of_a_token(api_of, tmp_path):
+def test_a_token_has_all_its_columns(api_of, tmp_path):
     turn = make_turn(
         tokens=2, advantages=[0.5], action_logprobs=[-1.0, -2.0], trainer_logprobs=[-1.5, -2.0],
         version_spans=[(3, 1), (4, 1)], reward=0.25, components={"form": 0.25}, metrics={"calls": 1.0},
@@ -248,7 +248,7 @@ def test_all_that_is_known_of_a_token(api_of, tmp_path):
     assert (seen["logprobs"], seen["advantages"], seen["by"]) == (None, None, [[2, "context"]])
 
 
-def test_turns_that_go_on_from_another_than_the_last(api_of, tmp_path):
+def test_turns_that_extend_an_earlier_turn(api_of, tmp_path):
     turns = [make_turn(), make_turn(break_reason="fresh"), make_turn(parent=0)]
     found = one(api_of, tmp_path, make_trajectory(turns=turns))["turns"]
     assert [(turn["break"], turn["parent"]) for turn in found] == [(None, None), ("fresh", None), (None, 1)]
@@ -271,7 +271,7 @@ def test_why_a_turn_was_not_trained_on(api_of, tmp_path, kind, more, why):
 
 def test_messages_of_every_sort(api_of, tmp_path):
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": {"at": "x"}}}
-    said = [
+    messages = [
         {"role": "user", "content": None},
         {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": "u"}, "b"]},
         {"role": "tool", "content": {"rows": 3}, "name": "look"},
@@ -279,7 +279,9 @@ def test_messages_of_every_sort(api_of, tmp_path):
         {"content": 5, "tool_calls": [call, "odd", {"name": "old", "arguments": "{}"}], "reasoning_content": "hm"},
         {"tool_calls": "none", "content": HOSTILE},
     ]
-    answer = one(api_of, tmp_path, make_trajectory(turns=[make_turn(observation=said)], final_observation=said[:1]))
+    answer = one(
+        api_of, tmp_path, make_trajectory(turns=[make_turn(observation=messages)], final_observation=messages[:1])
+    )
     found = answer["turns"][0]["observation"]["messages"]
     assert [m["content"] for m in found] == [
         "", 'a\n{"type": "image_url", "image_url": "u"}\nb', '{"rows": 3}', "no message", "5", HOSTILE
@@ -334,8 +336,8 @@ json_values = (
 
 @settings(max_examples=200, deadline=None)
 @given(st.data())
-def test_no_line_is_too_odd_to_be_shown(data):
-    """Whatever stands in one place of a line: it is shown, or told to be unreadable, in strict JSON."""
+def test_any_line_can_be_shown(data):
+    """Any value at any place of a line is shown or reported as unreadable, in strict JSON."""
     from mtrl.view.detail import Unreadable, parse, turns_of
 
     tree = json.loads(to_json(make_trajectory(turns=[make_turn(advantages=[1.0], trainer_logprobs=[-1.0] * 3)])))
@@ -418,7 +420,7 @@ def test_runs_side_by_side(api_of, tmp_path):
 
 
 def test_an_empty_run(api_of, tmp_path):
-    """Just begun: its folders and its configuration, and nothing else."""
+    """The run has only its folders and its configuration."""
     (tmp_path / "run" / "trajectories").mkdir(parents=True)
     (tmp_path / "run" / "config.yaml").write_text("name: begun")
     api = api_of(tmp_path / "run")
@@ -434,7 +436,7 @@ def test_thresholds_without_a_config_are_one(api_of, tmp_path):
     assert api_of(path).library.runs[0].thresholds == Thresholds(1.0, 1.0)
 
 
-def test_changes_tell_what_to_ask_for_again(api_of, tmp_path, monkeypatch):
+def test_changes_report_the_parts_to_request_again(api_of, tmp_path, monkeypatch):
     from mtrl.record import index as store
     from mtrl.view.export import wait_for_indexes
 

@@ -1,14 +1,14 @@
-"""What a run says of itself may have been written to do harm: the viewer stays alive, and tells what it left out."""
+"""config.yaml may be malicious: the viewer continues, and reports what it left out."""
 
 import os
 
 import pytest
 
 from mtrl.record.config import read_config
-from mtrl.record.runs import Library
+from mtrl.record.library import Library
 
 DEEP = ("more than 50 levels", "while increasing flow level")
-"""What is said of deep nesting: by the check, or by the parser in C, which has a limit since PyYAML 6.0.4."""
+"""Messages about deep nesting, of the check or of the parser in C, which has a limit since PyYAML 6.0.4."""
 WIDE = "[" + ", ".join(["*a"] * 9) + "]"
 
 
@@ -20,7 +20,8 @@ def bomb():
 
 def read(folder, text):
     (folder / "config.yaml").write_text(text)
-    return read_config(folder)
+    found = read_config(folder)
+    return found.flat, found.problems
 
 
 @pytest.mark.parametrize("text", ["a: [", "3", "", "\x00", "a: &x 1", "!!python/object:os.system {}", "a: .nan"])
@@ -30,7 +31,7 @@ def test_any_config_is_read(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "sentence"),
     [
         ("[" * 500_000, DEEP),  # the parser in C would end the process
         ("{a: " * 100_000, DEEP),
@@ -44,9 +45,9 @@ def test_any_config_is_read(tmp_path, text):
         (f"a: {'x' * 2**20}", "config.yaml is larger than 1 MiB"),
     ],
 )
-def test_a_config_that_would_stop_the_viewer_is_refused(tmp_path, text, said):
+def test_a_config_that_would_exhaust_the_viewer_is_refused(tmp_path, text, sentence):
     flat, (problem,) = read(tmp_path, text)
-    assert flat == {} and any(words in problem for words in ([said] if isinstance(said, str) else said))
+    assert flat == {} and any(words in problem for words in ([sentence] if isinstance(sentence, str) else sentence))
 
 
 def test_a_config_of_many_keys_is_cut(tmp_path):
@@ -62,7 +63,7 @@ def test_numbers_that_the_page_would_round_are_text(tmp_path):
 
 
 def test_links_out_of_the_run_and_pipes_are_not_read(tmp_path):
-    """Else whoever sent the run would have files of the reader shown, and put into what the reader exports."""
+    """Otherwise the sender of a run could have files of the reader shown and exported."""
     run, secret = tmp_path / "run", tmp_path / "secret.json"
     (run / "tokenizer").mkdir(parents=True)
     (run / "trajectories").mkdir()
@@ -72,9 +73,9 @@ def test_links_out_of_the_run_and_pipes_are_not_read(tmp_path):
     os.mkfifo(run / "timeline.jsonl")
     (run / "alarms.jsonl").symlink_to("/dev/zero")
     (shown,) = Library([run]).runs
-    assert (shown.config, shown.read_summary()[0], shown.metrics.refresh(), shown.tokenizer) == ({}, None, [], None)
+    assert (shown.flat_config, shown.summary, shown.metrics.refresh(), shown.tokenizer) == ({}, {}, [], None)
     assert shown.timeline.refresh() == shown.alarms.refresh() == []
-    told = " ".join(shown.problems())
+    problems = " ".join(shown.problems())
     for name in ("config.yaml", "summary.json", "metrics.jsonl", "tokenizer/tokenizer.json", "alarms.jsonl"):
-        assert f"{name} leads out of the run" in told
-    assert "timeline.jsonl is no regular file" in told
+        assert f"{name} leads out of the run" in problems
+    assert "timeline.jsonl is no regular file" in problems

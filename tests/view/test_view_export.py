@@ -1,4 +1,4 @@
-"""The exported file: it stands alone, holds what the server would answer, and nothing in a run can break out of it."""
+"""The exported file is self-contained, has the answers of the server, and no text of a run is interpreted as markup."""
 
 import base64
 import html.parser
@@ -88,7 +88,7 @@ def data_of(path):
 
 def hostile_run(path):
     run = make_run(path, steps=2, name=HOSTILE, config={"note": "".join(BREAKERS[:6])})
-    made = [make_trajectory(b, turns=[make_turn(text=b, said=HOSTILE)]) for b in BREAKERS]
+    made = [make_trajectory(b, turns=[make_turn(text=b, observed=HOSTILE)]) for b in BREAKERS]
     write_groups(run / "trajectories", "train", 9, [Group("g", {}, made)])
     return run
 
@@ -159,12 +159,12 @@ def test_the_data_is_what_the_server_answers(static, api_of, made_run, tmp_path)
 @pytest.mark.parametrize("most", [0, 1, 7, 20])
 def test_what_is_left_out_is_counted(static, api_of, made_run, tmp_path, most):
     api = api_of(made_run)
-    said = export(api, tmp_path / "out.html", most)
+    printed = export(api, tmp_path / "out.html", most)
     data = data_of(tmp_path / "out.html")
     items = data["routes"]["/api/runs/one/trajectories"]["items"]
-    total = len(api.library.runs[0].trajectories.rows())
+    total = len(api.library.runs[0].index.rows())
     assert (len(items), data["left_out"]) == (most, total - most)
-    assert f"{most} trajectories ({total - most} were left out)" in said
+    assert f"{most} trajectories ({total - most} were left out)" in printed
     order = [(-item["step"], item["kind"], item["line"]) for item in items]
     assert order == sorted(order)
 
@@ -173,8 +173,8 @@ def test_a_file_that_grows_too_large_is_cut(static, api_of, made_run, tmp_path, 
     monkeypatch.setattr(exporting, "LARGEST", 20_000)
     export(api_of(made_run), tmp_path / "out.html", 50)
     data = data_of(tmp_path / "out.html")
-    kept = len(data["routes"]["/api/runs/one/trajectories"]["items"])
-    assert 1 <= kept < 20 and data["left_out"] == 60 - kept
+    exported = len(data["routes"]["/api/runs/one/trajectories"]["items"])
+    assert 1 <= exported < 20 and data["left_out"] == 60 - exported
 
 
 def test_several_runs_share_the_room(static, api_of, tmp_path):
@@ -184,7 +184,7 @@ def test_several_runs_share_the_room(static, api_of, tmp_path):
     assert [len(routes[f"/api/runs/{run.name}/trajectories"]["items"]) for run in runs] == [10, 10, 10]
 
 
-def test_the_odd_ones_come_first_and_then_whole_groups(api_of, tmp_path):
+def test_disagreements_are_exported_first_and_then_whole_groups(api_of, tmp_path):
     run = make_run(tmp_path / "run", steps=0)
     lenient = make_trajectory("lenient", "odd", score=0.0)
     failed = make_trajectory("failed", "odd", index=1, stop_reason=StopReason.TIMEOUT)
@@ -193,7 +193,7 @@ def test_the_odd_ones_come_first_and_then_whole_groups(api_of, tmp_path):
     write_groups(run / "trajectories", "train", 5, [Group("g", {}, made) for made in plain])
     api = api_of(run)
     (run,) = api.library.runs
-    chosen = worth_reading(run.trajectories.rows(), run, 8)
+    chosen = worth_reading(run.index.rows(), run, 8)
     assert {row.line.task_id for row in chosen} == {"lenient", "failed", "t"}
     assert [row.line.group_id for row in chosen if row.line.task_id == "t"] == ["g0"] * 3 + ["g1"] * 3
 
@@ -209,13 +209,13 @@ def test_nothing_in_a_run_ends_the_data(static, api_of, tmp_path):
     assert not set("<>&\u2028\u2029\x00") & set(block[1])
     assert len(re.findall("<script", text)) == len(re.findall("</script>", text)) == 3
     data = data_of(out)
-    said = {
+    texts = {
         turn["action"]["text"]
         for path, answer in data["routes"].items()
         if "/trajectory/" in path
         for turn in answer["turns"]
     }
-    assert set(BREAKERS) <= said
+    assert set(BREAKERS) <= texts
 
 
 @settings(max_examples=200)
@@ -258,7 +258,7 @@ def test_the_command(made_run, tmp_path, capsys):
 
 
 def test_the_command_needs_no_server(made_run, tmp_path):
-    """Nor torch, nor what serves pages."""
+    """The command imports neither torch nor the server."""
     code = (
         "import sys; from mtrl.view.__main__ import main; main(sys.argv[1:]);"
         "print([m for m in ('torch', 'transformers', 'fastapi', 'uvicorn', 'matplotlib') if m in sys.modules])"

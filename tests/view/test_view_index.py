@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from mtrl.errors import UserError
 from mtrl.record import index as store
 from mtrl.record.index import Indexer, StoredFile, TrajectoryFolder, index_file
+from mtrl.record.library import Library, names_of
 from mtrl.record.metrics import unfinished
 from mtrl.record.records import Records, has_step
-from mtrl.record.runs import Library, names_of
 from mtrl.record.trajectories import index_path, read_index, write_groups
 from mtrl.types import Group, to_json
 from mtrl.view import differences
@@ -46,14 +46,14 @@ def run(tmp_path):
     return tmp_path / "run"
 
 
-def test_stored_indexes_are_read_and_not_made_again(run, monkeypatch):
+def test_stored_indexes_are_read_and_not_rebuilt(run, monkeypatch):
     write(run, count=5)
     monkeypatch.setattr(store, "scan", lambda *_: pytest.fail("the index was there"))
     rows = TrajectoryFolder(run, Indexer()).rows()
     assert [row.number for row in rows] == [0, 1, 2, 3, 4]
 
 
-def test_missing_indexes_are_made_and_kept(run):
+def test_missing_indexes_are_built_and_stored(run):
     path = write(run)
     before = read_index(path)
     index_path(path).unlink()
@@ -87,7 +87,7 @@ def test_newest_file_first(run):
     assert [row.file.name for row in folder.rows()] == [file.name for file in folder.files]
 
 
-def test_a_file_that_is_appended_to_is_read_on_from_where_it_ended(run, monkeypatch):
+def test_an_appended_file_is_read_from_its_former_end(run, monkeypatch):
     path = run / "trajectories" / "label_greedy.jsonl"
     lines = [to_json(make_trajectory(index=n)).encode() + b"\n" for n in range(40)]
     path.write_bytes(b"".join(lines[:30]))
@@ -108,7 +108,7 @@ def test_a_file_that_is_appended_to_is_read_on_from_where_it_ended(run, monkeypa
     assert min(starts) == sum(map(len, lines[:30]))
 
 
-def test_a_file_that_is_written_anew_is_read_anew(run):
+def test_a_rewritten_file_is_read_again(run):
     write(run, count=3)
     folder = TrajectoryFolder(run, Indexer())
     until(lambda: len(folder.rows()) == 3)
@@ -118,7 +118,7 @@ def test_a_file_that_is_written_anew_is_read_anew(run):
     until(lambda: folder.rows() == [])
 
 
-def test_an_index_of_a_reader_of_half_a_file_is_gone_on_with(run):
+def test_an_index_of_a_part_of_a_file_is_continued(run):
     path = write(run, count=3)
     half = read_index(path)
     with path.open("ab") as file:
@@ -176,11 +176,11 @@ def test_a_folder_of_trajectories_outside_of_the_run_is_not_read(run, tmp_path):
     (other / "metrics.jsonl").write_text("")
     (other / "trajectories").symlink_to(run / "trajectories")
     (shown,) = Library([other]).runs
-    assert shown.trajectories.rows() == []
+    assert shown.index.rows() == []
     assert shown.problems() == ["trajectories leads out of the run and is not read"]
 
 
-def test_a_file_that_is_replaced_while_it_is_read_is_read_anew(run, monkeypatch):
+def test_a_file_that_is_replaced_during_the_read_is_read_again(run, monkeypatch):
     """Its lines are of the old file; the stamp of the new one must not vouch for them."""
     path = write(run)
     index_path(path).unlink()
@@ -212,7 +212,7 @@ def test_runs_are_found_below_a_folder_also_sweeps(tmp_path):
     assert found == {"gsm8k/monday", "gsm8k/sweep/0", "gsm8k/sweep/1"}
 
 
-def test_runs_are_named_as_one_types_them_and_new_ones_stand_where_they_belong(tmp_path, monkeypatch):
+def test_runs_have_relative_paths_and_new_runs_are_in_order(tmp_path, monkeypatch):
     for name in ("outputs/a", "outputs/c"):
         make_run(tmp_path / name, steps=1)
     monkeypatch.chdir(tmp_path)
@@ -224,16 +224,16 @@ def test_runs_are_named_as_one_types_them_and_new_ones_stand_where_they_belong(t
     assert [len(Path(run.place).parts) for run in library.runs] == [3, 3, 3], "not the whole path of the machine"
 
 
-def test_a_run_that_is_named_twice_is_there_once(tmp_path):
+def test_a_run_that_is_named_twice_is_shown_once(tmp_path):
     run = make_run(tmp_path / "one", steps=1)
     assert [r.id for r in Library([run, tmp_path]).runs] == ["one"]
 
 
-def test_new_runs_appear(tmp_path):
+def test_new_runs_appear(tmp_path, monkeypatch):
+    monkeypatch.setattr(Library, "LOOK_EVERY", 0.0)
     make_run(tmp_path / "one", steps=1)
     library = Library([tmp_path])
     make_run(tmp_path / "two", steps=1)
-    library._looked = -1e9
     assert [run.id for run in library.runs] == ["one", "two"]
 
 
@@ -293,8 +293,8 @@ def test_a_copy_of_a_finished_run_is_finished(tmp_path):
     """A copy's files are all new, the summary older than the metrics or not."""
     run = make_run(tmp_path / "one", steps=2)
     (run / "summary.json").write_text(json.dumps({"steps": 2}))
-    for said in ("finished\n", None):  # a run of an earlier version did not say so
-        (run / "status.txt").write_text(said) if said else (run / "status.txt").unlink()
+    for status in ("finished\n", None):  # an earlier version of mtrl wrote no status
+        (run / "status.txt").write_text(status) if status else (run / "status.txt").unlink()
         assert status_of(run, summary=2, metrics=0) == "finished"
         assert status_of(run, summary=0, metrics=2) == "finished"
 
@@ -324,7 +324,7 @@ def test_differences_and_seeds():
     assert differences.differing([]) == [] and differences.differing([one]) == []
 
 
-def test_families_that_look_alike_are_told_apart():
+def test_families_with_equal_labels_get_numbers():
     configs = [{**{f"k{n}": 0 for n in range(6)}, "k5": value} for value in (1, 2)]
     configs = [*configs, {f"k{n}": 1 for n in range(6)}]
     keys = differences.differing(configs)
@@ -348,7 +348,7 @@ def test_records_follow_a_file(tmp_path):
     assert records.problems == ["metrics.jsonl: 3 lines cannot be read (3, 4, 5)"]
 
 
-def test_records_of_a_resumed_run_are_read_anew(tmp_path):
+def test_records_of_a_resumed_run_are_read_again(tmp_path):
     """It cuts the file and writes on, so that it may soon be longer than it was."""
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(f'{{"step": {n}, "value": 1}}\n' for n in range(10)))
@@ -363,14 +363,14 @@ point = st.tuples(st.integers(0, 10**6), st.none() | st.floats(-10, 10))
 
 @settings(deadline=None)
 @given(st.lists(point, max_size=300), st.integers(2, 60))
-def test_thinning_keeps_the_extremes(points, most):
+def test_thinning_retains_the_extremes(points, most):
     points = sorted(points, key=lambda p: p[0])
-    kept = thin(points, most)
-    assert len(kept) <= most
-    assert kept == points or len(points) > most
+    thinned = thin(points, most)
+    assert len(thinned) <= most
+    assert thinned == points or len(points) > most
     remaining = iter(points)
-    assert all(any(point == other for other in remaining) for point in kept)  # in order, none made up
+    assert all(any(point == other for other in remaining) for point in thinned)  # in order, none made up
     numbers = [value for _, value in points if value is not None]
     if numbers:
-        shown = [value for _, value in kept if value is not None]
+        shown = [value for _, value in thinned if value is not None]
         assert (min(shown), max(shown)) == (min(numbers), max(numbers))

@@ -32,7 +32,7 @@ def at(page, words):
     page.evaluate("words => { location.hash = words }", words)
 
 
-def test_the_overview_tells_of_the_run(page):
+def test_the_overview_shows_the_run(page):
     table = page.get_by_role("region", name="Table of the runs")
     expect(table).to_contain_text("finished")
     expect(table).to_contain_text("0\u2009% → 60\u2009%")
@@ -43,7 +43,7 @@ def test_the_overview_tells_of_the_run(page):
     expect(page.locator("#badge")).to_have_text("finished")
 
 
-def test_a_chart_tells_its_values_zooms_and_leads_to_the_step(page):
+def test_a_chart_shows_its_values_zooms_and_opens_the_step(page):
     chart = page.locator("figure", has_text="Training reward and success")
     plot = chart.locator("svg.plot")
     plot.scroll_into_view_if_needed()
@@ -72,13 +72,13 @@ def test_any_metric_is_found_by_typing(page):
     page.keyboard.type("odd cust")
     expect(page.locator("figure.chart")).to_have_count(1)
     expect(page.locator("figcaption")).to_contain_text("custom/odd_one")
-    page.get_by_role("button", name="keep").click()
+    page.get_by_role("button", name="pin").click()
     expect(page.locator("figure", has_text="custom/odd_one")).to_be_visible()
     expect(page.get_by_text("Held-out success")).to_be_visible()
 
 
 def test_a_metric_is_found_while_the_curves_are_still_on_their_way(browser, address):
-    """Whoever types at once is not told for ever that there is nothing."""
+    """A search that was typed before the curves arrived is repeated when they arrive."""
     with opened(browser, address) as page:
         page.route("**/metrics?*", lambda route: (page.wait_for_timeout(700), route.continue_()))
         page.reload(wait_until="commit")
@@ -90,7 +90,7 @@ def test_a_metric_is_found_while_the_curves_are_still_on_their_way(browser, addr
 
 def test_an_alarm_leads_to_its_witness(page):
     page.get_by_role("link", name="train_step_000002:2").click()
-    expect(page.locator(".verdict-card")).to_contain_text("The reward says solved; the scorer does not.")
+    expect(page.locator(".verdict-card")).to_contain_text("Solved by the reward, not by the scorer.")
     expect(page.locator("#turn-2")).to_contain_text("hacked")
 
 
@@ -111,7 +111,7 @@ def test_from_the_list_through_a_filter_down_to_a_token(page):
     card = page.locator(".token-details")
     expect(card).to_contain_text("policy, version 2")
     token.click()
-    expect(card).to_contain_text("Token, chosen")
+    expect(card).to_contain_text("Selected token")
     for text in ("k", "−1.51", "0.75", "trained", "1e−3"):
         expect(card).to_contain_text(text)
     assert "token=" in page.url
@@ -137,7 +137,7 @@ def test_colours_and_their_legends(page):
     expect(page.locator(".legend")).to_contain_text("masked: not sampled by the policy")
     assert tokens.count() == page.locator("#turn-2 .tok.trained, #turn-2 .tok.masked").count()
     at(page, "#trajectory?at=eval_greedy_step_000003/1&show=tokens&colour=advantage")
-    expect(page.locator(".legend")).to_contain_text("never credited")
+    expect(page.locator(".legend")).to_contain_text("No advantage was recorded")
 
 
 def test_white_space_special_tokens_and_bytes_are_shown(page):
@@ -151,7 +151,7 @@ def test_white_space_special_tokens_and_bytes_are_shown(page):
     expect(page.locator("#turn-2 .block.action .hidden-char", has_text="RLO")).to_have_count(1)
 
 
-def test_a_tool_call_is_set_out(page):
+def test_a_tool_call_is_formatted(page):
     at(page, "#trajectory?at=eval_greedy_step_000003/1")
     expect(page.locator(".call-name")).to_have_text("look_up")
     assert page.locator(".call pre").inner_text().splitlines()[1].strip() == '"what": ['
@@ -249,11 +249,11 @@ def test_groups_side_by_side(page):
 
 def test_hostile_text_is_shown_and_never_run(page):
     at(page, "#trajectory?at=eval_greedy_step_000003/0")
-    said = page.locator("#turn-2 .message.assistant .text")
-    expect(said).to_contain_text(
+    text = page.locator("#turn-2 .message.assistant .text")
+    expect(text).to_contain_text(
         "<img src=x onerror=\"window.pwned='img'\"> <script>window.pwned='script'</script> </script>"
     )
-    expect(said.locator(".hidden-char")).to_have_text(["RLO", "␛", "ZWSP"])
+    expect(text.locator(".hidden-char")).to_have_text(["RLO", "␛", "ZWSP"])
     expect(page.locator("main img, main script, main svg[onload], main a[href^=javascript]")).to_have_count(0)
     for place in ("&show=tokens", "&show=tokens&colour=by"):
         at(page, f"#trajectory?at=eval_greedy_step_000003/0{place}")
@@ -281,7 +281,7 @@ def test_a_narrow_window_never_scrolls_sideways(browser, address, place):
         assert fits(page)
 
 
-def test_what_is_not_there_is_told_in_a_sentence(browser, address):
+def test_missing_content_is_reported_in_a_sentence(browser, address):
     with opened(browser, address + "#browse?task=nobody") as page:
         expect(page.get_by_text("No trajectory passes these filters.")).to_be_visible()
         page.get_by_role("button", name="Clear all filters").click()

@@ -1,4 +1,4 @@
-"""The exported file: the same page from one file, which asks for nothing else."""
+"""The exported file: the same page from one file without further requests."""
 
 import pytest
 from playwright.sync_api import expect
@@ -67,6 +67,6 @@ def test_hostile_text_stays_text_in_the_file(page):
     expect(page.locator(".tok.chosen")).to_be_visible()
 
 
-def test_what_was_left_out_is_told(browser, exported):
+def test_the_number_of_left_out_trajectories_is_shown(browser, exported):
     with opened(browser, f"file://{exported}/part.html#browse") as page:
         expect(page.locator(".count")).to_have_text(f"10 trajectories; {ALL - 10} trajectories left out of this file")

@@ -1,4 +1,4 @@
-"""The page of a run that goes on: what is new appears, and whoever reads stays where they are."""
+"""The page of a running run: new content appears, and the scroll position stays."""
 
 import pytest
 from playwright.sync_api import expect
@@ -45,7 +45,7 @@ def test_new_steps_and_files_appear_and_nothing_moves(browser, run):
         expect(page.locator("#badge")).to_have_text("finished")
 
 
-def test_a_server_that_is_gone_is_told(browser, run):
+def test_a_stopped_server_is_reported(browser, run):
     with viewing(run) as client:
         context = browser.new_context()
         page = context.new_page()

@@ -42,7 +42,7 @@ def test_a_list_of_thousands_holds_a_few_rows(page):
 def test_tokens_of_a_long_turn_are_made_when_they_are_near(page):
     page.evaluate("location.hash = '#trajectory?at=eval_greedy_step_000009/0&show=tokens'")
     expect(page.locator("#turn-1 .tok").first).to_be_visible()
-    expect(page.get_by_text("The run kept no tokenizer")).to_be_visible()
+    expect(page.get_by_text("The run stored no tokenizer")).to_be_visible()
     assert page.locator("#turn-2 .tok").count() == 0
     page.evaluate("location.hash = '#trajectory?at=eval_greedy_step_000009/0&show=tokens&turn=2&token=19000'")
     expect(page.locator(".tok.chosen")).to_be_in_viewport()

@@ -1,4 +1,4 @@
-"""The page of a run whose files are JSON and yet hold nothing as it should be: what can be shown is shown."""
+"""The page of a run whose files are JSON of wrong types shows everything that can be shown."""
 
 import json
 
@@ -37,8 +37,8 @@ def odd_line(name):
     """Every name in it is that of something that each JavaScript object has."""
     nested = "[" * DEEP + "]" * DEEP
     message = {"role": name, "content": name, "tool_calls": [{"name": name, "arguments": nested}]}
-    said = [{"role": name, "content": name, "name": name}, {"role": "tool", "content": nested}]
-    turn = make_turn(name, message=message, observation=said, components={name: 1.0}, metrics={name: 1.0})
+    messages = [{"role": name, "content": name, "name": name}, {"role": "tool", "content": nested}]
+    turn = make_turn(name, message=message, observation=messages, components={name: 1.0}, metrics={name: 1.0})
     return to_json(make_trajectory(name, name, turns=[turn], metrics={name: 1.0}, error=name))
 
 
@@ -60,7 +60,7 @@ def page(browser, address):
         yield found
 
 
-def test_what_cannot_be_shown_is_told_and_the_rest_is_there(page):
+def test_unreadable_parts_are_reported_and_the_rest_is_shown(page):
     table = page.get_by_role("region", name="Runs", exact=True)
     expect(table).to_contain_text("metrics.jsonl: 2 lines cannot be read (3, 4)")
     expect(table).to_contain_text("alarms.jsonl: 5 lines cannot be read (1, 2, 3, 4, 5)")

@@ -39,7 +39,7 @@ def test_runs_are_compared_with_what_differs(page):
     expect(table).to_contain_text("cispo")
 
 
-def test_seeds_are_joined_with_their_spread_or_kept_apart(page):
+def test_seeds_are_joined_with_their_spread_or_shown_separately(page):
     joined = values_at_step_1(page)
     assert len(joined) == 4  # two lines of two families
     assert any("2 seeds" in row and "0.3 (0.3 to 0.3)" in row for row in joined)

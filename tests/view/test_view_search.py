@@ -38,7 +38,7 @@ def test_every_place_where_words_are(api_of, tmp_path):
     call = {"function": {"name": "lookup", "arguments": {"city": "Altona"}}}
     made = make_trajectory(
         turns=[
-            make_turn(said="where is the NEEDLE?", text="needle, needle"),
+            make_turn(observed="where is the NEEDLE?", text="needle, needle"),
             make_turn(message={"role": "assistant", "content": "", "tool_calls": [call], "reasoning_content": "hm"}),
         ],
         final_observation=[{"role": "tool", "content": "a needle at the end"}],
@@ -63,8 +63,8 @@ def test_every_place_where_words_are(api_of, tmp_path):
     [HOSTILE, "ÉCOLE", "école", "中文", "🤖", 'a "b"', "a\\b", "line\nbreak", "\x1b[31m", "<script>", "a.*b", "'%20"],
 )
 def test_text_of_every_sort_is_found_as_it_is(api_of, tmp_path, text):
-    said = f"before {text.lower() if text.isalpha() else text} after"
-    api, run = written(api_of, tmp_path, make_trajectory(turns=[make_turn(said=said)]), make_trajectory())
+    content = f"before {text.lower() if text.isalpha() else text} after"
+    api, run = written(api_of, tmp_path, make_trajectory(turns=[make_turn(observed=content)]), make_trajectory())
     ((found,), _) = all_of(api, run, q=text)
     assert found["hits"][0]["before"] == "before "
 
@@ -72,7 +72,7 @@ def test_text_of_every_sort_is_found_as_it_is(api_of, tmp_path, text):
 def test_escaped_letters_are_letters(api_of, tmp_path):
     """Another program may write every letter as an escape."""
     path = make_run(tmp_path / "run", steps=0)
-    line = to_json(make_trajectory(turns=[make_turn(said="needle")]))
+    line = to_json(make_trajectory(turns=[make_turn(observed="needle")]))
     escaped = "".join(f"\\u{ord(char):04x}" for char in "needle")
     (path / "trajectories" / "other.jsonl").write_text(line.replace('"needle"', f'"{escaped}"') + "\n")
     api = api_of(path)
@@ -100,10 +100,10 @@ def test_search_follows_filters_and_order(api_of, made_run):
         assert requests >= len(having) / limit
 
 
-def test_a_request_ends_in_time_and_says_where(api_of, made_run):
+def test_a_request_ends_in_time_with_a_cursor(api_of, made_run):
     api = api_of(made_run)
     (run,) = api.library.runs
-    rows = run.trajectories.rows()
+    rows = run.index.rows()
     seconds = itertools.count(0, SECONDS / 4)
     found = search(rows, Needle("nowhere"), None, 50, clock=lambda: next(seconds))
     assert found.rows == [] and found.searched == 5
@@ -113,18 +113,18 @@ def test_a_request_ends_in_time_and_says_where(api_of, made_run):
 
 def test_a_cursor_survives_new_trajectories(api_of, made_run):
     api = api_of(made_run)
-    rows = api.library.runs[0].trajectories.rows()
+    rows = api.library.runs[0].index.rows()
     row = rows[7]
     cursor = f"{row.file.name}/{row.number}/7/8"
     assert resume(rows, cursor) == (8, 8)
     assert resume(rows[5:], cursor) == (3, 8)
     assert resume([*rows[20:30], *rows], cursor) == (18, 8)
-    with pytest.raises(Refusal, match="search anew"):
+    with pytest.raises(Refusal, match="search again"):
         resume(rows[8:], cursor)
 
 
-def test_trajectories_that_came_too_late_are_counted(api_of, made_run):
-    rows = api_of(made_run).library.runs[0].trajectories.rows()
+def test_trajectories_added_behind_the_cursor_are_counted(api_of, made_run):
+    rows = api_of(made_run).library.runs[0].index.rows()
     some, late = rows[10:], rows
     first = search(some, Needle("p"), None, 2)
     rest = search(late, Needle("p"), first.cursor, 500)
@@ -135,9 +135,9 @@ def test_trajectories_that_came_too_late_are_counted(api_of, made_run):
     assert seen == [row for row, _, _ in whole.rows if row not in rows[:10]]
 
 
-def test_files_that_go_away_have_no_hits(api_of, tmp_path):
-    _, run = written(api_of, tmp_path, make_trajectory(turns=[make_turn(said="needle")]))
-    rows = run.trajectories.rows()
+def test_removed_files_have_no_hits(api_of, tmp_path):
+    _, run = written(api_of, tmp_path, make_trajectory(turns=[make_turn(observed="needle")]))
+    rows = run.index.rows()
     rows[0].file.path.write_text("x")
     assert search(rows, Needle("needle"), None, 5).rows == []
     rows[0].file.path.unlink()
@@ -149,10 +149,10 @@ letters = st.text(st.sampled_from('aAbé"\\ \n<K中'), min_size=1, max_size=4)
 
 @settings(max_examples=300, deadline=None)
 @given(text=st.text(st.sampled_from('aAbé"\\ \n<K中'), max_size=12), wanted=letters, escaped=st.booleans())
-def test_the_quick_look_never_hides_a_hit(text, wanted, escaped):
+def test_the_fast_check_never_hides_a_hit(text, wanted, escaped):
     if not wanted.strip():
         return
-    made = make_trajectory(turns=[make_turn(said=text)])
+    made = make_trajectory(turns=[make_turn(observed=text)])
     needle = Needle(wanted)
     line = json.dumps(json.loads(to_json(made)), ensure_ascii=escaped).encode()
     if any(needle.hits(made)):

@@ -1,4 +1,4 @@
-"""The viewer as a program: who is answered, what is sent with it, hostile runs, live runs, and wrong commands."""
+"""The viewer as a program: access, headers, hostile runs, live runs, and wrong commands."""
 
 import itertools
 import json
@@ -47,7 +47,7 @@ def test_the_page_and_its_files(client):
 
 
 @pytest.mark.parametrize("path", ["/", "/static/app.js", "/api/runs", "/api/nothing", "/nothing", "/api/runs/x/config"])
-def test_every_answer_says_what_may_be_done_with_it(client, path):
+def test_every_answer_has_the_security_headers(client, path):
     for headers in ({}, {"Authorization": "Bearer wrong"}):
         found = client.get(path, headers=headers).headers
         policy = found["content-security-policy"]
@@ -61,7 +61,7 @@ def test_every_answer_says_what_may_be_done_with_it(client, path):
 @pytest.mark.parametrize(
     "given", [None, "Bearer wrong", "Bearer x y", "Basic x", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}"]
 )
-def test_nothing_is_told_without_the_token(client, given):
+def test_nothing_is_served_without_the_token(client, given):
     headers = {"Authorization": given} if given else {"Authorization": ""}
     for path in ("/api/runs", "/api/changes", "/api/runs/one/config", "/api/runs/one/trajectory/x/0"):
         answer = client.get(path, headers=headers)
@@ -90,8 +90,8 @@ def test_only_reading(client, method):
         "[::2]", "[", "0.0.0.0",
     ],
 )  # fmt: skip
-def test_a_name_that_was_pointed_here_is_refused(client, host):
-    """DNS rebinding: the page of another site asks us under its own name."""
+def test_a_foreign_host_name_is_refused(client, host):
+    """DNS rebinding: the page of another site sends requests under its own host name."""
     answer = raw(client, ["GET /api/runs HTTP/1.1", f"Host: {host}", f"Authorization: Bearer {TOKEN}"])
     assert answer.startswith(("HTTP/1.1 403", "HTTP/1.1 400")), answer
     assert '"runs"' not in answer
@@ -158,10 +158,10 @@ def test_curves_are_sent_once(client):
 
 
 def test_a_hostile_run_is_only_text(tmp_path):
-    """Whatever a run holds: answers are JSON, and nothing in them is anything but a string."""
+    """Answers are JSON for any content of a run, and the content is only in strings."""
     path = make_run(tmp_path / "<img src=x onerror=alert(1)>", name=HOSTILE, config={HOSTILE: HOSTILE})
     made = make_trajectory(
-        HOSTILE, HOSTILE, turns=[make_turn(text=HOSTILE, said="\ud800 half", components={HOSTILE: 1.0})]
+        HOSTILE, HOSTILE, turns=[make_turn(text=HOSTILE, observed="\ud800 half", components={HOSTILE: 1.0})]
     )
     write_groups(path / "trajectories", "train", 9, [Group(HOSTILE, {}, [made])])
     (path / "trajectories" / "<b>&'\"%2f .jsonl").write_bytes(b"\xff\x00\n" + to_json(make_trajectory()).encode())
@@ -191,7 +191,7 @@ def test_a_hostile_run_is_only_text(tmp_path):
         assert any("tokenizer" in p for p in problems) and any("alarms.jsonl" in p for p in problems)
 
 
-def test_a_run_that_goes_on_is_seen_within_seconds(tmp_path):
+def test_a_running_run_is_updated_within_seconds(tmp_path):
     path = make_run(tmp_path / "one", steps=1)
     with viewing(path) as client:
         state = client.get("/api/changes").json()["state"]
@@ -248,7 +248,7 @@ def test_a_run_of_5000_trajectories_is_answered_from_its_first_page_to_its_last(
         (["{run}/trajectories"], "holds no run"),
         (["{run}", "--host", "0.0.0.0"], "--host 0.0.0.0 is open to others; set MTRL_VIEW_TOKEN"),
         (["{run}", "--port", "99999"], "--port 99999 does not exist"),
-        (["{run}", "--max-trajectories", "5"], "--max-trajectories is about the exported file; add --export"),
+        (["{run}", "--max-trajectories", "5"], "--max-trajectories applies only to an exported file; add --export"),
         (["{run}", "--export", "x.html", "--port", "80"], "--export writes a file and serves nothing"),
         (["{run}", "--export", "x.html", "--max-trajectories", "-1"], "--max-trajectories -1 must be at least 0"),
         (["{run}", "--export", "{run}/no/where.html"], "is no folder; make it, or name another file"),
@@ -282,7 +282,7 @@ def start(*words, **environment):
     )  # fmt: skip
 
 
-def test_it_makes_up_a_token_and_ends_by_ctrl_c(made_run):
+def test_the_server_creates_a_token_and_ends_by_ctrl_c(made_run):
     process = start(made_run, "--no-browser", MTRL_VIEW_TOKEN="")
     url = process.stdout.readline().strip().split(" at ")[1]
     assert len(url.partition("token=")[2]) >= 32
@@ -308,7 +308,7 @@ def test_an_open_address_needs_the_token_and_takes_any_name(made_run):
         process.communicate(timeout=120)
 
 
-def test_half_sent_requests_keep_nobody_out(made_run):
+def test_half_sent_requests_do_not_block_others(made_run):
     process = start(made_run, "--no-browser", MTRL_VIEW_TOKEN=TOKEN)
     held = []
     try:
@@ -338,7 +338,7 @@ def test_a_port_that_is_taken_is_one_sentence(made_run):
 
 @pytest.mark.slow
 def test_the_benchmark_adds_up(tmp_path):
-    """What it measures is answered; how fast is not a test's to say."""
+    """The benchmark measures every route; the test does not check the times."""
     words = ["--trajectories", "300", "--turns", "2", "--tokens", "5", "--repeats", "2", "--json", "out.json"]
     command = [sys.executable, str(ROOT / "benchmarks" / "viewer.py"), *words]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

@@ -12,9 +12,9 @@ from tests.view.made_runs import HOSTILE, TOKEN, make_run, viewing
 from tests.view.page_browser import fits, opened
 
 
-def add_job(run, number, words, value, status="finished", said=""):
+def add_job(run, number, words, value, status="finished", reason=""):
     outcome = Outcome.begin(number, words, "success_after", "maximize")
-    outcome.end(status, said, value)
+    outcome.end(status, reason, value)
     outcome.write(run)
 
 
@@ -70,7 +70,7 @@ def test_the_page_shows_the_jobs(browser, swept):
         expect(page.locator("#run")).to_have_value("1")
 
 
-def test_a_job_that_ends_is_seen_to_end(browser, tmp_path):
+def test_the_end_of_a_job_is_shown(browser, tmp_path):
     """What a job has written last is its outcome: no metric comes after it."""
     for number in (0, 1):
         run = make_run(tmp_path / "sweep" / str(number), steps=1, groups=1, size=1, seed=number)
@@ -105,7 +105,7 @@ def test_the_answer(swept, api_of):
     assert json.dumps(sweep)
 
 
-def test_without_a_sweep_there_is_no_such_page(browser, made_run):
+def test_the_page_of_sweeps_exists_only_with_a_sweep(browser, made_run):
     with viewing(made_run) as client:
         assert client.get("/api/sweeps").json() == {"sweeps": []}
         with opened(browser, f"{str(client.base_url).rstrip('/')}/?token={TOKEN}") as page:

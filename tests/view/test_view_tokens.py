@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrl.record.tokens import Tokenizer, byte_alphabet, characters, find_tokenizer
-from mtrl.view.detail import speakers
+from mtrl.view.detail import roles_of
 
 SPECIAL = {"id": 256, "content": "<|end|>", "special": True}
 ADDED = {"id": 257, "content": "<calc>", "special": False}
@@ -66,7 +66,7 @@ def test_special_tokens_stay_visible_and_part_characters(tokenizer):
     assert found.special == [2]
 
 
-def test_ids_that_nobody_knows(tokenizer):
+def test_unknown_ids_are_shown_as_numbers(tokenizer):
     found = tokenizer.pieces([97, 99999, -3, 2**70])
     assert found.texts == ["a", "<99999>", "<-3>", f"<{2**70}>"]
     assert found.special == [1, 2, 3]
@@ -80,10 +80,10 @@ def test_hostile_text_stays_text(tokenizer):
 @settings(max_examples=200, deadline=None)
 @given(data=st.lists(st.integers(0, 257), max_size=40))
 def test_pieces_joined_are_the_whole(tokenizer, data):
-    """Whatever was sampled: the text is that of the bytes, and every token has text, or continues one."""
+    """The joined text is that of the bytes, and every token has text or continues a character."""
     found = tokenizer.pieces(data)
-    said = b"".join({256: b"<|end|>", 257: b"<calc>"}.get(i, bytes([i % 256])) for i in data)
-    assert "".join(found.texts) == "".join(char for char, _ in characters(said))
+    joined = b"".join({256: b"<|end|>", 257: b"<calc>"}.get(i, bytes([i % 256])) for i in data)
+    assert "".join(found.texts) == "".join(char for char, _ in characters(joined))
     assert [place for place, text in enumerate(found.texts) if not text] == found.continued
 
 
@@ -121,18 +121,18 @@ def test_the_tokenizer_of_a_run_comes_before_that_of_its_export(tmp_path):
     assert len(problems) == 1 and problems[0].startswith("tokenizer/tokenizer.json is no tokenizer")
 
 
-def test_who_said_what():
+def test_tokens_have_the_roles_of_their_messages():
     texts = ["<|sys|>", "be", " brief", "<|user|>", "how", " many", "?", "<|end|>", "<|assistant|>"]
-    said = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "how many?"}]
-    assert speakers(texts, said) == [[1, "template"], [2, "system"], [1, "template"], [3, "user"], [2, "template"]]
+    messages = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "how many?"}]
+    assert roles_of(texts, messages) == [[1, "template"], [2, "system"], [1, "template"], [3, "user"], [2, "template"]]
 
 
-def test_who_said_what_of_a_character_in_parts():
-    assert speakers(["[", "中", "", "", "]"], [{"role": "tool", "content": "中"}]) == [
+def test_tokens_of_a_split_character_have_its_role():
+    assert roles_of(["[", "中", "", "", "]"], [{"role": "tool", "content": "中"}]) == [
         [1, "template"], [3, "tool"], [1, "template"]
     ]  # fmt: skip
 
 
-def test_words_that_the_template_changed_are_the_template():
-    assert speakers(["a", "b"], [{"role": "user", "content": "other"}]) == [[2, "template"]]
-    assert speakers([], []) == []
+def test_text_that_the_template_changed_has_the_role_template():
+    assert roles_of(["a", "b"], [{"role": "user", "content": "other"}]) == [[2, "template"]]
+    assert roles_of([], []) == []

@@ -13,10 +13,9 @@ from mtrl.diagnose.rules import held_out
 from mtrl.diagnose.rules import signal
 from mtrl.diagnose.rules import completion
 from mtrl.diagnose.rules import budgets
-from mtrl.diagnose.rules import context
+from mtrl.diagnose.rules import growth
 from mtrl.diagnose.rules import tasks
 from mtrl.diagnose.rules import policy
 from mtrl.diagnose.rules import gradient
 from mtrl.diagnose.rules import episodes
 from mtrl.diagnose.rules import credit
-from mtrl.diagnose.rules import speed

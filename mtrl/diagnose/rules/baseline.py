@@ -9,7 +9,7 @@ from mtrl.diagnose.disagreement import baseline_disagreement
 from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import HELD_OUT, REWARD, SAMPLED, SUCCESS, known, level, propose, rescoring
+from mtrl.diagnose.views import HELD_OUT, REWARD, SAMPLED, SUCCESS, known, level, propose, rescoring
 from mtrl.scoring.statistics import wilson
 from mtrl.utils.text import percent, short
 
@@ -27,7 +27,7 @@ def no_evaluation(record: Record) -> Finding | None:
         title=f"{record.steps} steps without an evaluation on held-out rows",
         evidence=("rules that compare the training reward with held-out success cannot decide",),
         metrics=(REWARD,),
-        proposals=(propose("evaluate now and then", evaluation__every_steps=20, evaluation__before_train=True),),
+        proposals=(propose("evaluate every 20 steps", evaluation__every_steps=20, evaluation__before_train=True),),
         expect="val/success/mean every 20 steps",
     )
 
@@ -42,7 +42,7 @@ def small_evaluation(record: Record) -> Finding | None:
     low, high = wilson(count / 2, count)
     return Finding(
         severity=Severity.NOTE,
-        title=f"Evaluations play {count} held-out episodes: 50% could be {percent(low)} or {percent(high)}",
+        title=f"Evaluations run {count} held-out episodes: a measured 50% could be {percent(low)} or {percent(high)}",
         metrics=(HELD_OUT,),
         proposals=(propose("a smaller interval", evaluation__rows=200),),
         expect="an interval of ±7 points",
@@ -51,7 +51,7 @@ def small_evaluation(record: Record) -> Finding | None:
 
 @rule("R108", "R092", windows=0.2)
 def zero_baseline(record: Record) -> Finding | None:
-    """The policy never succeeds before training: there is nothing that a reward could strengthen."""
+    """The policy never succeeds before training, so there is no success that a reward could reinforce."""
     first = record.series(SUCCESS).first(5).values
     before = [record.series(key) for key in (HELD_OUT, SAMPLED, "val/success/pass_k_1")]
     zero = [float(each.values[0]) for each in before if len(each) and each.steps[0] == 0]
@@ -59,24 +59,26 @@ def zero_baseline(record: Record) -> Finding | None:
         return None
     if max(level(record, SUCCESS, steps=5), *(float(each.values[-1]) for each in before if len(each))) >= 0.05:
         return None  # the policy has had some success since
-    paid = level(record, REWARD) > 0.01 * record.unit
+    rewarded = level(record, REWARD) > 0.01 * record.unit
     return Finding(
-        severity=Severity.WARNING if paid else Severity.ALARM,
-        title="The policy had not a single success before training, and has hardly one now",
+        severity=Severity.WARNING if rewarded else Severity.ALARM,
+        title="The policy had no success before training, and has hardly any now",
         evidence=known(
             f"0 successes of {int(record.series('val/episodes').values[0])} held-out episodes at step 0"
             if record.has("val/episodes")
             else None,
             f"{short(float(first.sum()) * record.episodes)} successes among the {5 * record.episodes} rollouts of the "
             "first five steps",
-            f"the reward is {short(level(record, REWARD))}: what it pays is not yet the task" if paid else None,
+            f"the mean reward is {short(level(record, REWARD))}, so it rewards something else than success"
+            if rewarded
+            else None,
         ),
         metrics=(SUCCESS, HELD_OUT, REWARD),
         steps=(0, record.step),
         proposals=_warmer(record),
-        advice="Stop, and make it simpler: easier rows, a stronger base model, some supervised examples first "
-        "(python -m mtrl.sft). No reward and no group size replaces a first success.",
-        expect="some successes at step 0; training can then make them more",
+        advice="Stop the run and make the task easier: easier rows, a stronger base model, or supervised examples "
+        "first (python -m mtrl.sft). No reward and no group size replaces a first success.",
+        expect="some successes at step 0, which training can increase",
         look=(f"python -m mtrl.view {record.path or 'RUN'}",),
     )
 
@@ -107,7 +109,7 @@ def _has_demonstrator(record: Record) -> bool:
 
 @rule("R136", "R095", "R090", windows=0.0)
 def lenient_baseline(record: Record) -> Finding | None:
-    """The reward calls rollouts of the untrained policy a success that the scorer refuses: it reads too leniently."""
+    """The reward counts rollouts of the untrained policy as solved that the scorer rejects: it is too lenient."""
     reward, success = record.series("val/reward/mean"), record.series(HELD_OUT)
     if not len(reward) or not len(success) or reward.steps[0] != 0 or success.steps[0] != 0:
         return None
@@ -121,25 +123,29 @@ def lenient_baseline(record: Record) -> Finding | None:
     misfit = seen.fitting_threshold is not None
     return Finding(
         severity=Severity.WARNING,  # `hacked_reward` raises an alarm once the policy exploits it
-        title=f"Before training {percent(share)} of the rollouts are solved for the reward and not for the scorer",
+        title=f"Before training the reward counts {percent(share)} of the rollouts as solved that the scorer rejects",
         evidence=known(
             f"held out at step 0 the mean reward is {short(float(reward.values[0]))} and success "
             f"{percent(float(success.values[0]))}",
-            f"every real success earns at least {short(seen.fitting_threshold)}: a claim starts there"
+            f"every success by the scorer earns at least {short(seen.fitting_threshold)}"
             if seen.fitting_threshold is not None
             else None,
         ),
         metrics=("val/reward/mean", HELD_OUT, "val/lenient_frac"),
         steps=(0, 0),
         proposals=(
-            (propose("where this reward means a success", evaluation__claim_threshold=seen.fitting_threshold),)
+            (
+                propose(
+                    "the reward from which an episode is a success", evaluation__claim_threshold=seen.fitting_threshold
+                ),
+            )
             if misfit
             else ()
         ),
         advice=""
         if misfit
-        else "The parser of the reward accepts what the evaluation does not: tag, field names, several answers. Make "
-        "it refuse them, and pay these trajectories anew before training.",
+        else "The parser of the reward accepts answers that the scorer rejects: check tags, field names and several "
+        "answers. Make the parser reject them, and rescore these trajectories before training.",
         expect="val/lenient_frac is 0 at step 0",
         look=(f"python -m mtrl.view {record.path or 'RUN'}", *rescoring(record, ())),
         witnesses=seen.witnesses,

@@ -9,7 +9,8 @@ from statistics import fmean
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import (
+from mtrl.diagnose.stats import Mean
+from mtrl.diagnose.views import (
     AT_CAP,
     MAX_TOKENS,
     REWARD,
@@ -22,7 +23,6 @@ from mtrl.diagnose.rules.views import (
     room_for_responses,
     success,
 )
-from mtrl.diagnose.stats import Mean
 from mtrl.record.stored import read
 from mtrl.scoring.measures import is_overlong
 from mtrl.types import StopReason
@@ -55,16 +55,16 @@ def token_cap(record: Record) -> Finding | None:
         evidence=known(
             f"{MAX_TOKENS}={cap}; a response has {short(mean)} tokens in the mean",
             from_to("the share", change) if (change := over_the_run(record, key)) else None,
-            "most responses are far shorter: those that are cut may run away, and a higher cap would not end them"
+            "most responses are far shorter: cut responses may be endless, and a larger limit would not end them"
             if runs_away
             else None,
         ),
         metrics=(key, "rollout/tokens/response_mean", "rollout/tokens/response_max"),
         proposals=(
             room_for_responses(record),
-            propose("learn nothing from what was cut", algorithm__overlong_filtering=True),
+            propose("do not train on cut episodes", algorithm__overlong_filtering=True),
         ),
-        advice="Read some of the cut responses first: do they end, or repeat themselves?" if runs_away else "",
+        advice="Read some of the cut responses first: check whether they repeat themselves." if runs_away else "",
         expect=f"less than 5 % at the cap at once ({key})",
         look=(f"python -m mtrl.view {record.path or 'RUN'}",),
     )
@@ -85,19 +85,19 @@ def turn_budget(record: Record) -> Finding | None:
         title=f"{percent(share.value)} of the rollouts end at {MAX_TURNS}={limit} without a final answer",
         evidence=known(
             from_to("the share", change),
-            "it mends by itself: the agent learns to finish, or to succeed" if mends else None,
+            "the share falls without a change, or success rises: the agent learns to finish" if mends else None,
             f"episodes have {short(level(record, 'rollout/turns/mean'))} turns in the mean",
         ),
         metrics=(key, "rollout/turns/mean", "rollout/completion/mean"),
-        proposals=(propose("half as many turns again", generator__max_turns=math.ceil(1.5 * limit)),),
-        advice="The rule of thumb is 1.5 times the turns that a person needs: count them with python -m mtrl.play.",
+        proposals=(propose("1.5 times the turns", generator__max_turns=math.ceil(1.5 * limit)),),
+        advice="Allow 1.5 times the turns that a person needs: count them with python -m mtrl.play.",
         expect=f"{key} below 10 % at once",
     )
 
 
 @rule("R144", windows=1.0)
 def silent_truncation(record: Record) -> Finding | None:
-    """Episodes that a length limit cut are trained on, without the reward of finishing."""
+    """Episodes that a length limit cut are trained without the reward of finishing."""
     # A turn may be cut in an episode that ends for another reason, so neither share includes the other.
     ends = [f"rollout/stop/{reason}" for reason in ("turn_token_limit", "context_limit")]
     shares = [found for end in ends if (found := recent(record, end)) is not None]
@@ -108,25 +108,25 @@ def silent_truncation(record: Record) -> Finding | None:
     assert total is not None
     return Finding(
         severity=Severity.WARNING,
-        title=f"{percent(total.value)} of the episodes are cut by a length limit and trained on as if they had ended",
-        evidence=known(*(f"{end} is {percent(level(record, end))}" for end in (*ends, AT_CAP)), _paid(record)),
+        title=f"{percent(total.value)} of the episodes are cut by a length limit and trained as if they were complete",
+        evidence=known(*(f"{end} is {percent(level(record, end))}" for end in (*ends, AT_CAP)), _cut_and_whole(record)),
         metrics=(*ends, AT_CAP, REWARD),
         proposals=(
-            propose("learn nothing from what was cut", algorithm__overlong_filtering=True),
+            propose("do not train on cut episodes", algorithm__overlong_filtering=True),
             propose("room for the whole response",
                     generator__sampling_params__max_generate_length=2 * int(record.setting(MAX_TOKENS))),
         ),
-        expect="analysis/untrained_frac shows what is left out; the share that is cut stops growing",
+        expect="analysis/untrained_frac shows the share that is left out; the share of cut episodes stops growing",
     )  # fmt: skip
 
 
-def _paid(record: Record) -> str | None:
+def _cut_and_whole(record: Record) -> str | None:
     """Compare the mean rewards of cut and whole episodes in the newest file of trajectories."""
     files = record.files("train")[:1]
-    return record.once(("paid", files[0]), lambda: _paid_in(files[0])) if files else None
+    return record.once(("rewards of cut episodes", files[0]), lambda: _rewards_of_cut(files[0])) if files else None
 
 
-def _paid_in(file: Path) -> str | None:
+def _rewards_of_cut(file: Path) -> str | None:
     stored = [line.trajectory for line in read(file) if line.trajectory is not None]
     cut = [t.reward for t in stored if is_overlong(t)]
     whole = [t.reward for t in stored if t.stop_reason == StopReason.DONE and not is_overlong(t)]

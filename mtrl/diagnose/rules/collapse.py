@@ -7,8 +7,8 @@ import numpy as np
 from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.drop import GONE, find_drop
-from mtrl.diagnose.rules.views import EQUAL, HELD_OUT, REWARD, evaluations, known, propose
+from mtrl.diagnose.rules.drop import COLLAPSED, find_drop
+from mtrl.diagnose.views import EQUAL, HELD_OUT, REWARD, evaluations, known, propose
 from mtrl.utils.text import short
 
 DRIFT = "analysis/logprob_drift/mean"
@@ -32,12 +32,12 @@ def collapse(record: Record) -> Finding | None:
     drop = find_drop(record)
     if drop is None:
         return None
-    gone = drop.left <= GONE
+    collapsed = drop.left <= COLLAPSED
     stale = int(record.setting("async_config.max_steps_off_policy"))
     moved = _moved(record, drop.step)
     return Finding(
-        severity=Severity.ALARM if gone else Severity.WARNING,
-        title=f"The reward {'collapsed' if gone else 'is falling'} from {short(drop.peak)} to {short(drop.now)} "
+        severity=Severity.ALARM if collapsed else Severity.WARNING,
+        title=f"The reward {'collapsed' if collapsed else 'is falling'} from {short(drop.peak)} to {short(drop.now)} "
         f"at step {drop.step}",
         evidence=known(
             f"the mean of {'the first steps' if drop.at_start else 'five steps'} was {short(drop.peak)}"
@@ -49,8 +49,8 @@ def collapse(record: Record) -> Finding | None:
         metrics=(REWARD, *moved, *(key for key in ("train/entropy", "train/grad_norm") if key not in moved)),
         steps=(max(1, drop.step - record.window), record.step),
         proposals=tuple(_proposals(record, moved, drop.at_start)),
-        advice="Go on from a checkpoint before the fall rather than from here.",
-        expect="the reward stays where it was, perhaps lower, and no fall follows within 25 to 50 steps",
+        advice="Continue from a checkpoint before the fall, not from the last one.",
+        expect="the reward stays at its level before the fall, or a little lower, for 25 to 50 steps",
     )
 
 
@@ -82,19 +82,19 @@ def _proposals(record: Record, moved: dict[str, tuple[float, float]], at_start: 
     low, high = record.setting("algorithm.clip_low_threshold"), record.setting("algorithm.clip_high_threshold")
     safe = propose("the bounded loss with its safe thresholds", algorithm__loss_fn="ppo",
                    algorithm__clip_low_threshold=0.8, algorithm__clip_high_threshold=1.2)  # fmt: skip
-    found = [propose("steps of a tenth", trainer__optimizer__lr=lr / 10)] if at_start else []
+    found = [propose("a tenth of the learning rate", trainer__optimizer__lr=lr / 10)] if at_start else []
     if _rose(moved, "train/entropy") and float(record.setting("algorithm.entropy_coef")) > 0:
-        found.append(propose("stop paying for randomness", algorithm__entropy_coef=0.0))
-    found.append(propose("train on nothing but what the newest weights sampled", async_config__max_steps_off_policy=0))
+        found.append(propose("no reward for entropy", algorithm__entropy_coef=0.0))
+    found.append(propose("train only on tokens of the newest weights", async_config__max_steps_off_policy=0))
     if loss not in ("ppo", "regular") or (low, high) != (0.8, 1.2):
         found.append(safe)
     if _rose(moved, DRIFT) and moved[DRIFT][1] >= MUCH_DRIFT:
-        found.append(propose("correct what engine and trainer disagree on", algorithm__loss_anchor="old",
+        found.append(propose("correct the difference between engine and trainer", algorithm__loss_anchor="old",
                              algorithm__off_policy_correction="tis"))  # fmt: skip
-    found.append(propose("one update from each batch", trainer__mini_batches=1, trainer__update_epochs=1))
-    found.append(propose("smaller steps", trainer__optimizer__lr=lr / 2))
+    found.append(propose("one update per batch", trainer__mini_batches=1, trainer__update_epochs=1))
+    found.append(propose("half the learning rate", trainer__optimizer__lr=lr / 2))
     if not (record.setting("algorithm.kl_loss_coef") or record.setting("algorithm.kl_reward_coef")):
-        found.append(propose("a pull back to the first policy", algorithm__kl_loss_coef=0.01))
+        found.append(propose("a penalty for leaving the first policy", algorithm__kl_loss_coef=0.01))
     limit = float(record.setting("trainer.optimizer.max_grad_norm"))
-    found.append(propose("a harder limit on single gradients", trainer__optimizer__max_grad_norm=limit / 2))
+    found.append(propose("half the limit of the gradient norm", trainer__optimizer__max_grad_norm=limit / 2))
     return found

@@ -8,7 +8,7 @@ from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.hacked import FOLLOWS
-from mtrl.diagnose.rules.views import (
+from mtrl.diagnose.views import (
     REWARD,
     evaluations,
     from_to,
@@ -45,7 +45,7 @@ def unfinished_success(record: Record) -> Finding | None:
             f"{percent(cut)} of the training rollouts end at generator.max_turns={limit}",
         ),
         metrics=(COMPLETION, PASS_1, "rollout/stop/max_turns"),
-        proposals=(propose("half as many turns again", generator__max_turns=math.ceil(1.5 * limit)),),
+        proposals=(propose("1.5 times the turns", generator__max_turns=math.ceil(1.5 * limit)),),
         expect="completion rises at once, and pass@1 with it",
     )
 
@@ -66,8 +66,7 @@ def finished_failure(record: Record) -> Finding | None:
         evidence=known(evaluations(record, PASS_1, "pass@1"), evaluations(record, COMPLETION, "completion")),
         metrics=(PASS_1, COMPLETION, REWARD),
         proposals=tuple(propose("another reward of this task", reward__scheme=scheme) for scheme in schemes),
-        advice="Redesign the reward: pay what makes an answer right, field by field or step by step, and less for "
-        "finishing.",
+        advice="Redesign the reward: reward right answers, field by field or step by step, and reward finishing less.",
         expect="pass@1 moves within 25 to 50 steps",
         look=rescoring(record, schemes),
     )
@@ -89,6 +88,6 @@ def reward_without_completion(record: Record) -> Finding | None:
         evidence=(from_to("the reward", reward), from_to("completion", finished), from_to("success", succeeded)),
         metrics=("rollout/completion/mean", REWARD, success(record)),
         proposals=tuple(propose("another reward of this task", reward__scheme=s) for s in other_schemes(record)),
-        advice="The agent is paid for acting without ending: pay tool calls and turns less, and the answer more.",
+        advice="The agent earns rewards without finishing: reward tool calls and turns less, and the answer more.",
         expect="completion and reward rise together",
     )

@@ -6,7 +6,7 @@ from mtrl.algorithms.registry import ESTIMATORS
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import level, other_schemes, propose
+from mtrl.diagnose.views import level, other_schemes, propose
 from mtrl.utils.text import percent
 
 EARLY, LONELY = "rollout/reward/early_frac", "analysis/lonely_turns"
@@ -22,14 +22,14 @@ def _credit(record: Record) -> str | None:
 
 
 def _chosen(record: Record) -> bool:
-    """Whether the run explicitly asks for credit per turn. The default `turn_rloo` does not count, because it equals
-    `rloo` if no turn before the last one is rewarded."""
+    """Whether the configuration sets credit per turn explicitly. The default `turn_rloo` does not count, because it
+    equals `rloo` if no turn before the last one is rewarded."""
     return _credit(record) == "turn" or record.setting("algorithm.advantage_method") == "mt_grpo"
 
 
 @rule("R012", "R100", windows=0.6)
 def idle_turn_credit(record: Record) -> Finding | None:
-    """The run asks for credit per turn, and only outcomes are rewarded."""
+    """The run uses credit per turn, and only outcomes are rewarded."""
     if not _chosen(record) or not record.has(EARLY) or level(record, EARLY) >= 0.01:
         return None
     if level(record, "rollout/turns/mean", 2.0) < 1.2:
@@ -43,13 +43,13 @@ def idle_turn_credit(record: Record) -> Finding | None:
     return Finding(
         severity=Severity.NOTE,
         title=f"algorithm.advantage_method={method} credits single turns, and {percent(level(record, EARLY))} of the "
-        "trajectories are paid before their last turn",
+        "trajectories are rewarded before their last turn",
         metrics=(EARLY,),
         proposals=(
-            *(propose("a reward that pays turns", reward__scheme=scheme) for scheme in other_schemes(record)),
+            *(propose("a reward for single turns", reward__scheme=scheme) for scheme in other_schemes(record)),
             plain,
         ),
-        advice="Pay turns that make progress, or take credit for the trajectory: they are the same thing here.",
+        advice="Reward turns that make progress, or use credit for the trajectory, which has the same effect here.",
         expect=f"{EARLY} above 0 with a reward on turns",
     )
 
@@ -65,10 +65,10 @@ def lonely_turns(record: Record) -> Finding | None:
     return Finding(
         severity=Severity.WARNING,
         title=f"{percent(share)} of the turns have no peer in their group and get no credit",
-        evidence=(f"groups of {size}, {level(record, LONELY):.0f} such turns a step",),
+        evidence=(f"groups of {size}, {level(record, LONELY):.0f} such turns per step",),
         metrics=(LONELY, "rollout/turns/mean"),
         proposals=(
-            propose("more peers", algorithm__group_size=2 * size),
+            propose("larger groups", algorithm__group_size=2 * size),
             propose(
                 "credit that compares with the whole group",
                 algorithm__advantage_method="turn_rloo",

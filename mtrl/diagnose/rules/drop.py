@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from mtrl.diagnose.record import Record
-from mtrl.diagnose.rules.views import REWARD
 from mtrl.diagnose.stats import change_point, noise, running_mean
+from mtrl.diagnose.views import REWARD
 
 HEIGHT = 0.08
 """Minimum peak above the floor, as a share of the reward of a success. A lower reward cannot collapse."""
-GONE, HALF = 0.35, 0.55
+COLLAPSED, HALF = 0.35, 0.55
 """Largest shares of the height that are left after a collapse, and after the beginning of one."""
 SURE = 5.0
 """Minimum size of a fall, in standard errors."""
@@ -55,7 +55,7 @@ def _at_start(record: Record) -> Drop | None:
             return None
         floor, peak, now = min(0.0, float(values.min())), float(first.mean()), float(rest.mean())
         height = peak - floor
-        if height < HEIGHT * record.unit or rest.max() > floor + GONE * height:
+        if height < HEIGHT * record.unit or rest.max() > floor + COLLAPSED * height:
             continue
         if peak - now > SURE * _chance(record, peak) * math.sqrt(1 / width + 1 / len(rest)):
             return Drop(int(reward.steps[width]), peak, now, (now - floor) / height, at_start=True)

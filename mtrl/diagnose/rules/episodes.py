@@ -5,7 +5,7 @@ from __future__ import annotations
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import known, level, propose
+from mtrl.diagnose.views import known, level, propose
 from mtrl.utils.text import percent
 
 FAILED, BREAKS = "rollout/failed_episodes", "rollout/breaks"
@@ -13,7 +13,7 @@ FAILED, BREAKS = "rollout/failed_episodes", "rollout/breaks"
 
 @rule("R066", windows=0.2)
 def failing_episodes(record: Record) -> Finding | None:
-    """Episodes fail: the environment breaks, or takes too long."""
+    """Episodes fail: the environment raises errors, or takes too long."""
     share = level(record, FAILED) / max(1, record.episodes)
     seen = record.series(FAILED).last(record.window).values
     if share < 0.02 or (seen > 0).sum() < 2:
@@ -32,17 +32,21 @@ def failing_episodes(record: Record) -> Finding | None:
         ),
         metrics=(FAILED, "rollout/stop/env_error", "rollout/stop/timeout"),
         proposals=(
-            *((propose("more time for a step", environment__step_timeout=2 * seconds),) if late else ()),
+            *(
+                (propose("twice the time for a step of the environment", environment__step_timeout=2 * seconds),)
+                if late
+                else ()
+            ),
             propose("more attempts", environment__retries=retries + 1),
         ),
-        advice="run.log has the tracebacks; python -m mtrl.preflight plays the environment alone.",
+        advice="run.log has the tracebacks; python -m mtrl.preflight runs the environment without a model.",
         expect=f"{FAILED} is 0",
     )
 
 
 @rule("R030", windows=0.2)
 def template_breaks(record: Record) -> Finding | None:
-    """Turns do not extend the tokens before them, so that an episode falls into several samples."""
+    """Turns do not extend the tokens before them, so an episode is split into several samples."""
     own = sum(level(record, f"{BREAKS}/{reason}") for reason in ("branch", "retry", "fresh"))  # made by a program
     share = (level(record, BREAKS) - own) / max(1, record.episodes)
     if share < 0.02:
@@ -50,16 +54,16 @@ def template_breaks(record: Record) -> Finding | None:
     multi = bool(record.setting("generator.use_conversation_multi_turn"))
     return Finding(
         severity=Severity.WARNING,
-        title=f"{share:.2f} breaks an episode: the chat template writes earlier turns anew",
+        title=f"{share:.2f} breaks per episode: the chat template changes the text of earlier turns",
         evidence=known(
-            "a break starts a new sample: more tokens to train, and no cache for the prompt",
+            "each break starts a new sample: more tokens are trained, and the cache of the prompt is lost",
             f"generator.use_conversation_multi_turn={str(multi).lower()}",
             f"model.renderer={record.setting('model.renderer')}",
         ),
         metrics=(BREAKS, "perf/cached_share", "perf/tokens_per_second"),
-        proposals=(propose("each turn its own message", generator__use_conversation_multi_turn=True),),
-        advice="Templates that drop what the model thought, or change earlier messages, break the extension: choose a "
-        "renderer that keeps them (model.renderer).",
+        proposals=(propose("each turn as a message of its own", generator__use_conversation_multi_turn=True),),
+        advice="Templates that remove reasoning or change earlier messages break the extension: choose a renderer that "
+        "leaves them unchanged (model.renderer).",
         expect=f"{BREAKS} is 0 from the first step",
         look=(f"python -m mtrl.view {record.path or 'RUN'}",),
     )

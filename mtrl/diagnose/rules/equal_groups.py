@@ -9,7 +9,7 @@ from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.drop import find_drop
-from mtrl.diagnose.rules.views import (
+from mtrl.diagnose.views import (
     EQUAL,
     HELD_OUT,
     REWARD,
@@ -39,7 +39,7 @@ NEAR = 0.75
 
 @rule("R149", "R137", "R138", "R014", windows=0.4)
 def equal_groups(record: Record) -> Finding | None:
-    """Nearly all groups score the same while the reward does not rise: too little contrast within a prompt."""
+    """Nearly all groups have equal rewards and the reward does not rise: too little contrast within a prompt."""
     steps = max(8, record.window // 2)
     equal = level(record, EQUAL, steps=steps)
     rise = between_last(record, REWARD)
@@ -50,28 +50,29 @@ def equal_groups(record: Record) -> Finding | None:
     if not nearly_all and record.steps < max(record.window, LEAST):
         return None
     size, prompts = int(record.setting("algorithm.group_size")), int(record.setting("trainer.prompts_per_step"))
-    paid = 1 - level(record, "rollout/reward/zero_frac", 1 - level(record, REWARD) / record.unit)
-    contrast, schemes = _Contrast(size, prompts, paid, equal), other_schemes(record)
+    rewarded = 1 - level(record, "rollout/reward/zero_frac", 1 - level(record, REWARD) / record.unit)
+    contrast, schemes = _Contrast(size, prompts, rewarded, equal), other_schemes(record)
     succeed = level(record, REWARD) >= NEAR * record.unit
     return Finding(
         severity=Severity.NOTE if succeed else Severity.ALARM if nearly_all else Severity.WARNING,
-        title=f"In {percent(equal)} of the groups all {size} rollouts score the same, and the reward does not rise",
+        title=f"In {percent(equal)} of the groups all {size} rollouts have the same reward, and the mean reward does "
+        "not rise",
         evidence=known(
             from_to("the mean reward", rise),
-            "most of them agree because they succeed; what is left are prompts that are hardly ever solved"
+            "most of these groups succeed in all rollouts; the other prompts are hardly ever solved"
             if succeed
             else None,
             f"about {short((1 - equal) * prompts)} of {prompts} groups of a step have an advantage; "
-            f"{percent(1 - paid)} of the rollouts earn exactly 0",
+            f"{percent(1 - rewarded)} of the rollouts earn exactly 0",
             evaluations(record, "val/success/pass_k_1", "pass@1")
             or evaluations(record, HELD_OUT, "held-out success"),
-            contrast.told(),
+            contrast.effect_of_smaller_groups(),
         ),
         metrics=(EQUAL, REWARD, "analysis/informative_groups", "rollout/reward/zero_frac"),
         steps=span(record.series(REWARD).last(steps)),
         proposals=_proposals(record, contrast, schemes),
-        advice="What helps most is a reward with more values than all or nothing: pay parts of the answer, or turns "
-        "that make progress. Rows that are always or never solved teach nothing at any group size.",
+        advice="A reward with more than two values helps most: reward parts of the answer, or turns that make "
+        "progress. Rows that are always or never solved give no gradient at any group size.",
         expect="analysis/informative_groups rises at once, and the reward within 25 to 50 steps",
         look=(f"python -m mtrl.view {record.path or 'RUN'}", *rescoring(record, schemes)),
     )  # fmt: skip
@@ -85,7 +86,7 @@ def _proposals(record: Record, contrast: _Contrast, schemes: list[str]) -> tuple
     half, more = contrast.smaller
     if half < contrast.size and contrast.groups(half, more) >= 1:
         found.append(
-            propose("more prompts, as many rollouts: a group teaches more seldom, and there are twice as many",
+            propose("more prompts with as many rollouts: fewer groups differ, and there are twice as many",
                     algorithm__group_size=half, trainer__prompts_per_step=more)
         )  # fmt: skip
     rounds = max(3, 2 * int(record.setting("algorithm.dynamic_sampling_rounds")))
@@ -95,7 +96,7 @@ def _proposals(record: Record, contrast: _Contrast, schemes: list[str]) -> tuple
                     algorithm__dynamic_sampling_rounds=rounds)
         )  # fmt: skip
     found += [propose("a denser reward of this task", reward__scheme=scheme) for scheme in schemes]
-    found.append(propose("more tries at each prompt", algorithm__group_size=2 * contrast.size))
+    found.append(propose("more rollouts per prompt", algorithm__group_size=2 * contrast.size))
     return tuple(found)
 
 
@@ -105,7 +106,7 @@ class _Contrast:
 
     size: int
     prompts: int
-    paid: float
+    rewarded: float
     """Share of the rollouts with a reward other than 0."""
     equal: float
     """Share of the groups without an advantage."""
@@ -120,18 +121,18 @@ class _Contrast:
         """Return the expected number of groups per step with an advantage, for an all-or-nothing reward whose chances
         differ between prompts as measured. It is 0 if fewer than one rollout per step is rewarded, because then groups
         of other sizes agree as well."""
-        if self.paid * self.size * self.prompts < 1:
+        if self.rewarded * self.size * self.prompts < 1:
             return 0.0
         return prompts * (1 - self.share_equal(size))
 
     def share_equal(self, size: int) -> float:
-        return share_equal(self.paid, spread_of(self.paid, self.equal, self.size), size)
+        return share_equal(self.rewarded, spread_of(self.rewarded, self.equal, self.size), size)
 
-    def told(self) -> str | None:
+    def effect_of_smaller_groups(self) -> str | None:
         """Describe the effect of smaller groups: more of them agree, but the total number with an advantage may
         grow."""
         half, more = self.smaller
-        if half == self.size or not 0 < self.paid < 1:
+        if half == self.size or not 0 < self.rewarded < 1:
             return None
         now, then = self.share_equal(self.size), self.share_equal(half)
         return (
@@ -142,29 +143,29 @@ class _Contrast:
         )
 
 
-def share_equal(paid: float, spread: float, size: int) -> float:
+def share_equal(rewarded: float, spread: float, size: int) -> float:
     """Return the share of groups in which all of `size` rollouts earn a reward, or none does.
 
     Args:
-        paid: Mean chance, over prompts, that a rollout earns a reward.
-        spread: Spread of the chances of prompts, which follow Beta(paid / spread, (1 - paid) / spread); 0: all prompts
-            have the same chance.
+        rewarded: Mean chance, over prompts, that a rollout earns a reward.
+        spread: Spread of the chances of prompts, which follow Beta(rewarded / spread, (1 - rewarded) / spread); 0: all
+            prompts have the same chance.
     """
     if spread <= 0:
-        return paid**size + (1 - paid) ** size
+        return rewarded**size + (1 - rewarded) ** size
 
     def all_alike(chance: float) -> float:
         return math.prod((chance + i * spread) / (1 + i * spread) for i in range(size))
 
-    return all_alike(paid) + all_alike(1 - paid)
+    return all_alike(rewarded) + all_alike(1 - rewarded)
 
 
-def spread_of(paid: float, equal: float, size: int) -> float:
+def spread_of(rewarded: float, equal: float, size: int) -> float:
     """Return the `spread` for which the share `equal` of the groups agree; 0 if equal chances explain the share."""
     low, high = 0.0, 1e4
-    if equal <= share_equal(paid, 0.0, size):
+    if equal <= share_equal(rewarded, 0.0, size):
         return 0.0
     for _ in range(80):
         middle = (low + high) / 2
-        low, high = (middle, high) if share_equal(paid, middle, size) < equal else (low, middle)
+        low, high = (middle, high) if share_equal(rewarded, middle, size) < equal else (low, middle)
     return high

@@ -6,7 +6,8 @@ from mtrl.diagnose.command import shipped
 from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import (
+from mtrl.diagnose.stats import halves
+from mtrl.diagnose.views import (
     EQUAL,
     HELD_OUT,
     REWARD,
@@ -23,7 +24,6 @@ from mtrl.diagnose.rules.views import (
     rescoring,
     span,
 )  # fmt: skip
-from mtrl.diagnose.stats import halves
 from mtrl.utils.text import percent, short
 
 TOLERANCE = 0.05
@@ -36,18 +36,18 @@ LEAST = 10
 
 @rule("R148", windows=0.4)
 def flat_from_start(record: Record) -> Finding | None:
-    """The reward has not moved since step 0: compare what the agent writes with what the reward reads."""
+    """The reward has not changed since step 0: compare the responses with what the reward parses."""
     reward = record.series(REWARD)
     means = reward.values.mean(), reward.values[:3].mean() / 3
-    unpaid = record.steps >= LEAST and bool(max(means) <= FLOOR * record.unit)
+    no_reward = record.steps >= LEAST and bool(max(means) <= FLOOR * record.unit)
     change = over_the_run(record, REWARD)
-    if is_solved(record) or change is None or not (unpaid or _is_flat(record)):
+    if is_solved(record) or change is None or not (no_reward or _is_flat(record)):
         return None
-    if not unpaid and level(record, EQUAL) >= 0.8:
+    if not no_reward and level(record, EQUAL) >= 0.8:
         return None  # the groups have equal rewards, which the next rule reports
     late = record.steps >= 2 * record.window
-    severity = Severity.ALARM if unpaid else Severity.WARNING if late else Severity.NOTE
-    held_back, schemes = [] if unpaid else _held_back(record), other_schemes(record)
+    severity = Severity.ALARM if no_reward else Severity.WARNING if late else Severity.NOTE
+    held_back, schemes = [] if no_reward else _held_back(record), other_schemes(record)
     shown = level(record, SUCCESS)
     blind = shown > 0.05 and shown * record.unit > 2 * level(record, REWARD)
     return Finding(
@@ -55,9 +55,9 @@ def flat_from_start(record: Record) -> Finding | None:
         title=f"The reward has stayed at {short(change.after)} since step {int(reward.steps[0])}",
         evidence=known(
             from_to(f"the mean reward of {len(reward)} steps", change),
-            f"the scorer calls {percent(shown)} of the same rollouts a success, and the reward does not see them"
+            f"the scorer counts {percent(shown)} of the same rollouts as a success, and the reward does not"
             if blind
-            else f"the scorer calls {percent(shown)} of the rollouts a success"
+            else f"the scorer counts {percent(shown)} of the rollouts as a success"
             if record.has(SUCCESS)
             else None,
             evaluations(record, HELD_OUT, "held-out success"),
@@ -67,16 +67,16 @@ def flat_from_start(record: Record) -> Finding | None:
         steps=span(reward),
         proposals=(
             *held_back,
-            *(propose(f"another reward of this task, after a look at what it would have paid ({scheme})",
+            *(propose(f"another reward of this task ({scheme}); rescore the stored trajectories with it first",
                       reward__scheme=scheme) for scheme in schemes),
         ),
-        advice="The rollouts of a prompt differ, so there is something to learn, and the policy does not follow it."
+        advice="Rollouts of a prompt have different rewards, so there is a gradient, and the policy does not follow it."
         if held_back
-        else "Compare the end of some responses with what the reward reads: tag, field names, format. The one-shot "
+        else "Compare the end of some responses with what the reward parses: tag, field names, format. The one-shot "
         "example of the prompt has to match it as well. If the formats agree, the task is too hard for this model: "
-        "pay progress, or begin with easier rows.",
-        expect="a reward that reads what the agent writes differs from rollout to rollout at once: "
-        f"{EQUAL} falls within a few steps, and the mean rises within 25 to 50",
+        "reward progress, or begin with easier rows.",
+        expect="once the reward parses the responses, it differs between rollouts: "
+        f"{EQUAL} falls within a few steps, and the mean reward rises within 25 to 50",
         look=(f"python -m mtrl.view {record.path or 'RUN'}", *rescoring(record, schemes)),
     )  # fmt: skip
 
@@ -97,15 +97,15 @@ def _held_back(record: Record) -> list[Proposal]:
     if level(record, EQUAL) >= 0.5:
         return []
     found = [
-        propose("nothing that pulls the policy back", **{f"algorithm__{term}": 0.0})
+        propose("no penalty that holds the policy back", **{f"algorithm__{term}": 0.0})
         for term in ("kl_loss_coef", "kl_reward_coef", "entropy_coef")
         if record.setting(f"algorithm.{term}")
     ]
     rate, usual = float(record.setting("trainer.optimizer.lr")), shipped(record.config, "trainer.optimizer.lr")
     if usual is not None and usual >= 10 * rate:
-        found.append(propose("the learning rate that its experiment has", trainer__optimizer__lr=float(usual)))
+        found.append(propose("the learning rate of the experiment", trainer__optimizer__lr=float(usual)))
     else:
-        found.append(propose("steps ten times as large", trainer__optimizer__lr=10 * rate))
+        found.append(propose("a learning rate ten times as large", trainer__optimizer__lr=10 * rate))
     return found
 
 
@@ -116,8 +116,8 @@ def _parts(record: Record) -> list[str]:
         for key in record.metrics("rollout/components/")
         if not record.series(key).values.any()
     ]
-    said = [f"never paid: {', '.join(silent)}"] if silent else []
+    sentences = [f"components that were 0 in every step: {', '.join(silent)}"] if silent else []
     for key in ("rollout/metrics/malformed", "rollout/completion/mean"):
         if record.has(key):
-            said.append(f"{key} is {short(level(record, key))}")
-    return said
+            sentences.append(f"{key} is {short(level(record, key))}")
+    return sentences

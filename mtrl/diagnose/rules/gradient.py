@@ -7,7 +7,7 @@ import numpy as np
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import REWARD, known, propose, recent
+from mtrl.diagnose.views import REWARD, known, propose, recent
 from mtrl.utils.text import percent, short
 
 NORM, CLIPPED = "train/grad_norm", "train/clip_frac"
@@ -17,7 +17,7 @@ SPIKE = 10.0
 
 @rule("R153", windows=0.8)
 def gradient_spikes(record: Record) -> Finding | None:
-    """Single steps have a gradient many times the usual one, and reach the policy uncut."""
+    """Single steps have a gradient many times the usual one, and no limit clips it."""
     series = record.series(NORM)
     last = series.last(2 * record.window)
     if len(last) < 10:
@@ -37,10 +37,12 @@ def gradient_spikes(record: Record) -> Finding | None:
         metrics=(NORM, REWARD),
         steps=(int(last.steps[0]), int(last.steps[-1])),
         proposals=(
-            propose("a limit near the usual gradient", trainer__optimizer__max_grad_norm=float(f"{3 * usual:.1g}")),
-            propose("smaller steps", trainer__optimizer__lr=float(record.setting("trainer.optimizer.lr")) / 2),
+            propose(
+                "a limit near the usual gradient norm", trainer__optimizer__max_grad_norm=float(f"{3 * usual:.1g}")
+            ),
+            propose("half the learning rate", trainer__optimizer__lr=float(record.setting("trainer.optimizer.lr")) / 2),
         ),
-        expect="spikes are still measured, and no longer move the policy",
+        expect="spikes are still measured, and the limit clips them",
     )
 
 
@@ -61,7 +63,7 @@ def clipped_tokens(record: Record) -> Finding | None:
         proposals=(
             propose("fewer updates of one batch", trainer__update_epochs=1, trainer__mini_batches=1),
             propose("strictly on-policy", async_config__max_steps_off_policy=0),
-            propose("smaller steps", trainer__optimizer__lr=float(record.setting("trainer.optimizer.lr")) / 2),
+            propose("half the learning rate", trainer__optimizer__lr=float(record.setting("trainer.optimizer.lr")) / 2),
         ),
         expect="train/clip_frac below 0.2 within a few steps",
     )

@@ -10,7 +10,8 @@ from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.gap import find_gap
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import (
+from mtrl.diagnose.stats import Change, error_of_share
+from mtrl.diagnose.views import (
     HELD_OUT,
     REWARD,
     SUCCESS,
@@ -26,14 +27,13 @@ from mtrl.diagnose.rules.views import (
     span,
     success,
 )  # fmt: skip
-from mtrl.diagnose.stats import Change, error_of_share
 from mtrl.utils.text import percent, short
 
 LENIENT, CLAIMS = "rollout/lenient_frac", "rollout/claims/mean"
 LEAST = 0.1
 """Minimum share of rollouts that only the reward calls solved, or minimum rise of the reward in units of a success."""
 OF_CLAIMS = 0.3
-"""Minimum share of the rollouts called solved by the reward that the scorer refuses."""
+"""Minimum share of the rollouts called solved by the reward that the scorer rejects."""
 FOLLOWS = 0.25
 """Share of the rise of the reward. Success has not followed the reward if it rises less than this share."""
 
@@ -78,11 +78,11 @@ def hacked_reward(record: Record) -> Finding | None:
             from_to("success of the same rollouts, by the scorer,", signs.success)
             if signs.success and record.has(SUCCESS)
             else None,
-            f"the reward calls {percent(level(record, CLAIMS, steps=8))} of the last rollouts solved, and "
-            f"{percent(signs.of_claims)} of those the scorer does not"
+            f"the reward counts {percent(level(record, CLAIMS, steps=8))} of the last rollouts as solved, and the "
+            f"scorer rejects {percent(signs.of_claims)} of them"
             if record.has(CLAIMS)
             else None,
-            f"of {seen.looked_at} stored trajectories {seen.lenient} are paid as a success and are none"
+            f"of {seen.looked_at} stored trajectories {seen.lenient} are rewarded as solved and are not solved"
             if seen.lenient
             else None,
             evaluations(record, HELD_OUT, "held-out success"),
@@ -92,12 +92,12 @@ def hacked_reward(record: Record) -> Finding | None:
         metrics=(REWARD, success(record), LENIENT, HELD_OUT, "val/reward/mean"),
         steps=span(record.series(REWARD)),
         proposals=_proposals(record, schemes),
-        advice="Read such trajectories, make the reward refuse what the scorer refuses, and pay the stored ones "
-        "anew before training again: none of them may then earn more than the scorer grants. With diagnosis.live=stop "
+        advice="Read such trajectories and make the reward reject what the scorer rejects. Rescore the stored "
+        "trajectories before training again: none of them may then be rewarded as solved. With diagnosis.live=stop "
         "such a run ends by itself."
         if confirmed
-        else "The reward pays something that does not lead to success: see which component grew, and pay it less or "
-        "once.",
+        else "The reward counts something that does not lead to success: find the component that grew, and give it a "
+        "smaller weight, or reward it only once.",
         expect="with the repaired reward, training reward and held-out success rise together within 25 to 50 steps; "
         f"{LENIENT} stays near 0",
         look=(f"python -m mtrl.view {record.path or 'RUN'}", f"python -m mtrl.rescore {record.path or 'RUN'}",
@@ -151,27 +151,27 @@ def _title(signs: _Signs, confirmed: bool, record: Record) -> str:
         name = "success by the scorer" if record.has(SUCCESS) else "held-out success"
         moved = f"{name} went from {percent(signs.success.before)} to {percent(signs.success.after)}"
         return f"{reward} and {moved}: " + (
-            "the reward is being hacked" if confirmed else "what is paid is not success"
+            "the reward is being hacked" if confirmed else "the reward does not measure success"
         )
     if signs.lenient > 0:
-        return f"{reward}, and the scorer refuses {percent(signs.lenient)} of the rollouts that it pays in full"
+        return f"{reward}, and the scorer rejects {percent(signs.lenient)} of the rollouts that it counts as solved"
     return f"{reward}, and held-out success is {percent(float(record.series(HELD_OUT).values[-1]))}"
 
 
 def _grown(record: Record) -> list[str]:
     """Describe the reward components that grew."""
-    said = []
+    sentences = []
     for key in record.metrics("rollout/components/"):
         change = over_the_run(record, key, max(5, record.window // 3))
         if change is not None and change.at_least() >= LEAST * record.unit / 2:
-            said.append(from_to(f"component {key.removeprefix('rollout/components/')}", change))
-    return said
+            sentences.append(from_to(f"component {key.removeprefix('rollout/components/')}", change))
+    return sentences
 
 
 def _proposals(record: Record, schemes: list[str]) -> tuple[Proposal, ...]:
     weights = {name: weight for name, weight in (record.setting("reward.components") or {}).items() if weight}
     grown = [
-        propose(f"stop paying {name}, which grew while success did not", **{f"reward__components__{name}": 0.0})
+        propose(f"no reward for {name}, which grew while success did not", **{f"reward__components__{name}": 0.0})
         for name in weights
         if name != "environment"
         and len(weights) > 1  # otherwise no reward would be left
@@ -187,16 +187,20 @@ def _misfit(record: Record, signs: _Signs, seen: Disagreement) -> Finding:
     threshold is wrong and not the reward."""
     return Finding(
         severity=Severity.WARNING,
-        title=f"A reward of {short(record.unit)} counts as a success, and every real success earns "
+        title=f"A reward of {short(record.unit)} counts as a success, and every success by the scorer earns "
         f"at least {short(seen.fitting_threshold or 0.0)}",
         evidence=(
-            f"of {seen.looked_at} stored trajectories {seen.lenient} reach {short(record.unit)} and are no success; "
-            f"the best of them earns {short(seen.best_lenient)}",
+            f"{seen.lenient} of {seen.looked_at} stored trajectories reach {short(record.unit)} without success; "
+            f"the highest of their rewards is {short(seen.best_lenient)}",
             from_to("the training reward", signs.reward),
         ),
         metrics=(REWARD, success(record), LENIENT),
         steps=span(record.series(REWARD)),
-        proposals=(propose("where this reward means a success", evaluation__claim_threshold=seen.fitting_threshold),),
+        proposals=(
+            propose(
+                "the reward from which an episode is a success", evaluation__claim_threshold=seen.fitting_threshold
+            ),
+        ),
         expect=f"{LENIENT} is 0 from the first step",
         witnesses=seen.witnesses,
     )

@@ -7,7 +7,7 @@ from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.gap import Gap, find_gap
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import HELD_OUT, SUCCESS, evaluations, from_to, known, level, propose
+from mtrl.diagnose.views import HELD_OUT, SUCCESS, evaluations, from_to, known, level, propose
 from mtrl.utils.text import percent, short
 
 WIDE = 0.3
@@ -45,29 +45,25 @@ def held_out_gap(record: Record) -> Finding | None:
 def _proposals(record: Record, gap: Gap, epochs: float) -> list[Proposal]:
     found = []
     if epochs >= OFTEN and record.setting("data.max_train_rows") is not None:
-        found.append(propose("all rows that there are", data__max_train_rows="null"))
+        found.append(propose("all training rows", data__max_train_rows="null"))
     if epochs >= OFTEN and record.setting("data.path") is None:
         rows = int(record.setting("data.synthetic_train_rows"))
         usual = int(shipped(record.config, "data.synthetic_train_rows") or 0)
         found.append(
-            propose("more rows, each of them drawn less often", data__synthetic_train_rows=max(usual, 8 * rows))
+            propose("more rows, each of which is drawn less often", data__synthetic_train_rows=max(usual, 8 * rows))
         )
     if gap.falls and gap.best_step > 0:
-        found.append(propose("an end where held-out success was best", trainer__max_steps=gap.best_step))
+        found.append(propose("an end at the step with the best held-out success", trainer__max_steps=gap.best_step))
     if not (record.setting("algorithm.kl_loss_coef") or record.setting("algorithm.kl_reward_coef")):
-        found.append(propose("a pull back to the first policy", algorithm__kl_loss_coef=0.01))
+        found.append(propose("a penalty for leaving the first policy", algorithm__kl_loss_coef=0.01))
     return found
 
 
 def _advice(gap: Gap, epochs: float) -> str:
     why = (
-        "More rows help most: a policy remembers what it sees often."
+        "More rows help most, because a policy memorises rows that are repeated."
         if epochs >= OFTEN
-        else "The rows are hardly repeated, so held-out rows are of another kind: compare some of both that are solved."
+        else "The rows are hardly repeated, so held-out rows are of another kind: compare solved rows of both."
     )
-    best = (
-        f" Use the checkpoint of step {gap.best_step}, or the one nearest to it, rather than the last."
-        if gap.falls
-        else ""
-    )
+    best = f" Use the checkpoint of step {gap.best_step}, or the nearest one, instead of the last." if gap.falls else ""
     return f"{why}{best} With diagnosis.live=stop such a run ends by itself."

@@ -5,7 +5,8 @@ from __future__ import annotations
 from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import (
+from mtrl.diagnose.stats import running_mean
+from mtrl.diagnose.views import (
     REWARD,
     between_last,
     from_to,
@@ -16,7 +17,6 @@ from mtrl.diagnose.rules.views import (
     propose,
     recent,
 )
-from mtrl.diagnose.stats import running_mean
 from mtrl.utils.text import short
 
 DRIFT, STALE, ENTROPY = "analysis/logprob_drift/mean", "analysis/staleness/mean", "train/entropy"
@@ -75,15 +75,15 @@ def stale_tokens(record: Record) -> Finding | None:
         metrics=(STALE, "train/clip_frac", REWARD),
         proposals=(
             propose("strictly on-policy", async_config__max_steps_off_policy=0),
-            propose("half as old", async_config__max_steps_off_policy=max(1, allowed // 2)),
+            propose("half the staleness", async_config__max_steps_off_policy=max(1, allowed // 2)),
         ),
-        expect="the reward is steady within 25 to 50 steps, even if lower",
+        expect="the reward stops falling within 25 to 50 steps, perhaps at a lower level",
     )
 
 
 @rule("R154", windows=1.0)
 def entropy_collapse(record: Record) -> Finding | None:
-    """The policy has become certain of its moves before it solves the task, and explores no more."""
+    """The policy has become nearly deterministic before it solves the task, and explores no more."""
     change, reward = over_the_run(record, ENTROPY), between_last(record, REWARD)
     if change is None or reward is None or is_solved(record) or reward.at_least(2.0) > 0:
         return None
@@ -93,13 +93,13 @@ def entropy_collapse(record: Record) -> Finding | None:
     lr = float(record.setting("trainer.optimizer.lr"))
     found: list[Proposal] = []
     if record.setting("algorithm.loss_fn") in ("ppo", "regular") and high < 1.28:
-        found.append(propose("more room for rare tokens to become likely", algorithm__clip_high_threshold=1.28))
-    found.append(propose("pay for staying undecided", algorithm__entropy_coef=0.001))
-    found.append(propose("smaller steps", trainer__optimizer__lr=lr / 2))
+        found.append(propose("a wider clip range for rare tokens", algorithm__clip_high_threshold=1.28))
+    found.append(propose("a reward for entropy", algorithm__entropy_coef=0.001))
+    found.append(propose("half the learning rate", trainer__optimizer__lr=lr / 2))
     return Finding(
         severity=Severity.WARNING,
-        title=f"Entropy has fallen to {short(change.after)} nats a token, a tenth of what it was, and the reward "
-        "stands still",
+        title=f"Entropy has fallen to {short(change.after)} nats per token, a tenth of its first value, and the reward "
+        "does not rise",
         evidence=(from_to("entropy", change), from_to("the reward of the last two windows", reward)),
         metrics=(ENTROPY, REWARD),
         proposals=tuple(found),
@@ -129,9 +129,9 @@ def entropy_explosion(record: Record) -> Finding | None:
                     algorithm__clip_low_threshold=0.8, algorithm__clip_high_threshold=1.2)
         )  # fmt: skip
     if float(record.setting("algorithm.entropy_coef")) > 0:
-        found.append(propose("stop paying for randomness", algorithm__entropy_coef=0.0))
-    found.append(propose("smaller steps", trainer__optimizer__lr=lr / 2))
-    found.append(propose("a pull back to the first policy", algorithm__kl_loss_coef=0.01))
+        found.append(propose("no reward for entropy", algorithm__entropy_coef=0.0))
+    found.append(propose("half the learning rate", trainer__optimizer__lr=lr / 2))
+    found.append(propose("a penalty for leaving the first policy", algorithm__kl_loss_coef=0.01))
     return Finding(
         severity=Severity.WARNING,
         title=f"Entropy grew from {short(lowest)} to {short(now.value)} nats a token while the reward does not rise",

@@ -7,7 +7,8 @@ from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.drop import find_drop
 from mtrl.diagnose.rules.equal_groups import NEAR, equal_groups
-from mtrl.diagnose.rules.views import (
+from mtrl.diagnose.stats import compare, noise
+from mtrl.diagnose.views import (
     EQUAL,
     REWARD,
     between_last,
@@ -21,7 +22,6 @@ from mtrl.diagnose.rules.views import (
     propose,
     recent,
 )
-from mtrl.diagnose.stats import compare, noise
 from mtrl.utils.text import percent, short
 
 VALID, PASS_1, ZERO = "rollout/reward/valid_mean", "val/success/pass_k_1", "rollout/reward/zero_frac"
@@ -31,7 +31,7 @@ HIGH = 0.6
 
 @rule("R122", "R121", "R087", windows=1.5)
 def variance_collapse(record: Record) -> Finding | None:
-    """valid_mean drifts below mean while the reward stands still: the groups that could teach become few and hard."""
+    """valid_mean falls below the mean reward, which does not rise: few groups with an advantage are left."""
     mean, valid, rise = record.series(REWARD), record.series(VALID), between_last(record, REWARD)
     if rise is None or len(valid) < 10 or level(record, REWARD) > NEAR * record.unit or lr_share(record) < 0.2:
         return None
@@ -45,27 +45,27 @@ def variance_collapse(record: Record) -> Finding | None:
         return None
     return Finding(
         severity=Severity.WARNING,
-        title=f"valid_mean ({short(gap.after)}) has fallen below mean ({short(gap.before)}) and the reward stands "
-        "still: variance collapses within the groups",
+        title=f"valid_mean ({short(gap.after)}) has fallen below mean ({short(gap.before)}) and the reward does "
+        "not rise: the variance within groups collapses",
         evidence=known(
             from_to("the share of groups without an advantage", grew),
             from_to("the mean reward of the last two windows", rise),
             from_to("the standard deviation within groups", spread)
             if (spread := over_the_run(record, "analysis/group_reward_std"))
             else None,
-            f"at first valid_mean lay {short(began)} from mean, now it is {short(gap.difference)}",
+            f"valid_mean minus mean went from {short(began)} to {short(gap.difference)}",
         ),
         metrics=(VALID, REWARD, EQUAL, "analysis/group_reward_std"),
         proposals=_more_contrast(record),
-        advice="Pay parts of the answer, so that rollouts of one prompt differ again; leave out rows that are always "
-        "solved.",
-        expect="valid_mean comes back to mean and the reward moves again within 25 to 50 steps",
+        advice="Reward parts of the answer, so that rollouts of one prompt differ again, and remove rows that are "
+        "always solved.",
+        expect="valid_mean returns to mean and the reward rises again within 25 to 50 steps",
     )
 
 
 @rule("R137", windows=1.0)
 def stagnant_pass_k(record: Record) -> Finding | None:
-    """pass@1 falls or stands still while most groups have no advantage: less of a group, or more variety in it."""
+    """pass@1 falls or does not change while most groups have no advantage: smaller or more varied groups."""
     passes, rise = record.series(PASS_1), between_last(record, REWARD)
     if len(passes) < 3 or level(record, EQUAL) < HIGH or passes.values[-1] >= NEAR or rise is None:
         return None
@@ -77,12 +77,12 @@ def stagnant_pass_k(record: Record) -> Finding | None:
     error = (max(float(passes.values[-1]) * (1 - float(passes.values[-1])), 0.02) / episodes) ** 0.5
     last, best = float(passes.values[-1]), float(passes.values.max())
     fell = best - last > 3 * error
-    stands = abs(last - float(passes.values[-3])) + 2 * error < 0.08
-    if not (fell or stands):
+    is_still = abs(last - float(passes.values[-3])) + 2 * error < 0.08
+    if not (fell or is_still):
         return None
     return Finding(
         severity=Severity.WARNING,
-        title=f"pass@1 {'fell' if fell else 'stands'} {'from ' + percent(best) + ' to' if fell else 'at'} "
+        title=f"pass@1 {'fell' if fell else 'stays'} {'from ' + percent(best) + ' to' if fell else 'at'} "
         f"{percent(last)} while {percent(level(record, EQUAL))} of the groups have no advantage",
         evidence=known(evaluations(record, PASS_1, "pass@1"), from_to("the training reward", rise)),
         metrics=(PASS_1, EQUAL, REWARD),
@@ -105,7 +105,7 @@ def many_zeros(record: Record) -> Finding | None:
         evidence=(from_to("the share of rewards of 0", change),),
         metrics=(ZERO, REWARD, EQUAL),
         proposals=_more_contrast(record),
-        advice="Pay parts of the answer, or begin with easier rows.",
+        advice="Reward parts of the answer, or begin with easier rows.",
         expect="rollout/reward/zero_frac falls within 25 to 50 steps",
     )
 

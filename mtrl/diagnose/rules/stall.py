@@ -9,7 +9,8 @@ from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.equal_groups import NEAR
 from mtrl.diagnose.rules.hacked import hacked_reward
-from mtrl.diagnose.rules.views import (
+from mtrl.diagnose.stats import Change, halves
+from mtrl.diagnose.views import (
     EQUAL,
     HELD_OUT,
     REWARD,
@@ -24,7 +25,6 @@ from mtrl.diagnose.rules.views import (
     propose,
     span,
 )  # fmt: skip
-from mtrl.diagnose.stats import Change, halves
 from mtrl.utils.text import percent, short
 
 TOLERANCE = 0.06
@@ -42,7 +42,7 @@ LADDERS = (
 
 @rule("R152", windows=2.0)
 def stall(record: Record) -> Finding | None:
-    """The reward has stopped rising below success while every other number is healthy: more capacity."""
+    """The reward has stopped rising below success while all other metrics are normal: more capacity."""
     since, change = over_the_run(record, REWARD), _plateau(record)
     if since is None or change is None or since.at_least() <= TOLERANCE * record.unit:
         return None  # it never rose, which another rule reports
@@ -56,7 +56,7 @@ def stall(record: Record) -> Finding | None:
     steps = max(LEAST, 2 * record.window)
     return Finding(
         severity=Severity.WARNING,
-        title=f"The reward has stayed at {short(change.after)} for {steps} steps, all knobs healthy",
+        title=f"The reward has stayed at {short(change.after)} for {steps} steps, and all other metrics are normal",
         evidence=known(
             from_to("between the halves of the plateau the mean reward", change),
             from_to("since the first steps it", since),
@@ -68,7 +68,7 @@ def stall(record: Record) -> Finding | None:
         steps=span(record.series(REWARD).last(2 * record.window)),
         proposals=tuple(_proposals(record)),
         advice=_advice(record),
-        expect="a higher ceiling within 50 steps",
+        expect="the reward rises above its plateau within 50 steps",
     )
 
 
@@ -112,7 +112,7 @@ def _proposals(record: Record) -> list[Proposal]:
     elif (larger := larger_model(str(record.setting("model.path")))) is not None:
         found.append(propose("the next larger model of its family", model__path=larger))
     lr = float(record.setting("trainer.optimizer.lr"))
-    found.append(propose("larger steps, if nothing else helps", trainer__optimizer__lr=2 * lr))
+    found.append(propose("twice the learning rate, if nothing else helps", trainer__optimizer__lr=2 * lr))
     prompts = int(record.setting("trainer.prompts_per_step"))
     found.append(propose("a gradient with less noise", trainer__prompts_per_step=2 * prompts))
     return found
@@ -129,7 +129,7 @@ def _doubled(rank: int, alpha: int) -> Proposal:
 def _larger(record: Record) -> Proposal:
     """Propose twice the width and the depth, as in the next larger model of a family, because width cannot replace
     depth in some tasks."""
-    return propose("twice the width and the depth of the policy, which is built anew",
+    return propose("twice the width and the depth of the policy, which starts from new weights",
                    model__tiny__hidden_size=2 * int(record.setting("model.tiny.hidden_size")),
                    model__tiny__intermediate_size=2 * int(record.setting("model.tiny.intermediate_size")),
                    model__tiny__layers=2 * int(record.setting("model.tiny.layers")))  # fmt: skip

@@ -8,13 +8,13 @@ from typing import Any
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import HELD_OUT, REWARD, between_last, evaluations, from_to, is_solved, known, level
 from mtrl.diagnose.stats import wobble
+from mtrl.diagnose.views import HELD_OUT, REWARD, between_last, evaluations, from_to, is_solved, known, level
 from mtrl.utils.text import short
 
 NAMES = ("domain", "domains", "game", "games", "task", "tasks")
 """Keys of `environment.config` that choose the tasks of a family."""
-LUCK = 1.3
+SAMPLING_NOISE = 1.3
 """Multiple of the noise from drawing prompts above which the fluctuation counts."""
 
 
@@ -27,15 +27,15 @@ def competing_tasks(record: Record) -> Finding | None:
         return None
     share = min(max(level(record, REWARD) / record.unit, 0.05), 0.95)
     prompts = int(record.setting("trainer.prompts_per_step"))
-    luck = record.unit * math.sqrt(share * (1 - share) / prompts)
+    noise = record.unit * math.sqrt(share * (1 - share) / prompts)
     swing = wobble(record.series(REWARD).last(2 * record.window).values)
-    if swing < LUCK * luck:
+    if swing < SAMPLING_NOISE * noise:
         return None
     return Finding(
         severity=Severity.WARNING,
-        title=f"Several tasks are trained at once, and the reward swings by ±{short(swing)} without rising",
+        title=f"Several tasks are trained at once, and the reward fluctuates by ±{short(swing)} without rising",
         evidence=known(
-            f"the luck of drawing {prompts} prompts explains at most ±{short(luck)}",
+            f"the choice of {prompts} prompts per step explains at most ±{short(noise)}",
             from_to("the mean reward of the last two windows", rise),
             evaluations(record, HELD_OUT, "held-out success"),
         ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import REWARD, between_last, from_to, is_solved, level, lr_share, propose
+from mtrl.diagnose.views import REWARD, between_last, from_to, is_solved, level, lr_share, propose
 from mtrl.utils.text import short
 
 SILENT = 5
@@ -14,7 +14,7 @@ SILENT = 5
 
 @rule("R154", windows=0.2)
 def nothing_learnt(record: Record) -> Finding | None:
-    """There are groups with an advantage, and the weights do not change: no learning rate, or no gradient."""
+    """Groups have advantages and the weights do not change: the learning rate or the gradient is 0."""
     rates, gradients = record.series("train/lr").last(SILENT), record.series("train/grad_norm").last(SILENT)
     warm_up = int(record.setting("trainer.optimizer.warmup_steps"))
     if record.step <= warm_up + SILENT or level(record, "analysis/informative_groups", 1.0, SILENT) <= 0:
@@ -25,8 +25,8 @@ def nothing_learnt(record: Record) -> Finding | None:
         return None
     lr = float(record.setting("trainer.optimizer.lr"))
     proposals = (
-        propose("a rate that does not end at 0", trainer__optimizer__min_lr_ratio=0.1),
-        propose("no schedule", trainer__optimizer__schedule="constant"),
+        propose("a learning rate that does not end at 0", trainer__optimizer__min_lr_ratio=0.1),
+        propose("a constant learning rate", trainer__optimizer__schedule="constant"),
     )
     return Finding(
         severity=Severity.ALARM,
@@ -34,10 +34,10 @@ def nothing_learnt(record: Record) -> Finding | None:
         evidence=(
             f"trainer.optimizer.lr={short(lr)}, schedule {record.setting('trainer.optimizer.schedule')}, "
             f"max_steps {record.setting('trainer.max_steps')}",
-            f"{short(level(record, 'analysis/informative_groups', 0.0, SILENT))} groups a step have an advantage",
+            f"{short(level(record, 'analysis/informative_groups', 0.0, SILENT))} groups per step have an advantage",
         ),
         metrics=("train/lr", "train/grad_norm"),
-        proposals=proposals if no_rate else (propose("a larger step", trainer__optimizer__lr=10 * lr),),
+        proposals=proposals if no_rate else (propose("a larger learning rate", trainer__optimizer__lr=10 * lr),),
         advice="" if no_rate else "A gradient of exactly 0 means that every token is masked or clipped: look at "
         "train/clip_frac and analysis/untrained_frac.",
         expect="train/grad_norm and train/lr above 0 from the first step",
@@ -46,7 +46,7 @@ def nothing_learnt(record: Record) -> Finding | None:
 
 @rule("R155", windows=2.0)
 def ended_schedule(record: Record) -> Finding | None:
-    """The learning rate has run out while the reward was still rising: the run was too short."""
+    """The learning rate ended while the reward was still rising: the run was too short."""
     rise = between_last(record, REWARD)
     if not record.is_over or is_solved(record) or rise is None or rise.at_least(2.0) < 0.02 * record.unit:
         return None
@@ -61,6 +61,6 @@ def ended_schedule(record: Record) -> Finding | None:
             *((f"the learning rate ended at {short(float(rates[-1]))}",) if ended else ()),
         ),
         metrics=(REWARD, "train/lr"),
-        proposals=(propose("as many steps again", trainer__max_steps=2 * steps),),
-        expect="the reward rises on at the same rate",
+        proposals=(propose("twice as many steps", trainer__max_steps=2 * steps),),
+        expect="the reward continues to rise at the same rate",
     )

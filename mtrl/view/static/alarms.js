@@ -54,7 +54,7 @@ export class Alarms {
       alarm.advice ? h("p", {}, visible.plain(alarm.advice)) : null,
         alarm.expect ? h("p", { class: "dim" }, "Then: ", visible.plain(alarm.expect)) : null,
       list(alarm.witnesses).map((witness) => h("p", { class: "witness" }, witnessLink(run, witness), " ",
-        visible.line(witness.said, 200))),
+        visible.line(witness.summary ?? witness.said, 200))),
       h("p", { class: "links" }, steps && format.isNumber(to) ? link(`trajectories of ${steps}`,
         { step: from === to ? to : `${from}-${to}` }) : null,
         list(alarm.metrics).map((key) => h("a", { href: route.link("overview", { find: key }) }, visible.plain(key)))));
@@ -62,8 +62,8 @@ export class Alarms {
 
   proposal({ words, why, current }, i) {
     const text = list(words).join(" "), was = list(current).filter(Boolean).join(", ");
-    const copy = () => navigator.clipboard.writeText(text).then(() => this.app.say("Copied."),
-      () => this.app.say("The browser did not allow it."));
+    const copy = () => navigator.clipboard.writeText(text).then(() => this.app.notify("Copied."),
+      () => this.app.notify("The browser did not allow it."));
     return h("p", { class: "proposal" }, h("b", {}, i ? "or " : "Change "), h("code", {}, visible.plain(text)),
       h("button", { type: "button", class: "quiet", onclick: copy }, "copy"),
       was ? h("span", { class: "dim" }, ` now ${visible.plain(was)}`) : null,

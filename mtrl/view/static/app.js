@@ -41,7 +41,7 @@ class App {
       return this.show(dom.note(error.message, "error"));
     }
     keys.start(this);
-    if (!this.runs.length) return this.show(dom.note("There is no run here yet; give python -m mtrl.view its folder."));
+    if (!this.runs.length) return this.show(dom.note("There is no run here yet; run python -m mtrl.view RUN."));
     route.start(() => this.follow());
     if (live) live.start();
   }
@@ -84,7 +84,7 @@ class App {
     const run = this.run(values.run);
     const on = ["overview", "sweep"].includes(view) ? view : "browse";
     const tabs = TABS.filter(([name]) => name !== "sweep" || this.sweeps).map(([name, label]) => h("a", {
-      class: "tab", id: `tab-${name}`, href: route.link(name, name === "browse" ? route.kept(values) : {}),
+      class: "tab", id: `tab-${name}`, href: route.link(name, name === "browse" ? route.listValues(values) : {}),
         "aria-current": name === on ? "page" : null,
     }, label));
     dom.replace(dom.byId("bar"),
@@ -92,7 +92,7 @@ class App {
       h("nav", { "aria-label": "Views" }, tabs),
       on === "browse" ? this.runChoice(run) : h("span", { class: "grow" }),
       this.badge(on === "browse" ? run : null),
-      h("button", { type: "button", class: "quiet", id: "copy-link", title: "Copy the address of what is in sight",
+      h("button", { type: "button", class: "quiet", id: "copy-link", title: "Copy the link to this view",
         onclick: () => this.copy() }, h("span", { class: "wide" }, "Copy "), "link"),
       theme.button(),
       h("button", { type: "button", class: "quiet", id: "help", title: "Keys (?)", "aria-label": "Help: the keys",
@@ -111,7 +111,7 @@ class App {
   /** Badge with one word: live, finished, stopped, empty, stalled or exported. */
   badge(run) {
     const shown = run ? [run] : this.runs;
-    if (!source.live) return h("span", { class: "badge", title: "An exported file; nothing in it changes" },
+    if (!source.live) return h("span", { class: "badge", title: "An exported file, which does not change" },
       "exported");
     const all = (status) => shown.every((r) => r.status === status);
     const over = all("finished") ? "finished" : all("empty") ? "empty" : "stopped";
@@ -125,15 +125,15 @@ class App {
   async copy() {
     try {
       await navigator.clipboard.writeText(location.href);
-      this.say("Link copied.");
+      this.notify("Link copied.");
     } catch {
-      window.prompt("The link to what is in sight:", location.href);
+      window.prompt("The link to this view:", location.href);
     }
   }
 
   /** Show a short message, also to screen readers. */
-  say(text) {
-    dom.byId("said").textContent = text;
+  notify(text) {
+    dom.byId("notification").textContent = text;
     const toast = h("div", { class: "toast" }, text);
     document.body.append(toast);
     setTimeout(() => toast.remove(), 2500);

@@ -17,8 +17,8 @@ export class Browse {
     this.filters = new Filters();
     this.search = h("input", { type: "search", class: "search", placeholder: "Search the messages ( / )",
       "aria-label": "Search the text of all messages",
-      onkeydown: (event) => event.key === "Enter" && this.ask() });
-    this.search.addEventListener("search", () => this.ask());
+      onkeydown: (event) => event.key === "Enter" && this.submit() });
+    this.search.addEventListener("search", () => this.submit());
     this.levels = h("div", { class: "segments", role: "group", "aria-label": "What is listed" });
     this.count = h("span", { class: "count", role: "status" });
     this.place = h("div", { class: "results" });
@@ -38,18 +38,18 @@ export class Browse {
     }, name[0].toUpperCase() + name.slice(1))));
     if (!(this.list instanceof LEVELS[level])) {
       if (this.list) this.list.close();
-      this.list = new LEVELS[level](this.app, (text) => this.tell(text));
+      this.list = new LEVELS[level](this.app, (text) => this.showCount(text));
       dom.replace(this.place, this.list.element);
     }
     this.filters.open(this.run, values, level);
     this.list.open(this.run, values);
   }
 
-  tell(text) {
+  showCount(text) {
     if (this.count.textContent !== text) this.count.textContent = text;
   }
 
-  ask() {
+  submit() {
     const q = this.search.value.trim();
     if (q !== (route.read().values.q || "")) route.change({ q: q || null, level: null });
   }

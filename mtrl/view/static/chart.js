@@ -179,13 +179,13 @@ export class Chart {
   static thin(points, width) {
     if (points.length <= 2 * width) return points;
     const size = points.length / width;
-    const kept = [];
+    const thinned = [];
     for (let i = 0; i < width; i++) {
       const part = points.slice(Math.floor(i * size), Math.floor((i + 1) * size));
       const low = part.reduce((a, b) => (b.y < a.y ? b : a)), high = part.reduce((a, b) => (b.y > a.y ? b : a));
-      kept.push(...(low.x < high.x ? [low, high] : low === high ? [low] : [high, low]));
+      thinned.push(...(low.x < high.x ? [low, high] : low === high ? [low] : [high, low]));
     }
-    return kept;
+    return thinned;
   }
 
   drawLegend() {
@@ -219,10 +219,10 @@ export class Chart {
     const at = this.px(step);
     for (const name of ["x1", "x2"]) this.cursor.setAttribute(name, at);
     this.cursor.setAttribute("visibility", "visible");
-    if (talk) this.tell(step, at);
+    if (talk) this.showValues(step, at);
   }
 
-  tell(step, at) {
+  showValues(step, at) {
     const rows = this.spec.series.map((s) => [s, s.points.find((p) => p.x === step)]).filter(([,
       p]) => p && format.isNumber(p.y));
     dom.replace(this.tip, dom.h("b", {}, `step ${format.number(step)}`),

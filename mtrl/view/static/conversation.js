@@ -76,17 +76,17 @@ export function turnHead(turn, most) {
   const facts = [`${format.plural(turn.action.tokens.ids.length, "token")}`, versions && `policy ${versions}`,
     `${format.seconds(turn.seconds_generate)} + ${format.seconds(turn.seconds_environment)}`];
   return h("header", { class: "turn-head" }, h("h2", {}, `Turn ${turn.number}`),
-    h("span", { class: "turn-paid", title: parts.join("\n") || "Reward of this turn" },
+    h("span", { class: "turn-sum", title: parts.join("\n") || "Reward of this turn" },
       bar(turn.reward, most, `reward ${format.number(turn.reward)}`),
       h("b", {}, format.signed(turn.reward)), h("small", {}, parts.join(", "))),
     format.isNumber(turn.advantage) ? h("span",
       { class: `fact ${turn.advantage < 0 ? "minus" : turn.advantage > 0 ? "plus" : ""}`,
       title: "Mean advantage of its tokens" }, `adv. ${format.signed(Number(turn.advantage.toPrecision(3)))}`) : null,
-    turn.cut ? h("span", { class: "flag", title: "The engine stopped it at a token limit" }, "✂ cut") : null,
+    turn.cut ? h("span", { class: "flag", title: "The engine stopped the turn at a token limit" }, "✂ cut") : null,
     turn.break ? h("span", { class: "flag",
-      title: "Its context is not the previous tokens and more: a new sample starts here" },
+      title: "The context does not extend the previous tokens: a new sample starts here" },
       `context broken: ${visible.plain(turn.break)}`) : null,
-    turn.parent ? h("span", { class: "fact", title: "Its context is the tokens of that turn and more" },
+    turn.parent ? h("span", { class: "fact", title: "The context extends the tokens of that turn" },
       `goes on from turn ${turn.parent}`) : null,
     turn.untrained ? h("span", { class: "fact dim", title: visible.plain(turn.untrained) }, "not trained") : null,
     h("span", { class: "fact dim",
@@ -103,7 +103,8 @@ export function turnBody(turn) {
     content: "" } : turn.action.message;
   const raw = message.tool_calls.length || message.reasoning || !same;
   return h("div", { class: "turn-body" }, turn.observation.messages.map((m) => messageView(m)),
-    turn.observation.whole_context ? h("p", { class: "note" }, "This turn saw its whole context anew.") : null,
+    turn.observation.whole_context ? h("p", { class: "note" },
+      "The context of this turn is shown as a whole, because it does not extend earlier tokens.") : null,
       messageView(message),
     raw && text ? h("details", { class: "raw" }, h("summary", {}, "The response as it was sampled"),
       textView(text)) : null);

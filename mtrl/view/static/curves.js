@@ -39,14 +39,14 @@ export class Curves {
       await Promise.all(this.app.runs.map((run) => this.store.need(run.id, KEYS)));
       await this.needFound();
     } catch (error) {
-      this.say(error.message);
+      this.showMessage(error.message);
     }
     if (values === this.values) this.draw();
   }
 
-  /** Fetch the metrics whose names contain every typed word, and the kept ones. */
+  /** Fetch the metrics whose names contain every typed word, and the pinned ones. */
   async needFound() {
-    const keys = [...this.found(), ...this.keptKeys()];
+    const keys = [...this.found(), ...this.pinnedKeys()];
     if (keys.length) await Promise.all(this.app.runs.map((run) => this.store.need(run.id, keys)));
   }
 
@@ -57,7 +57,7 @@ export class Curves {
     return this.store.keys(this.app.runs).filter(fits).slice(0, MOST_FOUND);
   }
 
-  keptKeys() {
+  pinnedKeys() {
     return (this.values.keep || "").split(",").filter(Boolean);
   }
 
@@ -106,17 +106,17 @@ export class Curves {
       shown)).filter((spec) => spec.series.some((s) => s.points.length));
     const whole = this.zoom() || Chart.span(specs);
     specs.forEach((spec) => { spec.x = whole; });
-    const wanted = new Set(specs.map((spec) => spec.id));
-    for (const [id, chart] of this.charts) if (!wanted.has(id)) chart.close(), chart.element.remove(),
+    const ids = new Set(specs.map((spec) => spec.id));
+    for (const [id, chart] of this.charts) if (!ids.has(id)) chart.close(), chart.element.remove(),
       this.charts.delete(id);
     specs.forEach((spec, i) => this.place(spec, i));
     const why = this.values.find ? "No metric has this name." : "No step has been measured yet.";
-    this.say(specs.length ? "" : shown.length ? why : "All runs are hidden.");
+    this.showMessage(specs.length ? "" : shown.length ? why : "All runs are hidden.");
   }
 
   panels() {
     if (this.values.find) return this.found().map(single);
-    return [...PANELS, ...this.keptKeys().map(single)];
+    return [...PANELS, ...this.pinnedKeys().map(single)];
   }
 
   /** Chart specs of a panel: a stacked panel has one chart per run, other panels show all runs in one chart. */
@@ -131,8 +131,8 @@ export class Curves {
       const title = panel.title + whose;
       const legend = alone ? null : lines.map((line, i) => ({ label: line.label, colour: "var(--ink-2)",
         dash: DASHES[i % 4] }));
-      const tells = panel.stacked ? (p) => p.y > 0 : (p) => format.isNumber(p.y);
-      const series = made.filter((s) => s.points.some(tells));
+      const hasValue = panel.stacked ? (p) => p.y > 0 : (p) => format.isNumber(p.y);
+      const series = made.filter((s) => s.points.some(hasValue));
       return { ...panel, id: panel.stacked ? `${panel.title}\n${group[0].key}` : panel.id || title, title, series,
         legend: legend && lines.length > 1 ? legend.filter((l) => series.some((s) => s.line === l.label)) : null,
         alone };
@@ -164,9 +164,9 @@ export class Curves {
   }
 
   keepButton(key) {
-    return h("button", { type: "button", class: "quiet", title: "Keep this curve below the others", onclick: () => {
-      route.change({ keep: [...new Set([...this.keptKeys(), key])].join(","), find: null });
-    } }, "keep");
+    return h("button", { type: "button", class: "quiet", title: "Pin this curve below the others", onclick: () => {
+      route.change({ keep: [...new Set([...this.pinnedKeys(), key])].join(","), find: null });
+    } }, "pin");
   }
 
   hover(x, on) {
@@ -183,19 +183,19 @@ export class Curves {
     const run = this.app.runs.find((r) => r.files) || this.app.runs[0];
     const { files } = await source.files(run.id);
     const steps = files.map((file) => file.step).filter(format.isNumber);
-    if (!steps.length) return this.app.say("This run has kept no trajectories.");
+    if (!steps.length) return this.app.notify("This run has no stored trajectories.");
     const near = steps.reduce((a, b) => (Math.abs(b - step) < Math.abs(a - step) ? b : a));
-    if (near !== step) this.app.say(`Step ${step} kept no trajectories; this is step ${near}.`);
+    if (near !== step) this.app.notify(`Step ${step} has no stored trajectories; this is step ${near}.`);
     route.go("browse", { run: run.id, step: near });
   }
 
-  say(text) {
+  showMessage(text) {
     this.note.hidden = !text;
     this.note.textContent = text;
   }
 
   async changed(run) {
-    await this.store.again(run).catch((error) => this.say(error.message));
+    await this.store.again(run).catch((error) => this.showMessage(error.message));
     this.draw();
   }
 

@@ -77,26 +77,26 @@ class Server extends Source {
 class Exported extends Source {
   live = false;
 
-  constructor(kept) {
+  constructor(exported) {
     super();
-    this.kept = kept;
-    this.leftOut = kept.left_out;
+    this.exported = exported;
+    this.leftOut = exported.left_out;
   }
 
   async get(address, values) {
-    const answer = this.kept.routes[address];
-    if (answer === undefined) throw new Error("The exported file does not hold this; python -m mtrl.view RUN does.");
+    const answer = this.exported.routes[address];
+    if (answer === undefined) throw new Error("The exported file does not contain this; open the run itself.");
     if (address.endsWith("/metrics") && values && values.keys) return this.columns(answer, values.keys.split(","));
     return answer;
   }
 
-  columns(answer, wanted) {
-    const fits = (key) => wanted.some((w) => (w.endsWith("*") ? key.startsWith(w.slice(0, -1)) : key === w));
+  columns(answer, patterns) {
+    const fits = (key) => patterns.some((w) => (w.endsWith("*") ? key.startsWith(w.slice(0, -1)) : key === w));
     return { ...answer, columns: Object.fromEntries(Object.entries(answer.columns).filter(([key]) => fits(key))) };
   }
 
   summaries(run) {
-    const answer = this.kept.routes[path("runs", run, "trajectories")];
+    const answer = this.exported.routes[path("runs", run, "trajectories")];
     return answer ? answer.items : [];
   }
 
@@ -114,10 +114,11 @@ class Exported extends Source {
 
   async search(run, values) {
     const items = selection.sorted(selection.chosen(this.summaries(run), values), values);
-    return selection.search(items, values, (s) => this.kept.routes[path("runs", run, "trajectory", s.file, s.line)]);
+    return selection.search(items, values, (s) =>
+      this.exported.routes[path("runs", run, "trajectory", s.file, s.line)]);
   }
 }
 
-const kept = document.getElementById("mtrl-export");
+const exported = document.getElementById("mtrl-export");
 
-export const source = kept ? new Exported(JSON.parse(kept.textContent)) : new Server();
+export const source = exported ? new Exported(JSON.parse(exported.textContent)) : new Server();

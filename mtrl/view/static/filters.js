@@ -11,12 +11,12 @@ const PRESETS = [
   ["all", "All", {}, "Everything"],
   ["disagree", "Reward ≠ score", { verdict: "disagree" }, "The reward and the scorer do not agree on success"],
   ["lenient", "Lenient", { verdict: "lenient" },
-    "The reward says solved, the scorer does not: a hacked or lenient reward"],
+    "Solved by the reward and not by the scorer: a hacked or lenient reward"],
   ["strict", "Strict", { verdict: "strict" },
-    "The scorer says solved, the reward does not: a reward that is too strict"],
-  ["unsolved", "Unsolved", { success: "0" }, "The scorer says not solved"],
+    "Solved by the scorer and not by the reward: a reward that is too strict"],
+  ["unsolved", "Unsolved", { success: "0" }, "Not solved by the scorer"],
   ["failed", "Failed", { failed: "1" }, "Errors, timeouts, aborted episodes, unreadable lines"],
-  ["truncated", "Truncated", { truncated: "1" }, "A token or context limit cut it"],
+  ["truncated", "Truncated", { truncated: "1" }, "Cut by a token or context limit"],
   ["longest", "Longest", { sort: "tokens" }, "Most sampled tokens first"],
 ];
 const CHOICES = ["verdict", "success", "failed", "truncated"];
@@ -33,25 +33,25 @@ export class Filters {
 
   open(run, values, level) {
     this.level = level;
-    const asked = JSON.stringify([run.id, route.filters(values)]);
+    const key = JSON.stringify([run.id, route.filters(values)]);
     this.values = values;
     this.run = run;
     this.drawPresets();
     const active = Object.keys(route.filters(values)).length;
     this.element.querySelector(".active-filters").textContent = active ? `(${active})` : "";
-    if (asked !== this.asked) this.load(asked);
+    if (key !== this.key) this.load(key);
   }
 
   changed() {
     clearTimeout(this.timer);
-    this.timer = setTimeout(() => this.typing() || this.load(this.asked), 400);
+    this.timer = setTimeout(() => this.typing() || this.load(this.key), 400);
   }
 
-  async load(asked) {
-    this.asked = asked;
+  async load(key) {
+    this.key = key;
     try {
       const found = await this.counted();
-      if (asked === this.asked) this.draw(found);
+      if (key === this.key) this.draw(found);
     } catch (error) {
       dom.replace(this.facets, dom.note(error.message, "error"));
     }

@@ -130,7 +130,7 @@ export class Gantt {
     const pixel = (event) => event.clientX - this.svg.getBoundingClientRect().left;
     this.svg.addEventListener("pointerdown", (event) => { from = pixel(event); });
     this.svg.addEventListener("pointermove", (event) => {
-      this.tell(event.target.span, pixel(event));
+      this.showSpan(event.target.span, pixel(event));
       if (from === null || !this.brush) return;
       this.brush.setAttribute("x", Math.min(from, pixel(event)));
       this.brush.setAttribute("width", Math.abs(pixel(event) - from));
@@ -150,7 +150,7 @@ export class Gantt {
     this.svg.addEventListener("dblclick", () => this.zoom(null));
   }
 
-  tell(span, at) {
+  showSpan(span, at) {
     this.tip.hidden = !span;
     if (!span) return;
     dom.replace(this.tip, h("b", {}, `${visible.plain(span.name)}, step ${format.number(span.step)}`),

@@ -26,7 +26,7 @@ export class GroupView {
     try {
       const { items } = await source.groups(this.run.id, { file, group });
       if (this.of !== values.of) return;
-      if (!items.length) return dom.replace(this.element, dom.note("This group is not in the run (any more)."));
+      if (!items.length) return dom.replace(this.element, dom.note("This group is not, or no longer, in the run."));
       await this.draw(items[0]);
     } catch (error) {
       dom.replace(this.element, dom.note(error.message, "error"));
@@ -54,12 +54,12 @@ export class GroupView {
         g.strict ? `${g.strict} strict` : null,
       g.informative === false ? "taught nothing: all its advantages are 0" : null];
     return h("div", { class: "page-head" }, h("a", { class: "crumb",
-      href: route.link("browse", { ...route.kept(this.values), level: "groups" }) }, "‹ Groups"),
+      href: route.link("browse", { ...route.listValues(this.values), level: "groups" }) }, "‹ Groups"),
       h("h1", {}, visible.line(g.task, 120)), h("p", { class: "facts" }, facts.filter(Boolean).join(" · ")));
   }
 
   column(s, most) {
-    const at = route.link("trajectory", { ...route.kept(this.values), run: this.run.id,
+    const at = route.link("trajectory", { ...route.listValues(this.values), run: this.run.id,
       at: route.place(s.file, s.line) });
     return h("article", { class: `member-column ${s.verdict || ""}` },
       h("h2", {}, h("a", { href: at }, `#${s.index}`), verdictMark(s)),
@@ -67,7 +67,7 @@ export class GroupView {
         h("dt", {}, "Reward"), h("dd", {}, bar(s.reward, most), format.fixed(s.reward)), h("dt", {}, "Score"),
           h("dd", {}, scoreCell(s)),
         h("dt", {}, "Advantage"), h("dd", { class: s.advantage < 0 ? "minus" : s.advantage > 0 ? "plus" : "" },
-          format.isNumber(s.advantage) ? format.fixed(s.advantage, 3) : "never credited"),
+          format.isNumber(s.advantage) ? format.fixed(s.advantage, 3) : "not recorded"),
         h("dt", {}, "Ended"), h("dd", {}, outcome(s)), h("dt", {}, "Tokens"),
           h("dd", {}, `${format.number(s.tokens)} in ${format.plural(s.turns, "turn")}`)));
   }
@@ -75,9 +75,9 @@ export class GroupView {
   turns(whole) {
     const most = Math.max(0, ...whole.turns.map((t) => Math.abs(t.reward)));
     return whole.turns.map((turn) => h("div", { class: "member-turn" },
-      turn.number > 1 ? turn.observation.messages.map((m) => h("p", { class: `said ${visible.plain(m.role)}` },
+      turn.number > 1 ? turn.observation.messages.map((m) => h("p", { class: `excerpt ${visible.plain(m.role)}` },
         visible.line(m.content, 160))) : null,
-      h("p", { class: "said did" }, actionText(turn)), h("p", { class: "turn-reward" },
+      h("p", { class: "excerpt action" }, actionText(turn)), h("p", { class: "turn-reward" },
         turn.reward ? bar(turn.reward, most) : null, format.signed(turn.reward))));
   }
 

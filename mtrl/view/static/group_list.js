@@ -14,8 +14,8 @@ const SORTS = [["newest", "Newest"], ["reward_mean", "Mean reward"], ["reward_st
   ["successes", "Successes"], ["disagreements", "Disagreements"], ["size", "Size"]];
 
 export class GroupList {
-  constructor(app, tell) {
-    this.tell = tell;
+  constructor(app, showCount) {
+    this.showCount = showCount;
     this.element = h("div", { class: "fill" });
   }
 
@@ -27,8 +27,8 @@ export class GroupList {
     if (key === this.key) return;
     this.key = key;
     this.close();
-    this.asked = { ...route.filters(values), sort, order: values.order };
-    this.model = new Pages((part) => source.groups(run.id, { ...this.asked, ...part }), () => this.draw());
+    this.query = { ...route.filters(values), sort, order: values.order };
+    this.model = new Pages((part) => source.groups(run.id, { ...this.query, ...part }), () => this.draw());
     this.list = new VirtualList({ head: this.head(sort), row: (i) => this.row(i), open: (i) => this.show(i),
       label: "Groups" });
     this.list.element.classList.add("groups");
@@ -50,13 +50,13 @@ export class GroupList {
         title)),
       h("span", { class: "c-mean", role: "columnheader" }, "Reward ± std"),
         h("span", { class: "c-score", role: "columnheader" }, "Solved"),
-      h("span", { class: "c-members", role: "columnheader" }, "Its trajectories: reward (mark: score) ", choice));
+      h("span", { class: "c-members", role: "columnheader" }, "Trajectories: reward (mark: score) ", choice));
   }
 
   draw() {
     const { total, error, indexing } = this.model;
     if (error) return dom.replace(this.element, dom.note(error.message, "error"));
-    this.tell(counted(total, indexing, "group", "groups"));
+    this.showCount(counted(total, indexing, "group", "groups"));
     if (total === null) return dom.replace(this.element, dom.note("Reading the groups…", "loading"));
     if (!total) return dom.replace(this.element, dom.note("No group passes these filters."));
     if (!this.list.element.isConnected) dom.replace(this.element, this.list.element);
@@ -68,7 +68,7 @@ export class GroupList {
     const g = this.model.get(index);
     if (!g) return h("div", { class: "waiting" }, h("span", { role: "gridcell" }, "…"));
     const cell = (name, ...content) => h("span", { class: name, role: "gridcell" }, content);
-    const flat = g.informative === false ? "All of its advantages are 0: this group taught nothing" : null;
+    const flat = g.informative === false ? "All advantages are 0: the policy learns nothing from this group" : null;
     return h("div", { class: flat ? "flat" : "", title: flat }, cell("c-step", format.number(g.step)),
       cell("c-kind", format.words(g.kind)),
       cell("c-task", h("a", { href: this.link(g), tabindex: -1 }, visible.line(g.task, 60))),
@@ -78,11 +78,11 @@ export class GroupList {
   }
 
   member(s) {
-    const at = route.link("trajectory", { ...route.kept(this.values), run: this.run.id,
+    const at = route.link("trajectory", { ...route.listValues(this.values), run: this.run.id,
       at: route.place(s.file, s.line) });
     const odd = s.verdict && s.verdict !== "agree" ? `, ${s.verdict}` : "";
-    const paid = `reward ${format.number(s.reward)}, score ${format.number(s.score)}`;
-    const about = `#${s.index}: ${paid}, ${format.words(s.stop)}${odd}`;
+    const verdict = `reward ${format.number(s.reward)}, score ${format.number(s.score)}`;
+    const about = `#${s.index}: ${verdict}, ${format.words(s.stop)}${odd}`;
     const share = format.isNumber(s.reward) ? Math.max(0, Math.min(1, s.reward)) : 0;
     return h("a", { class: `member ${s.verdict || ""} ${s.failed ? "failed" : ""} ${s.reward < 0 ? "below" : ""}`,
       href: at, title: about, "aria-label": about, tabindex: -1, vars: { "--share": share } },
@@ -90,7 +90,8 @@ export class GroupList {
   }
 
   link(g) {
-    return route.link("group", { ...route.kept(this.values), run: this.run.id, of: route.place(g.file, g.group) });
+    return route.link("group", { ...route.listValues(this.values), run: this.run.id,
+      of: route.place(g.file, g.group) });
   }
 
   show(index) {
@@ -99,10 +100,10 @@ export class GroupList {
   }
 
   async changed() {
-    const answer = await source.groups(this.run.id, { ...this.asked, limit: 1 }).catch(() => null);
+    const answer = await source.groups(this.run.id, { ...this.query, limit: 1 }).catch(() => null);
     if (!answer) return;
     const more = answer.total - (this.model.total || 0);
-    if (more > 0 && this.asked.sort === "newest" && !this.asked.order && this.list.moved()) {
+    if (more > 0 && this.query.sort === "newest" && !this.query.order && this.list.moved()) {
       this.model.shift(more);
       this.list.shift(more);
     }

@@ -33,7 +33,7 @@ export function start(app) {
 }
 
 function general(app) {
-  const back = () => route.go("browse", route.kept(route.read().values));
+  const back = () => route.go("browse", route.listValues(route.read().values));
   return {
     "?": help, c: () => app.copy(), o: () => route.go("overview"), g: back, b: back,
     "/": () => {

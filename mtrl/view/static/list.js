@@ -28,15 +28,15 @@ export class VirtualList {
     this.resize.disconnect();
   }
 
-  /** Draw all rows again. `keep` does not scroll to the selected row, for rows that arrived later. */
-  show(count, selected, keep = false) {
+  /** Draw all rows again. `stays` does not scroll to the selected row, for rows that arrived later. */
+  show(count, selected, stays = false) {
     this.count = count;
     this.selected = Math.max(0, Math.min(selected, count - 1));
     this.spacer.style.height = `${count * VirtualList.ROW}px`;
     this.element.setAttribute("aria-rowcount", count);
     this.rows.forEach((element) => element.remove());
     this.rows.clear();
-    if (!keep) this.reveal(this.selected);
+    if (!stays) this.reveal(this.selected);
     this.render();
   }
 

@@ -1,4 +1,4 @@
-/* Live updates of the runs: the page asks for changes once a second while it is visible. */
+/* Live updates of the runs: the page requests changes once a second while it is visible. */
 
 import { source } from "./data.js";
 
@@ -33,7 +33,7 @@ export class Live {
     try {
       const answer = await source.changes(this.state);
       if (this.app.silent) this.heard();
-      if (answer.state !== this.state) await this.tell(answer);
+      if (answer.state !== this.state) await this.notify(answer);
       this.state = answer.state;
     } catch {
       if (!this.app.silent) this.lost();
@@ -43,7 +43,7 @@ export class Live {
   }
 
   /** Notify the current view which parts of which run changed. */
-  async tell(answer) {
+  async notify(answer) {
     const news = answer.runs.map((run) => [run, this.difference(run)]).filter(([, names]) => names.length);
     answer.runs.forEach((run) => this.known.set(run.id, run));
     await this.app.readRuns();

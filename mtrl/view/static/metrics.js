@@ -4,7 +4,7 @@ import { source } from "./data.js";
 
 export class MetricStore {
   constructor() {
-    this.runs = new Map(); // run id → {keys, columns, asked: key → promise of its answer}
+    this.runs = new Map(); // run id → {keys, columns, requests: key → promise of its answer}
   }
 
   column(run, key) {
@@ -34,19 +34,19 @@ export class MetricStore {
   /** Fetch the missing ones of `keys`, and wait for pending requests. */
   async need(run, keys) {
     const known = this.known(run);
-    const missing = keys.filter((key) => !known.asked.has(key));
+    const missing = keys.filter((key) => !known.requests.has(key));
     if (missing.length) this.fetch(run, missing);
-    await Promise.all(keys.map((key) => known.asked.get(key)));
+    await Promise.all(keys.map((key) => known.requests.get(key)));
   }
 
   /** Fetch all previously requested keys again. */
   async again(run) {
-    const asked = [...this.known(run).asked.keys()];
-    if (asked.length) await this.fetch(run, asked);
+    const keys = [...this.known(run).requests.keys()];
+    if (keys.length) await this.fetch(run, keys);
   }
 
   known(run) {
-    if (!this.runs.has(run)) this.runs.set(run, { keys: [], columns: {}, asked: new Map() });
+    if (!this.runs.has(run)) this.runs.set(run, { keys: [], columns: {}, requests: new Map() });
     return this.runs.get(run);
   }
 
@@ -56,10 +56,10 @@ export class MetricStore {
       known.keys = found.keys;
       Object.assign(known.columns, found.columns);
     }, (error) => {
-      keys.forEach((key) => known.asked.get(key) === answer && known.asked.delete(key));
+      keys.forEach((key) => known.requests.get(key) === answer && known.requests.delete(key));
       throw error;
     });
-    keys.forEach((key) => known.asked.set(key, answer));
+    keys.forEach((key) => known.requests.set(key, answer));
     return answer;
   }
 }

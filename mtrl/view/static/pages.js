@@ -6,13 +6,13 @@ import { orderOf } from "./selection.js";
 
 const SIZE = 100;
 
-/** Items 0 … total - 1 of the answers of `ask({offset, limit})`; `changed()` is called when more items are known. */
+/** Items 0 … total - 1 of the answers of `fetch({offset, limit})`; `changed()` is called when more items are known. */
 export class Pages {
-  constructor(ask, changed) {
-    this.ask = ask;
+  constructor(fetch, changed) {
+    this.fetch = fetch;
     this.changed = changed;
     this.items = new Map();
-    this.asked = new Map();
+    this.requested = new Map();
     this.age = 0;
     this.total = null;
     this.error = null;
@@ -22,15 +22,15 @@ export class Pages {
   /** The item, or undefined until its answer arrives. */
   get(index) {
     const page = Math.floor(index / SIZE);
-    if (this.asked.get(page) !== this.age) this.load(page);
+    if (this.requested.get(page) !== this.age) this.load(page);
     return this.items.get(index);
   }
 
   async load(page) {
     const age = this.age;
-    this.asked.set(page, age);
+    this.requested.set(page, age);
     try {
-      const answer = await this.ask({ offset: page * SIZE, limit: SIZE });
+      const answer = await this.fetch({ offset: page * SIZE, limit: SIZE });
       if (age !== this.age) return;
       this.error = null;
       this.total = answer.total;
@@ -38,7 +38,7 @@ export class Pages {
       answer.items.forEach((item, i) => this.items.set(answer.offset + i, item));
     } catch (error) {
       if (age !== this.age) return;
-      this.asked.delete(page);
+      this.requested.delete(page);
       this.error = error;
     }
     this.changed();
@@ -126,16 +126,16 @@ let last = null;
 
 /** The list for filters, order and search. A request for the same list returns it with its items and position `at`. */
 export function listed(run, values, changed) {
-  const { q } = values, asked = route.asked(values);
-  const key = JSON.stringify([run, asked, q || ""]);
+  const { q } = values, query = route.listQuery(values);
+  const key = JSON.stringify([run, query, q || ""]);
   if (last && last.key === key) {
     last.changed = changed;
     if (!q) last.stale();
     return last;
   }
   if (last instanceof Found) last.stop();
-  last = q ? new Found(run, { ...asked, q }, changed) : new Pages((part) => source.trajectories(run,
-    { ...asked, ...part }), changed);
+  last = q ? new Found(run, { ...query, q }, changed) : new Pages((part) => source.trajectories(run,
+    { ...query, ...part }), changed);
   last.key = key;
   last.at = 0;
   return last;
@@ -147,12 +147,12 @@ export async function locate(list, summary, values) {
   if (list instanceof Found) await list.running;
   const known = list.find(same);
   if (known >= 0 || list instanceof Found) return known;
-  const before = orderOf(route.asked(values));
+  const before = orderOf(route.listQuery(values));
   if (list.total === null) await list.item(0);
   let low = 0, high = list.total;
   while (low < high) {
     const middle = Math.floor((low + high) / 2);
-    const { items: [there] } = await list.ask({ offset: middle, limit: 1 });
+    const { items: [there] } = await list.fetch({ offset: middle, limit: 1 });
     if (!there) return -1;
     if (same(there)) return middle;
     if (before(there, summary) < 0) low = middle + 1;

@@ -6,11 +6,11 @@ import * as visible from "./visible.js";
 
 /** Colourings in the order of the keys 1 to 5. */
 export const COLOURINGS = [
-  ["advantage", "Advantage", "What the update learnt from: blue, more of it; orange, less of it"],
-  ["logprob", "Log-prob", "Log-probability when it was sampled: the darker, the less likely"],
+  ["advantage", "Advantage", "Advantage in the update: blue is positive, orange is negative"],
+  ["logprob", "Log-prob", "Log-probability when the token was sampled: darker is less likely"],
   ["drift", "Drift", "|trainer's − engine's log-prob|, on a logarithmic scale"],
-  ["by", "Produced by", "Who wrote it: template, prompt, environment or policy, with its version"],
-  ["trained", "Trained", "Whether it has a gradient, and if not, why not"],
+  ["by", "Produced by", "Origin: template, prompt, environment or policy, with its version"],
+  ["trained", "Trained", "Whether the token is trained, and the reason if not"],
 ];
 const LOWEST = -6; // log-prob at which the colour is full: p = 0.0025
 const DRIFT = [-7, 0]; // powers of ten, from no colour to full colour
@@ -71,12 +71,12 @@ export function paint(colouring, token, most) {
 /** Legend of the colours, with a scale or with counts. */
 export function legend(colouring, tokens, most) {
   if (colouring === "advantage") return known(tokens, "advantage",
-    "It was never credited: nothing was learnt from it.", () => ramp(["down", "up"],
+    "No advantage was recorded: the token was not trained.", () => ramp(["down", "up"],
     [-most, 0, most].map(format.signed)));
-  if (colouring === "logprob") return known(tokens, "logprob", "No log-probs were kept.",
+  if (colouring === "logprob") return known(tokens, "logprob", "No log-probs were stored.",
     () => ramp(["rare"], [0, LOWEST / 3, (2 * LOWEST) / 3,
     LOWEST].map((x) => `${format.number(x)} (p ${format.number(Number(Math.exp(x).toPrecision(2)))})`)));
-  if (colouring === "drift") return known(tokens, "drift", "The trainer's log-probs were not kept.",
+  if (colouring === "drift") return known(tokens, "drift", "The trainer's log-probs were not stored.",
     () => ramp(["drift"], ["≤ 10⁻⁷", "10⁻⁵", "10⁻³", "≥ 1"]));
   const names = new Map();
   for (const token of tokens) {

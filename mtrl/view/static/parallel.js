@@ -89,9 +89,9 @@ function categories(name, values, names) {
 
 /** Labels that do not overlap. */
 function apart(ticks) {
-  const sorted = [...ticks].sort((a, b) => a[0] - b[0]), kept = [];
-  for (const tick of sorted) if (!kept.length || tick[0] - kept.at(-1)[0] >= 13) kept.push(tick);
-  return kept;
+  const sorted = [...ticks].sort((a, b) => a[0] - b[0]), shown = [];
+  for (const tick of sorted) if (!shown.length || tick[0] - shown.at(-1)[0] >= 13) shown.push(tick);
+  return shown;
 }
 
 function ruler(column, x, isLast) {

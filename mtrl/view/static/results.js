@@ -46,9 +46,9 @@ function hit({ hits, hit_count: count }) {
 }
 
 export class Results {
-  constructor(app, tell) {
+  constructor(app, showCount) {
     this.app = app;
-    this.tell = tell;
+    this.showCount = showCount;
     this.element = h("div", { class: "fill" });
   }
 
@@ -75,7 +75,7 @@ export class Results {
   draw() {
     const { total, error } = this.model;
     if (error) return dom.replace(this.element, dom.note(error.message, "error"));
-    this.tell(this.model instanceof Found ? this.progress() : counted(total, this.model.indexing));
+    this.showCount(this.model instanceof Found ? this.progress() : counted(total, this.model.indexing));
     const waiting = total === null || (total === 0 && this.model instanceof Found && !this.model.done);
     if (waiting) return dom.replace(this.element, dom.note("Reading the trajectories…", "loading"));
     if (!total) return dom.replace(this.element, dom.note(this.nothing()));
@@ -87,7 +87,7 @@ export class Results {
   progress() {
     const { total, searched, of, done, missed } = this.model;
     const far = of === null ? "searching…" : `searching, ${format.number(searched)} of ${format.number(of)}…`;
-    const late = missed ? `; ${format.number(missed)} came meanwhile: search anew for those` : "";
+    const late = missed ? `; ${format.number(missed)} were added meanwhile: search again to find them` : "";
     const how = (done ? `of ${format.number(of)} searched` : far) + late;
     return `found in ${format.plural(total, "trajectory", "trajectories")}, ${how}`;
   }
@@ -95,7 +95,7 @@ export class Results {
   nothing() {
     if (this.values.q) return "No message holds this text; the filters narrow the search, too.";
     if (Object.keys(route.filters(this.values)).length) return "No trajectory passes these filters.";
-    return "This run has kept no trajectories yet; trainer.save_trajectories_every says how often it does.";
+    return "This run has stored no trajectories yet; trainer.save_trajectories_every sets how often it stores them.";
   }
 
   head() {
@@ -121,7 +121,8 @@ export class Results {
 
   link(s) {
     const hit = s.hits && s.hits[0];
-    return route.link("trajectory", { ...route.kept(this.values), run: this.run.id, at: route.place(s.file, s.line),
+    return route.link("trajectory", { ...route.listValues(this.values), run: this.run.id,
+      at: route.place(s.file, s.line),
       turn: hit && hit.turn ? hit.turn : null });
   }
 
@@ -136,7 +137,8 @@ export class Results {
   async changed() {
     const { model, list } = this;
     if (model instanceof Found) return;
-    const answer = await source.trajectories(this.run.id, { ...route.asked(this.values), limit: 1 }).catch(() => null);
+    const query = { ...route.listQuery(this.values), limit: 1 };
+    const answer = await source.trajectories(this.run.id, query).catch(() => null);
     if (!answer || model !== this.model) return;
     const more = answer.total - (model.total || 0), newest = !this.values.sort && !this.values.order;
     if (more > 0 && newest && list.moved()) {

@@ -54,9 +54,9 @@ function only(values, names) {
 
 /** Parameters of a list: its filters, or its filters and its order. */
 export const filters = (values) => only(values, FILTERS);
-export const asked = (values) => only(values, [...FILTERS, ...ORDER]);
+export const listQuery = (values) => only(values, [...FILTERS, ...ORDER]);
 /** Values that stay when the user goes from a list to a trajectory and back. */
-export const kept = (values) => only(values, ["run", "level", "q", ...FILTERS, ...ORDER]);
+export const listValues = (values) => only(values, ["run", "level", "q", ...FILTERS, ...ORDER]);
 
 /** Location of a trajectory, "FILE/LINE", or of a group, "FILE/GROUP"; file names have no slash. */
 export const place = (file, rest) => `${file}/${rest}`;

@@ -94,7 +94,7 @@ async function showConfig(run) {
       const found = Object.entries(flat).map(([key,
         value]) => `${key} = ${format.value(value)}`).filter((line) => line.toLowerCase().includes(words));
       dom.replace(text,
-        words ? visible.nodes(found.join("\n") || "Nothing has this name or value.") : visible.nodes(yaml));
+        words ? visible.nodes(found.join("\n") || "No key or value contains this text.") : visible.nodes(yaml));
     };
     field.addEventListener("input", show);
     show();

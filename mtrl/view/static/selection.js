@@ -145,9 +145,9 @@ export function search(items, { q = "", cursor, limit = 50 }, trajectory) {
 }
 
 function messages(whole) {
-  const spoken = whole.turns.flatMap((t) => [...t.observation.messages,
+  const messages = whole.turns.flatMap((t) => [...t.observation.messages,
     t.action.message].map((m) => ({ turn: t.number, ...m })));
-  return [...spoken, ...whole.final_observation.map((m) => ({ turn: 0, ...m }))];
+  return [...messages, ...whole.final_observation.map((m) => ({ turn: 0, ...m }))];
 }
 
 function hit({ turn, role, content }, needle) {

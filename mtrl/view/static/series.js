@@ -28,8 +28,8 @@ function nameOf(members, runs) {
   const seed = members.length === 1 && alike.length > 1 && run.seed !== null ? [`seed ${run.seed}`] : [];
   const repeats = new Set(members.map((member) => member.seed)).size < members.length;
   const several = members.length > 1 ? [`${members.length} ${repeats ? "runs" : "seeds"}`] : [];
-  const tell = [...what.slice(0, 2), ...seed, ...several];
-  return tell.length ? `${run.name} (${tell.join(", ")})` : run.name;
+  const parts = [...what.slice(0, 2), ...seed, ...several];
+  return parts.length ? `${run.name} (${parts.join(", ")})` : run.name;
 }
 
 function column(store, run, key) {

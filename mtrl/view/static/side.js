@@ -8,15 +8,15 @@ import * as visible from "./visible.js";
 
 const ENDS = {
   __proto__: null,
-  done: "The environment said that it was over.", max_turns: "The turn budget was used up.",
+  done: "The environment ended the episode.", max_turns: "The turn budget was used up.",
     turn_token_limit: "A turn hit its token limit.",
   context_limit: "The conversation filled the context.", parse_error: "A response could not be read.",
     env_error: "The environment raised an error.",
-  timeout: "It took longer than it may.", aborted: "It was aborted.",
+  timeout: "The episode exceeded its time limit.", aborted: "The episode was aborted.",
 };
 
-const SAYS = {
-  lenient: "The reward says solved; the scorer does not.", strict: "The scorer says solved; the reward does not.",
+const VERDICTS = {
+  lenient: "Solved by the reward, not by the scorer.", strict: "Solved by the scorer, not by the reward.",
 };
 
 /** `most` is the largest |reward|, the full length of a reward bar. */
@@ -36,7 +36,7 @@ function pairs(rows) {
 }
 
 function verdict(s, run) {
-  const says = SAYS[s.verdict];
+  const verdict = VERDICTS[s.verdict];
   return h("section", { class: `card verdict-card ${s.verdict || ""}` },
     h("div", { class: "figures" },
       h("div", {}, h("small", {}, "Reward"), h("b", {}, format.number(s.reward)),
@@ -44,7 +44,7 @@ function verdict(s, run) {
       h("div", {}, h("small", {}, "Score"), h("b", {}, scoreCell(s)),
         h("small", {}, `solved from ${format.number(run.thresholds.success)}`)),
       h("div", {}, h("small", {}, "Verdict"), h("b", {}, verdictMark(s)))),
-    says ? h("p", { class: "says" }, says) : null,
+    verdict ? h("p", { class: "verdict-text" }, verdict) : null,
     h("p", {}, outcome(s), " ", h("span", { class: "dim" }, ENDS[s.stop] || "")));
 }
 
@@ -65,7 +65,7 @@ function group({ group: members, summary: s }, run, values, most) {
     members.map((m) => h("a",
     { class: `sibling ${m.index === s.index && m.line === s.line ? "here" : ""} ${m.verdict || ""}`,
     "aria-current": m.line === s.line ? "true" : null,
-    href: route.link("trajectory", { ...route.kept(values), run: run.id, at: route.place(m.file, m.line),
+    href: route.link("trajectory", { ...route.listValues(values), run: run.id, at: route.place(m.file, m.line),
       show: values.show, colour: values.colour }) },
   h("span", {}, `#${m.index}`), bar(m.reward, most), h("span", { class: "num" }, format.fixed(m.reward)), scoreCell(m),
   h("span", { class: `num ${m.advantage < 0 ? "minus" : m.advantage > 0 ? "plus" : ""}`, title: "Advantage" },
@@ -93,7 +93,7 @@ function facts({ summary: s, turns }) {
     ["Generating", format.seconds(sum((t) => t.seconds_generate))],
     ["In the environment", format.seconds(sum((t) => t.seconds_environment))],
     ["Advantage",
-      format.isNumber(s.advantage) ? format.signed(Number(s.advantage.toPrecision(3))) : "never credited"],
+      format.isNumber(s.advantage) ? format.signed(Number(s.advantage.toPrecision(3))) : "not recorded"],
       s.drift === null ? null : ["Largest drift", format.number(s.drift)],
     ["Trainable", s.trainable ? "yes" : "no"], ["File", visible.plain(`${s.file}.jsonl, line ${s.line + 1}`)],
   ]));

@@ -24,8 +24,8 @@ const COLUMNS = [
 ];
 
 export class StepTable {
-  constructor(app, tell) {
-    this.tell = tell;
+  constructor(app, showCount) {
+    this.showCount = showCount;
     this.files = [];
     const head = h("div", { class: "vl-head", role: "row" },
       COLUMNS.map(([name, title]) => h("span", { class: name, role: "columnheader" }, title)));
@@ -54,9 +54,9 @@ export class StepTable {
       const answer = await source.files(run.id);
       if (run !== this.run || values !== this.values) return;
       const shown = answer.files.filter((file) => this.fits(file)).reverse();
-      this.tell(counted(shown.length, answer.indexing, "file", "files"));
+      this.showCount(counted(shown.length, answer.indexing, "file", "files"));
       if (!shown.length) return dom.replace(this.element,
-        dom.note(answer.files.length ? "No step passes these filters." : "This run has kept no trajectories yet."));
+        dom.note(answer.files.length ? "No step passes these filters." : "This run has stored no trajectories yet."));
       if (!this.list.element.isConnected) dom.replace(this.element, this.list.element);
       const more = this.files.length ? shown.length - this.files.length : 0;
       this.files = shown;
@@ -83,7 +83,7 @@ export class StepTable {
   }
 
   link(file) {
-    return route.link("browse", { ...route.kept(this.values), run: this.run.id, level: "groups", step: file.step,
+    return route.link("browse", { ...route.listValues(this.values), run: this.run.id, level: "groups", step: file.step,
       kind: file.kind });
   }
 

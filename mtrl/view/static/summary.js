@@ -6,8 +6,8 @@ import * as format from "./format.js";
 import * as visible from "./visible.js";
 
 const VERDICTS = {
-  lenient: ["lenient", "The reward says solved, the scorer does not"],
-  strict: ["strict", "The scorer says solved, the reward does not"],
+  lenient: ["lenient", "Solved by the reward, not by the scorer"],
+  strict: ["strict", "Solved by the scorer, not by the reward"],
   agree: ["agree", "Reward and scorer agree"],
 };
 

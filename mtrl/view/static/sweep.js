@@ -24,7 +24,7 @@ export class SweepView {
       this.parts?.forEach((part) => part.close());
       this.parts = sweeps.map((sweep) => new SweepPart(sweep));
       dom.replace(this.element, sweeps.length ? this.parts.map((part) => part.element)
-        : dom.note("None of these runs is a job of a sweep; python -m mtrl.main -m seed=0,1 makes one."));
+        : dom.note("None of these runs is a job of a sweep; start one with python -m mtrl.main -m seed=0,1."));
     } catch (error) {
       dom.replace(this.element, dom.note(error.message, "error"));
     }
@@ -73,7 +73,7 @@ class SweepPart {
   best() {
     const { best, objective } = this.sweep;
     if (!best) return h("p", { class: "dim" }, `No job has finished with a ${visible.plain(objective)} yet.`);
-    return h("p", { class: "best" }, `Best: job ${best.number}. Again with `,
+    return h("p", { class: "best" }, `Best: job ${best.number}. Repeat it with `,
       h("code", {}, visible.plain(best.command)));
   }
 
@@ -89,7 +89,7 @@ class SweepPart {
   row(job) {
     const { keys, best } = this.sweep, name = `job ${job.number}`;
     const badge = h("span", { class: `badge ${BADGES[job.status] || "stopped"}` }, visible.plain(job.status));
-    const said = job.said ? h("small", { class: "said", title: visible.plain(job.said) },
+    const reason = job.said ? h("small", { class: "reason", title: visible.plain(job.said) },
       visible.plain(job.said)) : null;
     return h("tr", { class: best && best.number === job.number ? "is-best" : null,
       onmouseenter: () => this.point(job.number), onmouseleave: () => this.point(null) },
@@ -97,7 +97,7 @@ class SweepPart {
       keys.map((key) => h("td", {}, rounded(job.settings[key] ?? format.missing))),
       h("td", { class: "num" }, format.number(job.value)),
       h("td", { class: "num" }, `${format.number(job.steps)} / ${format.number(job.max_steps)}`),
-      h("td", { class: "num" }, format.seconds(job.seconds)), h("td", {}, badge, said));
+      h("td", { class: "num" }, format.seconds(job.seconds)), h("td", {}, badge, reason));
   }
 
   seeds() {

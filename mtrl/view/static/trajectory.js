@@ -75,13 +75,13 @@ export class TrajectoryView {
   }
 
   crumbs() {
-    const s = this.whole && this.whole.summary, kept = route.kept(this.values);
-    const back = h("a", { class: "crumb", href: route.link("browse", kept) }, "‹ List");
+    const s = this.whole && this.whole.summary, state = route.listValues(this.values);
+    const back = h("a", { class: "crumb", href: route.link("browse", state) }, "‹ List");
     if (!s) return h("nav", { class: "crumbs" }, back);
-    return h("nav", { class: "crumbs", "aria-label": "Where this is" }, back,
+    return h("nav", { class: "crumbs", "aria-label": "Location" }, back,
       h("a", { href: route.link("browse", { run: this.run.id, level: "groups", step: s.step, kind: s.kind }) },
         `step ${format.number(s.step)}, ${format.words(s.kind)}`),
-      h("a", { href: route.link("group", { ...kept, of: route.place(s.file, s.group) }) }, visible.line(s.task, 60)),
+      h("a", { href: route.link("group", { ...state, of: route.place(s.file, s.group) }) }, visible.line(s.task, 60)),
       h("span", { "aria-current": "page" }, `#${s.index}`));
   }
 
@@ -153,7 +153,7 @@ export class TrajectoryView {
     this.flow.clear();
     dom.replace(this.turns, whole.problem ? [dom.note(visible.plain(whole.problem), "error"),
       whole.raw ? h("pre", { class: "text" }, visible.nodes(whole.raw)) : null] : null,
-      mode === "tokens" && whole.tokens === "ids" ? dom.note("The run kept no tokenizer: tokens are ids here.") : null,
+      mode === "tokens" && whole.tokens === "ids" ? dom.note("The run stored no tokenizer: tokens are ids.") : null,
       whole.turns.map((turn) => h("article", { class: "turn", id: `turn-${turn.number}`,
         "aria-label": `Turn ${turn.number}` }, turnHead(turn, this.most), body(turn))),
       end, whole.turns.length || whole.problem ? null : dom.note("This episode has no turns."));
@@ -165,10 +165,10 @@ export class TrajectoryView {
     this.token.hidden = this.shown !== "tokens";
     if (!shown) return dom.replace(this.token, h("h3", {}, "Token"),
       h("p", { class: "dim" },
-      "Point at a token, or go to it by Tab and the arrow keys. A click keeps it here and in the link."));
+      "Point at a token, or reach it by Tab and the arrow keys. A click selects it here and in the link."));
     const close = this.flow.chosen ? h("button", { type: "button", class: "quiet close",
-      "aria-label": "Let go of the token", onclick: () => route.change({ token: null, show: "tokens" }) }, "×") : null;
-    return dom.replace(this.token, h("h3", {}, shown === this.flow.chosen ? "Token, chosen" : "Token", close),
+      "aria-label": "Deselect the token", onclick: () => route.change({ token: null, show: "tokens" }) }, "×") : null;
+    return dom.replace(this.token, h("h3", {}, shown === this.flow.chosen ? "Selected token" : "Token", close),
       details(shown, this.place(shown)));
   }
 
@@ -210,7 +210,7 @@ export class TrajectoryView {
   async go(move) {
     const { key } = this, next = await this.neighbour(move);
     if (key !== this.key) return;
-    if (!next) return this.app.say(move > 0 ? "This is the last one." : "This is the first one.");
+    if (!next) return this.app.notify(move > 0 ? "This is the last trajectory." : "This is the first trajectory.");
     const { turn, token, ...rest } = this.values;
     route.go("trajectory", { ...rest, at: route.place(next.file, next.line) });
   }

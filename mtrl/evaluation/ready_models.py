@@ -52,7 +52,7 @@ class Throttle(EpisodeLoop):
 
 
 @dataclass
-class Contender:
+class ReadyModel:
     """One model and the resources that its episodes share."""
 
     source: Source
@@ -61,8 +61,8 @@ class Contender:
     """Sampling parameters of evaluations."""
     tokenizer: Any = None
     """Tokenizer; None for a model behind an endpoint."""
-    kept: ExitStack = field(default_factory=ExitStack)
-    """Resources that are released when the contender is closed."""
+    resources: ExitStack = field(default_factory=ExitStack)
+    """Resources that are released when the model is closed."""
 
     @property
     def engine(self) -> Engine:
@@ -74,12 +74,12 @@ class Contender:
         return getattr(self.engine, "refused", None)
 
     async def close(self) -> None:
-        with self.kept:
+        with self.resources:
             await self.loop.close()
             await self.engine.close()
 
 
-def local_contender(source: Source, config: Config, task: Task, rows: Sequence[Row]) -> Contender:
+def local_model(source: Source, config: Config, task: Task, rows: Sequence[Row]) -> ReadyModel:
     """Load the weights into this process.
 
     Raises:
@@ -98,10 +98,10 @@ def local_contender(source: Source, config: Config, task: Task, rows: Sequence[R
     torch.set_num_threads(config.trainer.threads or (1 if parameters <= SMALL_MODEL else os.cpu_count() or 1))
     player = connect(config, task, model.config, tokenizer, rows, partial(shared_engine, config, model, tokenizer))
     player.engine.version = source.step
-    return Contender(source, player.loop, player.eval_sampling, tokenizer)
+    return ReadyModel(source, player.loop, player.eval_sampling, tokenizer)
 
 
-def served_contender(source: Source, config: Config, task: Task, rows: Sequence[Row], logs: Path) -> Contender:
+def served_model(source: Source, config: Config, task: Task, rows: Sequence[Row], logs: Path) -> ReadyModel:
     """Start servers of `generator.backend` with the weights.
 
     Args:
@@ -134,7 +134,7 @@ def served_contender(source: Source, config: Config, task: Task, rows: Sequence[
 
         player = connect(config, task, shape, tokenizer, rows, start)
         player.engine.version = source.step
-        return Contender(source, player.loop, player.eval_sampling, tokenizer, stack.pop_all())
+        return ReadyModel(source, player.loop, player.eval_sampling, tokenizer, stack.pop_all())
 
 
 def without_trainer(config: Config) -> Config:
@@ -144,7 +144,7 @@ def without_trainer(config: Config) -> Config:
     return replace(config, model=replace(config.model, device="cpu"), generator=generator)
 
 
-def company_of(source: Source, config: Config) -> int | None:
+def batch_size_of(source: Source, config: Config) -> int | None:
     """Return the number of trajectories per fixed batch, which no other trajectory joins; None: batches are not fixed.
 
     The deterministic engine needs fixed batches, because the last bits of log-probs depend on the composition of the
@@ -154,7 +154,7 @@ def company_of(source: Source, config: Config) -> int | None:
     return config.generator.max_num_seqs if together else None
 
 
-def endpoint_contender(source: Source, config: Config, task: Task, budget: Budget) -> Contender:
+def endpoint_model(source: Source, config: Config, task: Task, budget: Budget) -> ReadyModel:
     """Connect to an endpoint. No request is made before the first episode.
 
     Raises:
@@ -173,4 +173,4 @@ def endpoint_contender(source: Source, config: Config, task: Task, budget: Budge
         limits(config, config.generator.max_context_length or sys.maxsize),
         slots=asyncio.Semaphore(at_once),
     )
-    return Contender(source, loop, eval_sampling_params(config))
+    return ReadyModel(source, loop, eval_sampling_params(config))

@@ -14,7 +14,7 @@ from mtrl.console.progress import Work
 from mtrl.engines.base import SamplingParams
 from mtrl.engines.endpoints.budget import Budget
 from mtrl.environments.family import Family
-from mtrl.evaluation.contenders import Contender, company_of
+from mtrl.evaluation.ready_models import ReadyModel, batch_size_of
 from mtrl.evaluation.rollouts import ModelRollouts, Source
 from mtrl.evaluation.store import Store, group_name
 from mtrl.rewards.compose import RewardComposer
@@ -24,7 +24,7 @@ from mtrl.types import FAILED, Group, Row, Trajectory
 
 T = TypeVar("T")
 
-HOPELESS = 10
+ALL_FAILED = 10
 """Number of episodes that end an evaluation if all of them failed, however many are still to run."""
 
 
@@ -58,12 +58,14 @@ def kinds_of(config: EvaluationConfig, rows: Sequence[Row]) -> list[Kind]:
 
 
 @dataclass
-class Patience:
+class FailureLimit:
     """Limit of failed episodes."""
 
     planned: int
+    """Number of episodes of the evaluation."""
     share: float
-    played: int = 0
+    """Share of them that may fail."""
+    episodes: int = 0
     failed: int = 0
 
     def note(self, trajectories: Iterable[Trajectory], label: str) -> None:
@@ -73,21 +75,21 @@ class Patience:
             TooManyFailedError: Too many episodes have failed.
         """
         for trajectory in trajectories:
-            self.played += 1
+            self.episodes += 1
             if trajectory.stop_reason in FAILED:
                 self.failed += 1
-                hopeless = self.failed == self.played >= min(HOPELESS, self.planned) and self.share < 1
-                if self.failed > self.share * self.planned or hopeless:
+                all_failed = self.failed == self.episodes >= min(ALL_FAILED, self.planned) and self.share < 1
+                if self.failed > self.share * self.planned or all_failed:
                     cause = (trajectory.error or trajectory.stop_reason).partition("\n")[0]
                     raise TooManyFailedError(
-                        f"{label}: {self.failed} of {self.played} episodes failed, and "
-                        f"environment.max_failed_share={self.share} of {self.planned} is borne; the last cause: {cause}"
+                        f"{label}: {self.failed} of {self.episodes} episodes failed, and of {self.planned} episodes "
+                        f"environment.max_failed_share={self.share} may fail; the last cause: {cause}"
                     )
 
 
 @dataclass
-class Standing:
-    """Progress of one model with one kind."""
+class Progress:
+    """The finished and the missing episodes of one model, of one kind."""
 
     kind: Kind
     done: dict[int, Group]
@@ -101,8 +103,8 @@ class Standing:
 
 
 @dataclass
-class Match:
-    """Resources that all models share."""
+class Runner:
+    """Runs the episodes of every model with resources that all models share."""
 
     config: Config
     family: Family
@@ -116,70 +118,71 @@ class Match:
     def __post_init__(self) -> None:
         self.composer = RewardComposer(self.config.reward)
 
-    async def play(self, source: Source, enter: Callable[[], Contender], whole: Work) -> ModelRollouts:
+    async def run(self, source: Source, load: Callable[[], ReadyModel], whole: Work) -> ModelRollouts:
         """Return all episodes of one model. Stored episodes are read, and no model is loaded if all are stored. Once
         the budget of the endpoints is spent, the episodes that it did not cover are left out.
 
         Raises:
             TooManyFailedError, UserError: The evaluation cannot continue. Finished episodes are in the store.
         """
-        company = company_of(source, self.config)
-        standings = [self._standing(source.label, kind, company) for kind in self.kinds]
-        for standing in standings:
-            whole.advance(len(standing.done) * standing.kind.samples)
-        if any(standing.missing for standing in standings):
-            contender = enter()
+        batch_size = batch_size_of(source, self.config)
+        states = [self._progress(source.label, kind, batch_size) for kind in self.kinds]
+        for state in states:
+            whole.advance(len(state.done) * state.kind.samples)
+        if any(state.missing for state in states):
+            model = load()
             try:
-                for standing in standings:
-                    if standing.missing and not self._is_budget_spent(source):
-                        await self._finish(contender, standing, whole)
+                for state in states:
+                    if state.missing and not self._is_budget_spent(source):
+                        await self._finish(model, state, whole)
             finally:
-                await contender.close()
+                await model.close()
             if not self._is_budget_spent(source):
                 self.composer.check()
-        groups = {standing.kind.name: standing.groups for standing in standings}
+        groups = {state.kind.name: state.groups for state in states}
         usage = self.budget.spending[source.label].metrics(self.budget.price) if source.kind == "endpoint" else {}
         return ModelRollouts(source.label, source, groups, usage)
 
     def _is_budget_spent(self, source: Source) -> bool:
         return source.kind == "endpoint" and self.budget.closed is not None
 
-    def _standing(self, label: str, kind: Kind, company: int | None) -> Standing:
+    def _progress(self, label: str, kind: Kind, batch_size: int | None) -> Progress:
         done = self.store.read(label, kind.name, kind.rows, kind.samples)
-        companies = companies_of(len(kind.rows), kind.samples, company)
-        missing = [places for places in companies if not all(place in done for place in places)]
+        batches = fixed_batches(len(kind.rows), kind.samples, batch_size)
+        missing = [places for places in batches if not all(place in done for place in places)]
         again = {place for places in missing for place in places}
         complete = {place: group for place, group in done.items() if place not in again}
-        return Standing(kind, complete, missing if company else [sorted(again)] if again else [])
+        return Progress(kind, complete, missing if batch_size else [sorted(again)] if again else [])
 
-    async def _finish(self, contender: Contender, standing: Standing, whole: Work) -> None:
+    async def _finish(self, model: ReadyModel, state: Progress, whole: Work) -> None:
         """Run the missing episodes."""
-        label, kind, done = contender.source.label, standing.kind, standing.done
+        label, kind, done = model.source.label, state.kind, state.done
         self.store.replace(label, kind.name, done)
-        patience = Patience(kind.episodes, self.config.environment.max_failed_share)
+        limit = FailureLimit(kind.episodes, self.config.environment.max_failed_share)
         with self.console.progress(f"{label}, {kind.name}", kind.episodes) as bar:
             bar.advance(len(done) * kind.samples)
 
             async def one(place: int) -> None:
-                group = await self._group(contender, kind, place)
-                if self._is_budget_spent(contender.source) and any(t.stop_reason in FAILED for t in group.trajectories):
+                group = await self._group(model, kind, place)
+                if self._is_budget_spent(model.source) and any(t.stop_reason in FAILED for t in group.trajectories):
                     return  # other groups may still receive responses to earlier requests
                 done[place] = group
                 self.store.append(label, kind.name, group)
                 bar.advance(kind.samples)
                 whole.advance(kind.samples)
-                if contender.refused is not None and not self._is_budget_spent(contender.source):
-                    raise contender.refused
-                patience.note(group.trajectories, label)
+                if model.refused is not None and not self._is_budget_spent(model.source):
+                    raise model.refused
+                limit.note(group.trajectories, label)
 
-            for places in standing.missing:
+            for places in state.missing:
                 await all_at_once(one(place) for place in places)
         self.store.replace(label, kind.name, done)
 
-    async def _group(self, contender: Contender, kind: Kind, place: int) -> Group:
-        """Run, reward and score one group. A failed episode gets no score, because it says nothing about the model."""
-        rollouts = Rollouts(contender.loop, self.config.seed, self.config.environment.max_failed_share)
-        sampling = kind.sampling(contender.sampling)
+    async def _group(self, model: ReadyModel, kind: Kind, place: int) -> Group:
+        """Run, reward and score one group. A failed episode gets no score, because it says
+        nothing about the model."""
+        rollouts = Rollouts(model.loop, self.config.seed, self.config.environment.max_failed_share)
+        sampling = kind.sampling(model.sampling)
         group = await rollouts.group(group_name(kind.name, place), kind.rows[place], kind.samples, sampling)
         await self.composer.apply_async(group)
         await score_groups(self.family, [group], self.config.environment.episode_timeout)
@@ -189,7 +192,7 @@ class Match:
         return group
 
 
-def companies_of(rows: int, samples: int, trajectories: int | None) -> list[list[int]]:
+def fixed_batches(rows: int, samples: int, trajectories: int | None) -> list[list[int]]:
     """Split the row indices into lists that run together. With `trajectories`, a list has as many rows as fill the
     engine; otherwise each row is a list of its own."""
     size = max(1, trajectories // samples) if trajectories else 1

@@ -1,4 +1,4 @@
-"""Growth of the context of an episode, and of the memory."""
+"""Rules for growth: of the context of an episode, of the memory, and of the duration of a step."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.rules.views import from_to, known, level, over_the_run, propose, recent, success
-from mtrl.utils.text import percent, short
+from mtrl.diagnose.views import from_to, known, level, over_the_run, propose, recent, success
+from mtrl.utils.text import duration, percent, short
 
 CONTEXT, LIMIT = "rollout/context/mean", "rollout/stop/context_limit"
 MEMORY, GPU = "perf/memory_bytes", "perf/gpu_memory_bytes"
 """Metrics with the peak memory so far, in bytes. They never fall, and a leak raises them in nearly every step."""
+STEP, SPEED = "time/step", "perf/tokens_per_second"
 RISING = 0.5
 """Minimum share of the last steps that raised the peak memory."""
 MIB = 2**20
@@ -22,7 +23,7 @@ MIB = 2**20
 
 @rule("R143", windows=1.0)
 def context_growth(record: Record) -> Finding | None:
-    """Episodes fill their context more and more, and success does not rise; or they reach its limit."""
+    """The context of episodes grows and success does not rise, or episodes reach the context limit."""
     full, grown = recent(record, LIMIT), over_the_run(record, CONTEXT)
     hits = full is not None and full.value - 2 * full.error > 0.02
     learns = over_the_run(record, success(record))
@@ -40,7 +41,7 @@ def context_growth(record: Record) -> Finding | None:
     else:
         assert grown is not None
         title = f"The context of an episode has grown from {short(grown.before)} to {short(grown.after)} tokens, "
-        title += "and success has not"
+        title += "and success has not risen"
     fewer = propose("fewer turns", generator__max_turns=max(1, math.floor(0.75 * turns)))
     return Finding(
         severity=Severity.WARNING,
@@ -55,7 +56,7 @@ def context_growth(record: Record) -> Finding | None:
             *((propose("a longer context", generator__max_context_length=2 * int(limit)),) if limit and hits else ()),
             fewer,
         ),
-        advice="Old observations can be shortened in the environment; what the agent no longer needs costs every turn.",
+        advice="Shorten old observations in the environment: unneeded text costs tokens in every turn.",
         expect="rollout/context/mean falls at once, with the same success",
     )
 
@@ -71,7 +72,7 @@ def memory_growth(record: Record) -> Finding | None:
         return None  # the memory jumped once and then stayed: longer episodes or a larger batch
     return Finding(
         severity=Severity.WARNING,
-        title=f"Memory grew from {short(grown.before / MIB)} to {short(grown.after / MIB)} MiB and goes on growing",
+        title=f"Memory grew from {short(grown.before / MIB)} to {short(grown.after / MIB)} MiB and still grows",
         evidence=known(
             f"by {short(float(late[-1] - late[0]) / MIB / (len(late) - 1))} MiB a step in the last {len(late)} steps",
             from_to("tokens of a conversation at its end", made) if (made := over_the_run(record, CONTEXT)) else None,
@@ -90,8 +91,37 @@ def _less_memory(record: Record) -> tuple[Proposal, ...]:
                     generator__max_num_seqs=256)
         )  # fmt: skip
     sequences = int(record.setting("generator.max_num_seqs"))
-    found.append(propose("fewer conversations at once", generator__max_num_seqs=max(1, min(256, sequences // 2))))
+    found.append(propose("fewer concurrent conversations", generator__max_num_seqs=max(1, min(256, sequences // 2))))
     tokens = int(record.setting("trainer.max_tokens_per_microbatch"))
     found.append(propose("smaller micro-batches", trainer__max_tokens_per_microbatch=max(256, tokens // 2)))
-    found.append(propose("activations computed again instead of kept", trainer__gradient_checkpointing=True))
+    found.append(propose("recompute activations instead of storing them", trainer__gradient_checkpointing=True))
     return tuple(found)
+
+
+@rule("R133", windows=1.0)
+def slow_steps(record: Record) -> Finding | None:
+    """Steps take several times as long as at the beginning."""
+    seconds, rates = record.series(STEP).values, record.series(SPEED).values
+    if len(seconds) < 15:
+        return None
+    width = min(record.window, len(seconds) // 3)
+    before, now = float(np.median(seconds[:width])), float(np.median(seconds[-width:]))
+    if before <= 0 or now < 2.5 * before:
+        return None
+    tokens = over_the_run(record, "rollout/tokens/trajectory_mean")
+    slower = len(rates) >= 2 * width and float(np.median(rates[-width:])) < 0.6 * float(np.median(rates[:width]))
+    return Finding(
+        severity=Severity.NOTE,
+        title=f"A step takes {duration(now)}; at the beginning it took {duration(before)}",
+        evidence=known(
+            from_to("tokens of an episode", tokens) if tokens else None,
+            f"tokens per second fell from {short(float(np.median(rates[:width])))} to "
+            f"{short(float(np.median(rates[-width:])))}: the machine is slower, or shared"
+            if slower
+            else "the tokens per second are as before: episodes have become longer",
+        ),
+        metrics=(STEP, SPEED, "rollout/tokens/trajectory_mean"),
+        advice="Compare time/generate with time/update, and read timeline.jsonl for the phases of a step. Other "
+        "programs on the machine slow it down as well.",
+        expect="seconds per token as at the beginning",
+    )
