@@ -294,7 +294,7 @@ def test_a_hanging_process_is_replaced(engine, caplog):
         return await turn
 
     assert len(run(go()).token_ids) == 4
-    assert "sent no message for 0.2 s" in caplog.text
+    assert "sent no message for" in caplog.text
 
 
 def test_repeated_deaths_of_the_process_end_in_one_error():
