@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import mtrl
-from mtrl.config.messages import one_sentence
+from mtrl.command.program import one_sentence
 from mtrl.datasets import Splits
 from mtrl.play.__main__ import main as play
 from mtrl.record.stored import Rows, Stored

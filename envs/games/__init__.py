@@ -1,6 +1,6 @@
 """Games: break a code by its marks, or find the way through a maze that is visible one step at a time."""
 
-from envs.games.data import decoys, gold, load
+from envs.games.data import decoys, gold, load, worked_example
 from envs.games.demonstrator import demonstrate
 from envs.games.environment import GamesEnv
 from envs.games.scorer import answered, measure, score
@@ -15,7 +15,8 @@ FAMILY = Family(
     gold=gold,
     decoys=decoys,
     answered=answered,
+    worked_example=worked_example,
     measure=measure,
-    config_keys=("game", "places", "symbols", "size", "steps", "full_prompt"),
+    config_keys=("game", "places", "symbols", "size", "steps"),
     tokens=("<move>", "</move>"),
 )

@@ -13,7 +13,8 @@ from typing import Any
 from envs.games import mastermind, maze
 from envs.games.environment import make_game
 from envs.games.mastermind import Mastermind
-from envs.games.prompts import prompt
+from envs.games.prompts import EXAMPLE_ROWS
+from envs.games.prompts import prompt as prompt_of
 from mtrl.datasets import Splits, cap
 from mtrl.errors import UserError
 from mtrl.types import Row
@@ -36,7 +37,7 @@ def load(
     symbols: int = 4,
     size: int = 4,
     steps: int = maze.LONGEST,
-    full_prompt: bool = False,
+    prompt: str = "short",
 ) -> Splits:
     """Generate the rows.
 
@@ -48,7 +49,7 @@ def load(
         symbols: number of digits that the code may consist of, up to 10.
         size: side length of the maze's square grid, in cells.
         steps: maximum number of steps from start to goal.
-        full_prompt: whether the prompt holds the rules, for a real language model.
+        prompt: full, with rules and a worked example for a language model, or short.
 
     Raises:
         UserError: a value is out of range, there are too few different games to hold some out, or `data.path` is set.
@@ -66,7 +67,7 @@ def load(
     if game not in (*draws, "both"):
         raise UserError(f"environment.config.game={game} is not known; choose one of {', '.join(draws)}, both")
     chosen = draws if game == "both" else {game: draws[game]}
-    return cap(_generated(data, seed, chosen, full_prompt), data)
+    return cap(_generated(data, seed, chosen, prompt == "full"), data)
 
 
 def gold(row: Row) -> list[str]:
@@ -74,6 +75,11 @@ def gold(row: Row) -> list[str]:
     game = make_game(row["ground_truth"])
     moves = mastermind.solve(game) if isinstance(game, Mastermind) else maze.solve(game)
     return [f"<move>{move}</move>" for move in moves]
+
+
+def worked_example(row: Row) -> Row:
+    """Return the row that the worked example of the row's full prompt solves."""
+    return EXAMPLE_ROWS[row["ground_truth"]["game"]]
 
 
 def decoys(row: Row) -> list[str]:
@@ -139,7 +145,7 @@ def _key(truth: dict[str, Any]) -> str:
 def _row(row_id: str, split: str, truth: dict[str, Any], full: bool) -> Row:
     return {
         "id": row_id,
-        "prompt": prompt(truth["game"], make_game(truth).opening, full),
+        "prompt": prompt_of(truth["game"], make_game(truth).opening, full),
         "ground_truth": truth,
         "split": split,
         "key": _key(truth),

@@ -37,10 +37,10 @@ class WeakBreaker:
         """Return the next response."""
         goes_on = self.marked and not self.stubborn
         wanted = "".join(map(self._next, self.guess, self.game.code)) if goes_on else self.guess
-        said = wanted if self.stubborn else "".join(map(self._slip, wanted))
-        self.marked = set(said) <= set(self.game.symbols)
-        self.guess = said if self.marked else wanted  # an invalid guess is repeated without the slip
-        return f"<move>{said}</move>"
+        guess = wanted if self.stubborn else "".join(map(self._slip, wanted))
+        self.marked = set(guess) <= set(self.game.symbols)
+        self.guess = guess if self.marked else wanted  # an invalid guess is repeated without the slip
+        return f"<move>{guess}</move>"
 
     def _next(self, digit: str, right: str) -> str:
         """Return the digit if it is marked right, or else the digit that follows it in the list of symbols."""

@@ -34,10 +34,10 @@ def make_game(truth: dict[str, Any]) -> Mastermind | Maze:
 def parse_move(response: str) -> str | None:
     """Return the content of the only `<move>…</move>` of a response, without its thinking; None if there is not exactly
     one."""
-    said = response.rpartition("</think>")[2]
-    if said.count(OPEN) != 1 or said.count(CLOSE) != 1:
+    visible = response.rpartition("</think>")[2]
+    if visible.count(OPEN) != 1 or visible.count(CLOSE) != 1:
         return None
-    move, closed, _ = said.partition(OPEN)[2].partition(CLOSE)
+    move, closed, _ = visible.partition(OPEN)[2].partition(CLOSE)
     return move if closed and len(move) <= LONGEST_MOVE else None
 
 
@@ -64,26 +64,26 @@ class GamesEnv(BaseEnvironment):
     def reset(self, row: Row | None = None) -> list[Message] | None:
         super().reset(row)
         self.reward = EpisodeReward(self.scheme)
-        self._game: Mastermind | Maze | None = None
+        self.game: Mastermind | Maze | None = None
         return None
 
     def step(self, response: str, ground_truth: dict[str, Any]) -> StepResult:
         self.current_turn += 1
-        if self._game is None:
-            self._game = make_game(ground_truth)
+        if self.game is None:
+            self.game = make_game(ground_truth)
         move = parse_move(response)
-        outcome = None if move is None else self._game.play(move)
+        outcome = None if move is None else self.game.play(move)
         return self._result(outcome or Outcome(prompts.MALFORMED, 0.0), malformed=float(outcome is None))
 
     def _result(self, outcome: Outcome, **metrics: float) -> StepResult:
         turns_left = self.max_turns - self.current_turn
         done = outcome.solved or turns_left <= 0
-        paid = self.reward.pay(outcome.progress, outcome.solved, done)
+        components = self.reward.components(outcome.progress, outcome.solved, done)
         return StepResult(
-            reward=sum(paid.values()),
+            reward=sum(components.values()),
             observation=None if done else prompts.observation(outcome.observation, turns_left),
             done=done,
             truncated=done and not outcome.solved,
-            components=paid,
+            components=components,
             metrics=metrics,
         )

@@ -25,17 +25,17 @@ class EpisodeReward:
         if scheme not in SCHEMES:
             raise UserError(f"reward.scheme={scheme} is not known to games; choose one of {', '.join(SCHEMES)}")
         self.scheme = scheme
-        self.paid = 0.0
+        self.granted = 0.0
 
-    def pay(self, progress: float, solved: bool, done: bool) -> dict[str, float]:
+    def components(self, progress: float, solved: bool, done: bool) -> dict[str, float]:
         """Return the components of this turn's reward, which is their sum. `progress` is 0.0 to 1.0, and 0.0 if
         malformed."""
         if solved:
-            return {"solved": 1.0 - self.paid, "progress": 0.0}
+            return {"solved": 1.0 - self.granted, "progress": 0.0}
         if self.scheme == "guide":
             return {"solved": 0.0, "progress": progress * (1.0 if done else GUIDE_SHARE)}
         if self.scheme == "progress":
-            gain = max(0.0, PROGRESS_BUDGET * progress - self.paid)
-            self.paid += gain
+            gain = max(0.0, PROGRESS_BUDGET * progress - self.granted)
+            self.granted += gain
             return {"solved": 0.0, "progress": gain}
         return {"solved": 0.0, "progress": 0.0}

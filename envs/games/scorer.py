@@ -22,14 +22,14 @@ def score(trajectory: Trajectory, row: Row) -> float:
 
 def answered(trajectory: Trajectory, row: Row) -> bool:
     """Whether the episode was completed, and the last assistant message holds one move."""
-    said = [message for message in trajectory.messages if message.get("role") == "assistant"]
-    return trajectory.stop_reason == StopReason.DONE and bool(said) and _move(said[-1]) is not None
+    responses = [message for message in trajectory.messages if message.get("role") == "assistant"]
+    return trajectory.stop_reason == StopReason.DONE and bool(responses) and _move(responses[-1]) is not None
 
 
 def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
     """Return `format`: the share of the assistant's messages that hold one move."""
-    said = [message for message in trajectory.messages if message.get("role") == "assistant"]
-    return {"format": sum(_move(message) is not None for message in said) / max(len(said), 1)}
+    responses = [message for message in trajectory.messages if message.get("role") == "assistant"]
+    return {"format": sum(_move(message) is not None for message in responses) / max(len(responses), 1)}
 
 
 def _move(message: dict[str, Any]) -> str | None:

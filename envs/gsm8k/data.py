@@ -7,20 +7,29 @@ from functools import partial
 from typing import Any
 
 from envs.gsm8k.problems import Problem, generate
-from envs.gsm8k.prompts import opening
+from envs.gsm8k.prompts import EXAMPLE_ROW, full_prompt, opening
 from envs.gsm8k.reward import parse_answer, parse_number
 from mtrl.datasets import Splits, cap, load_splits, to_row
 from mtrl.errors import UserError
-from mtrl.types import Row
+from mtrl.types import Message, Row
 
 HUB_NAME = "openai/gsm8k"
 
 
-def load(data: Any, seed: int, calculator: bool = False, operations: int = 2) -> Splits:
-    """Return the rows of `data.path`; without a path, synthetic problems with up to `operations` operations."""
+def load(data: Any, seed: int, calculator: bool = False, operations: int = 2, prompt: str = "short") -> Splits:
+    """Return the rows of `data.path`; without a path, synthetic problems with up to `operations` operations.
+
+    Args:
+        data: the `data` section of the config.
+        seed: seed of the synthetic problems.
+        calculator: whether the environment offers the calculator.
+        operations: maximum number of operations of a synthetic problem.
+        prompt: full, or short: only the question of synthetic problems, and SkyRL's prompt of other rows.
+    """
+    full = prompt == "full"
     if data.path is None:
-        return _synthetic(data, seed, calculator, operations)
-    return load_splits(data, partial(_real_row, calculator=calculator), hub_config={HUB_NAME: "main"})
+        return _synthetic(data, seed, calculator, operations, full)
+    return load_splits(data, partial(_real_row, calculator=calculator, full=full), hub_config={HUB_NAME: "main"})
 
 
 def gold(row: Row) -> list[str]:
@@ -31,6 +40,11 @@ def gold(row: Row) -> list[str]:
     return [row.get("solution") or f"#### {row['ground_truth']['answer']}"]
 
 
+def worked_example(row: Row) -> Row:
+    """Return the row that the worked example of full prompts solves."""
+    return EXAMPLE_ROW
+
+
 def decoys(row: Row) -> list[str]:
     """Return well-formed answers that are wrong: off by one, ten times too large, or with the other sign."""
     answer = Decimal(row["ground_truth"]["answer"])
@@ -38,21 +52,20 @@ def decoys(row: Row) -> list[str]:
     return [f"#### {other}" for other in dict.fromkeys(others)]
 
 
-def _synthetic(data: Any, seed: int, calculator: bool, operations: int) -> Splits:
+def _synthetic(data: Any, seed: int, calculator: bool, operations: int, full: bool) -> Splits:
     train, test = generate(data.synthetic_train_rows, data.synthetic_test_rows, seed, operations)
     rows = {
-        split: [
-            _synthetic_row(f"{split}-{index}", split, problem, calculator) for index, problem in enumerate(problems)
-        ]
+        split: [_synthetic_row(f"{split}-{n}", split, problem, calculator, full) for n, problem in enumerate(problems)]
         for split, problems in (("train", train), ("test", test))
     }
     return cap(Splits(**rows), data)
 
 
-def _synthetic_row(row_id: str, split: str, problem: Problem, calculator: bool) -> Row:
-    return {
+def _synthetic_row(row_id: str, split: str, problem: Problem, calculator: bool, full: bool) -> Row:
+    question: list[Message] = [{"role": "user", "content": problem.question}]
+    row = {
         "id": row_id,
-        "prompt": [{"role": "user", "content": problem.question}],
+        "prompt": full_prompt(problem.question, calculator) if full else question,
         "ground_truth": {"answer": problem.answer},
         "question": problem.question,
         "source": "synthetic",
@@ -61,15 +74,18 @@ def _synthetic_row(row_id: str, split: str, problem: Problem, calculator: bool) 
         "expression": problem.expression,
         "calculator": calculator,
     }
+    return row | ({"style": "full"} if full else {})
 
 
-def _real_row(raw: dict[str, Any], split: str, index: int, calculator: bool) -> Row:
+def _real_row(raw: dict[str, Any], split: str, index: int, calculator: bool, full: bool) -> Row:
     """Convert a row of GSM8K (`question`, `answer`) or of SkyRL (`prompt`, `reward_spec`, `extra_info`)."""
     extra = raw.get("extra_info") if isinstance(raw.get("extra_info"), dict) else {}
     solution = raw.get("answer") or extra.get("answer")
     row = to_row(raw, split, index)
     if "prompt" not in raw:
-        row["prompt"] = opening(row["question"], multi_turn=True, calculator=calculator)
+        question = row["question"]
+        skyrl = opening(question, multi_turn=True, calculator=calculator)
+        row["prompt"] = full_prompt(question, calculator) if full else skyrl
     row.setdefault("question", extra.get("question") or row["prompt"][-1]["content"])
     row["ground_truth"] = {"answer": _answer(str(row["ground_truth"].get("answer", "")), row["id"])}
     # `gold` returns the solution as written, if it is in the right format.

@@ -41,7 +41,7 @@ class Gsm8kEnv(BaseEnvironment):
     def reset(self, row: Row | None = None) -> list[Message] | None:
         super().reset(row)
         self.reward = TurnReward(self.scheme, self.max_turns)
-        self.synthetic = bool(row) and row.get("source") == "synthetic"
+        self.short = bool(row) and row.get("source") == "synthetic" and row.get("style") != "full"
         return self._single_turn_opening(row) if row and self.max_turns == 1 else None
 
     def _single_turn_opening(self, row: Row) -> list[Message] | None:
@@ -72,8 +72,8 @@ class Gsm8kEnv(BaseEnvironment):
 
     def _grade(self, response: str, ground_truth: dict[str, Any]) -> StepResult:
         answer, truth = parse_answer(response), _truth(ground_truth)
-        observation = prompts.feedback(self.synthetic, answer is not None, self.max_turns - self.current_turn)
-        components = self.reward.pay(answer, truth)
+        observation = prompts.feedback(self.short, answer is not None, self.max_turns - self.current_turn)
+        components = self.reward.components(answer, truth)
         answered = answer is not None
         return self._result(components, observation, answer == truth, answered, malformed=float(not answered))
 

@@ -47,7 +47,7 @@ class TurnReward:
             raise UserError(f"reward.scheme={scheme} is not known to gsm8k; choose one of {', '.join(SCHEMES)}")
         self.format_reward = FORMAT_BUDGET / max_turns if scheme == "guide" else 0.0
 
-    def pay(self, answer: Decimal | None, truth: Decimal) -> dict[str, float]:
+    def components(self, answer: Decimal | None, truth: Decimal) -> dict[str, float]:
         """Return the components of this turn's reward; their sum is the reward."""
         wrong = answer is not None and answer != truth
         return {"correct": float(answer == truth), "format": self.format_reward if wrong else 0.0}

@@ -30,8 +30,8 @@ def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
 
 def _last_content(trajectory: Trajectory) -> object:
     """Return the content of the last assistant message."""
-    said = [message for message in trajectory.messages if message.get("role") == "assistant"]
-    return said[-1].get("content") if said else None
+    responses = [message for message in trajectory.messages if message.get("role") == "assistant"]
+    return responses[-1].get("content") if responses else None
 
 
 def _final_answer(content: object) -> Decimal | None:

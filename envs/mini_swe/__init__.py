@@ -1,6 +1,6 @@
 """Mini-SWE: repair a small repository with shell commands until its hidden tests pass."""
 
-from envs.mini_swe.data import load
+from envs.mini_swe.data import load, worked_example
 from envs.mini_swe.demonstrator import decoys, demonstrate, gold
 from envs.mini_swe.environment import MiniSweEnv
 from envs.mini_swe.prompts import SUBMIT
@@ -16,6 +16,7 @@ FAMILY = Family(
     gold=gold,
     decoys=decoys,
     answered=answered,
+    worked_example=worked_example,
     explain=explain,
     measure=measure,
     waits_for_processes=True,
@@ -27,7 +28,6 @@ FAMILY = Family(
         "container_memory",
         "container_processes",
         "functions",
-        "full_prompt",
     ),
     tokens=("```bash\n", "\n```", "cat f.py", "sed -i 's|", "|' f.py", f" && echo {SUBMIT}"),
 )

@@ -38,9 +38,9 @@ class AgentEnvironment:
         """
         result = self.task.execute(action, cwd)
         if is_submission(result):
-            said = "".join(result["output"].lstrip().splitlines(keepends=True)[1:])
-            extra = {"exit_status": "Submitted", "submission": said}
-            raise self._submitted({"role": "exit", "content": said, "extra": extra})
+            submission = "".join(result["output"].lstrip().splitlines(keepends=True)[1:])
+            extra = {"exit_status": "Submitted", "submission": submission}
+            raise self._submitted({"role": "exit", "content": submission, "extra": extra})
         return result
 
     def get_template_vars(self, **variables: Any) -> dict[str, Any]:

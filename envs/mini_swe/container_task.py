@@ -23,7 +23,7 @@ OUTPUT_BYTES = 2**20
 """Maximum output of a command, in bytes. A command with more output is stopped, because the whole output is held in
 memory."""
 LOG_CHARACTERS = 400_000
-"""Maximum length of the tests' log, in characters. The end of the log is kept, because it holds the summary."""
+"""Maximum length of the tests' log, in characters. The end of the log is stored, because it holds the summary."""
 SLACK_SECONDS = 10
 """Additional seconds for the client after the time limit of the command inside the container."""
 START_SECONDS = 1200
@@ -145,8 +145,8 @@ class Container:
                 pull_timeout=START_SECONDS,
             )
         except (OSError, subprocess.SubprocessError) as error:
-            said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-            raise RuntimeError(f"{self.executable} cannot start {self.image}: {said[-1] if said else ''}") from error
+            lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+            raise RuntimeError(f"{self.executable} cannot start {self.image}: {lines[-1] if lines else ''}") from error
         self._id = self._environment.container_id
         self._environment.container_id = None  # prevents its own clean-up, which would run in the background
 

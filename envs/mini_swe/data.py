@@ -14,7 +14,7 @@ from typing import Any
 from envs.mini_swe.bugs import Bug, is_held_out, pairs
 from envs.mini_swe.calls import Call, check_calls
 from envs.mini_swe.functions import EXPRESSIONS, FOLDER, NAMINGS, Function, make, place, results
-from envs.mini_swe.prompts import full_prompt as prompt_of
+from envs.mini_swe.prompts import EXAMPLE_ROW, full_prompt
 from envs.mini_swe.swebench import is_swebench, swebench_row
 from mtrl.datasets import Splits, cap, load_splits, to_row
 from mtrl.errors import UserError
@@ -29,7 +29,7 @@ def load(
     seed: int,
     backend: str = "sandbox",
     functions: int = 1,
-    full_prompt: bool = False,
+    prompt: str = "short",
     **config: Any,
 ) -> Splits:
     """Return the rows of `data.path`; without a path, generated repositories.
@@ -40,15 +40,17 @@ def load(
         backend: where commands will run; rows that cannot run there are rejected.
         functions: number of functions of a generated repository. One function is a line in a single file; more
             functions are a package. Rows of `data.path` have their own repositories and ignore this key.
-        full_prompt: whether generated rows have instructions and observations for a real language model.
+        prompt: full, for a language model, or short: one line for generated rows, with short observations, and the full
+            prompt without a worked example for other rows.
         config: the environment's own keys.
 
     Raises:
         UserError: a row lacks a column or does not fit the backend, or a setting is invalid.
     """
     _refuse_idle_settings(backend, config)
+    full = prompt == "full"
     if data.path is not None:
-        splits = load_splits(data, partial(_loaded_row, backend=backend, path=str(data.path)))
+        splits = load_splits(data, partial(_loaded_row, backend=backend, path=str(data.path), example=full))
         return _timed(splits, **config)
     if backend != "sandbox":
         raise UserError(
@@ -57,7 +59,7 @@ def load(
         )
     if isinstance(functions, bool) or not isinstance(functions, int) or not 1 <= functions <= len(EXPRESSIONS):
         raise UserError(f"environment.config.functions={functions!r} must be a number from 1 to {len(EXPRESSIONS)}")
-    return _timed(cap(_generated(data, seed, functions, full_prompt), data), **config)
+    return _timed(cap(_generated(data, seed, functions, full), data), **config)
 
 
 def _refuse_idle_settings(backend: str, config: dict[str, Any]) -> None:
@@ -83,6 +85,11 @@ def _timed(splits: Splits, command_seconds: float = 30, grading_seconds: float =
             )
         row["ground_truth"]["seconds"] = [command_seconds, grading_seconds]
     return splits
+
+
+def worked_example(row: Row) -> Row | None:
+    """Return the row that the worked example of full prompts solves; None for containers, which have no image of it."""
+    return None if "image" in row["ground_truth"] else EXAMPLE_ROW
 
 
 def located(files: Mapping[str, str], bug: Bug) -> tuple[str, int]:
@@ -128,7 +135,7 @@ def _generated_row(row_id: str, split: str, bug: Bug, functions: int, full: bool
     calls = [call for name in (bug.name, *others) for call in _calls(name, functions > 1)]
     return {
         "id": row_id,
-        "prompt": prompt_of(_issue(bug, values, wrong, right)) if full else _short(bug.name, values, wrong, right),
+        "prompt": full_prompt(_issue(bug, values, wrong, right)) if full else _short(bug.name, values, wrong, right),
         "ground_truth": {"files": files, "calls": calls},
         "source": "synthetic",
         "split": split,
@@ -168,16 +175,16 @@ def _issue(bug: Bug, values: tuple[Any, ...], wrong: str, right: str) -> str:
 
 
 def _short(name: str, values: tuple[Any, ...], wrong: str, right: str) -> list[dict[str, str]]:
-    said = " ".join(map(repr, values))
-    return [{"role": "user", "content": f"{FILE} : {name} {said} gives {wrong} not {right}"}]
+    arguments = " ".join(map(repr, values))
+    return [{"role": "user", "content": f"{FILE} : {name} {arguments} gives {wrong} not {right}"}]
 
 
 # Rows of files
 
 
-def _loaded_row(raw: dict[str, Any], split: str, index: int, backend: str, path: str) -> Row:
+def _loaded_row(raw: dict[str, Any], split: str, index: int, backend: str, path: str, example: bool) -> Row:
     if is_swebench(raw):
-        return swebench_row(raw, split, index, backend, path)
+        return swebench_row(raw, split, index, backend, path, example)
     row = to_row({"prompt": raw.get("issue"), **raw}, split, index)
     if backend != "sandbox":
         raise UserError(
@@ -187,7 +194,7 @@ def _loaded_row(raw: dict[str, Any], split: str, index: int, backend: str, path:
     files, calls = (_parsed(raw.get(name), row["ground_truth"].get(name)) for name in ("files", "calls"))
     row["ground_truth"] = {"files": _checked_files(files, row["id"]), "calls": check_calls(calls, row["id"])}
     if isinstance(raw.get("issue"), str) and "prompt" not in raw:
-        row["prompt"] = prompt_of(raw["issue"])
+        row["prompt"] = full_prompt(raw["issue"], example)
     return row
 
 

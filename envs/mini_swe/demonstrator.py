@@ -83,5 +83,5 @@ def _other(bug: Bug, rng: random.Random) -> Bug:
 
 def _gold_patch(row: dict[str, Any]) -> list[str]:
     if not row.get("patch"):
-        raise UserError(f"row {row['id']} has no column patch, so nobody here knows how to resolve it; add one")
+        raise UserError(f"row {row['id']} has no column patch, so its gold response is not known; add one")
     return [say(f"git apply <<'END_OF_PATCH'\n{row['patch'].rstrip()}\nEND_OF_PATCH"), say(SUBMISSION)]

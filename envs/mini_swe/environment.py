@@ -30,11 +30,11 @@ def parse_command(response: str) -> str | None:
     A block begins with a line ```` ```bash ```` (or mini-swe-agent's ```` ```mswea_bash_command ````) and ends before
     the next line that begins with three backticks.
     """
-    said = response.rpartition("</think>")[2]
-    openings = list(_OPENING.finditer(said))
+    visible = response.rpartition("</think>")[2]
+    openings = list(_OPENING.finditer(visible))
     if len(openings) != 1:
         return None
-    command, closed, _ = said[openings[0].end() :].partition("\n```")
+    command, closed, _ = visible[openings[0].end() :].partition("\n```")
     return (command.strip() or None) if closed else None
 
 
@@ -95,7 +95,7 @@ class MiniSweEnv(BaseEnvironment):
     def reset(self, row: Row | None = None) -> list[Message] | None:
         super().reset(row)
         if self._task is not None:
-            raise RuntimeError("an episode of mini_swe is played once; make a new environment")
+            raise RuntimeError("an environment of mini_swe runs one episode; make a new environment")
         style = style_of(row)
         self.style = style if self.characters is None else replace(style, characters=self.characters)
         return None
@@ -110,8 +110,8 @@ class MiniSweEnv(BaseEnvironment):
         if submitted or self.current_turn >= self.max_turns:
             return self._graded(self._task, result, submitted)
         left = self.max_turns - self.current_turn
-        said = self.style.complaint(left) if result is None else self.style.observation(result, left)
-        return StepResult(0.0, said, components={"resolved": 0.0}, metrics=_metrics(result, submitted))
+        observation = self.style.complaint(left) if result is None else self.style.observation(result, left)
+        return StepResult(0.0, observation, components={"resolved": 0.0}, metrics=_metrics(result, submitted))
 
     def _open(self, truth: dict[str, Any]) -> Task:
         if "image" in truth:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mtrl.environments.worked_example import Line, with_example
 from mtrl.types import Message, Row
 
 SUBMIT = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
@@ -22,6 +23,33 @@ Look at the code first, then edit it, for example with sed or by writing the fil
 Edit source files only: changes to tests and to configuration are dropped before the hidden tests run.
 When the issue is resolved, submit with the command `echo {SUBMIT}`. After it you cannot go on. \
 The number of responses is limited."""
+
+TASK = "Resolve this issue of the repository in the current folder:\n\n<issue>\n{issue}\n</issue>"
+EXAMPLE: list[Line] = [
+    ("User", TASK.format(issue="`total` gives wrong results: `total([2, 3])` returns 4; it should return 5.")),
+    ("Assistant", "THOUGHT: I look for the function first.\n\n```bash\ngrep -rn -A 2 'def total' .\n```"),
+    (
+        "User",
+        "<returncode>0</returncode>\n<output>\n./shop.py:1:def total(prices):\n./shop.py-2-    return sum(prices) - 1\n"
+        "</output>\nYou have 19 responses left.",
+    ),
+    (
+        "Assistant",
+        "THOUGHT: The `- 1` is wrong. I remove it, and try the example of the issue.\n\n```bash\n"
+        "sed -i 's/ - 1$//' shop.py && python3 -c 'from shop import total; print(total([2, 3]))'\n```",
+    ),
+    ("User", "<returncode>0</returncode>\n<output>\n5\n</output>\nYou have 18 responses left."),
+    ("Assistant", f"THOUGHT: The issue is resolved, so I submit.\n\n```bash\necho {SUBMIT}\n```"),
+]
+EXAMPLE_ROW: Row = {
+    "id": "worked example",
+    "prompt": [],
+    "ground_truth": {
+        "files": {"shop.py": "def total(prices):\n    return sum(prices) - 1\n"},
+        "calls": [["shop.total", [[2, 3]], 5], ["shop.total", [[]], 0], ["shop.total", [[7]], 7]],
+    },
+}
+"""The row that the example solves."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +111,12 @@ SHORT = Style(
 
 
 def style_of(row: Row | None) -> Style:
-    """Return the style of a row. Generated rows are short unless `environment.config.full_prompt` is set."""
+    """Return the style of a row. Generated rows are short with `environment.prompt=short`."""
     return SHORT if row and row.get("style") == "short" else FULL
 
 
-def full_prompt(issue: str) -> list[Message]:
-    """Return the prompt for a real language model."""
-    task = f"Resolve this issue of the repository in the current folder:\n\n<issue>\n{issue.strip()}\n</issue>"
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": task}]
+def full_prompt(issue: str, example: bool = True) -> list[Message]:
+    """Return the prompt for a language model. Prompts of `environment.prompt=short` for rows of `data.path` lack the
+    worked example."""
+    system = with_example(SYSTEM, EXAMPLE) if example else SYSTEM
+    return [{"role": "system", "content": system}, {"role": "user", "content": TASK.format(issue=issue.strip())}]

@@ -79,18 +79,18 @@ def explain(trajectory: Trajectory, row: Row) -> str | None:
 
 def answered(trajectory: Trajectory, row: Row) -> bool:
     """Whether the last assistant message holds the command that submits, and the environment accepted it."""
-    said = [message for message in trajectory.messages if message.get("role") == "assistant"]
-    command = _command(said[-1]) if said else None
+    responses = [message for message in trajectory.messages if message.get("role") == "assistant"]
+    command = _command(responses[-1]) if responses else None
     return trajectory.stop_reason == StopReason.DONE and command is not None and SUBMISSION in command
 
 
 def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
     """Return `format`, the share of the assistant's messages that hold one command, and `asks_to_submit`, which is 1.0
     if a command contains the marker of a submission, else 0.0."""
-    said = [message for message in trajectory.messages if message.get("role") == "assistant"]
-    commands = [_command(message) for message in said]
+    responses = [message for message in trajectory.messages if message.get("role") == "assistant"]
+    commands = [_command(message) for message in responses]
     return {
-        "format": sum(command is not None for command in commands) / max(len(said), 1),
+        "format": sum(command is not None for command in commands) / max(len(responses), 1),
         "asks_to_submit": float(any(SUBMISSION in command for command in commands if command)),
     }
 
@@ -134,11 +134,11 @@ def _replay(
             found = sandbox.snapshot()
         except OSError:
             return submitted, None
-    kept = [(path, text.encode()) for path, text in files if not _is_editable(path)]
-    kept += [(path, content) for path, content in found.items() if content is not None and _is_editable(path)]
-    if sum(len(content) for _, content in kept) - sum(len(text) for _, text in files) > 2**20:
+    left = [(path, text.encode()) for path, text in files if not _is_editable(path)]
+    left += [(path, content) for path, content in found.items() if content is not None and _is_editable(path)]
+    if sum(len(content) for _, content in left) - sum(len(text) for _, text in files) > 2**20:
         return submitted, None
-    return submitted, tuple(kept)
+    return submitted, tuple(left)
 
 
 def _is_editable(path: str) -> bool:
@@ -152,12 +152,12 @@ def _first_failure(files: tuple[tuple[str, bytes], ...], calls: list[Any], secon
     together += [(call[:3], call[3]) for call in calls if len(call) == 4 and "seconds" not in call[3]]
     alone = [(call[:3], call[3]) for call in calls if len(call) == 4 and "seconds" in call[3]]
     for group, limit in [(together, seconds), *(([call], call[1]["seconds"]) for call in alone)]:
-        said = _drive(files, repr([(f, given, options.get("items")) for (f, given, _), options in group]), limit)
-        if len(said) != len(group):
+        outputs = _drive(files, repr([(f, given, options.get("items")) for (f, given, _), options in group]), limit)
+        if len(outputs) != len(group):
             return (
                 f"{group[0][0][0]}, first of {len(group)} hidden calls: they did not come to their end in {limit:g} s"
             )
-        for ((function, given, wanted), options), line in zip(group, said, strict=True):
+        for ((function, given, wanted), options), line in zip(group, outputs, strict=True):
             if not _gives(line, wanted, options.get("tolerance")):
                 call = f"{function}({', '.join(map(repr, given))})"
                 return f"{call:.200} gives {line.removeprefix('value '):.200}; {wanted!r:.200} is expected"

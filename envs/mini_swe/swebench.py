@@ -19,7 +19,9 @@ def is_swebench(raw: dict[str, Any]) -> bool:
     return bool(raw.get("instance_id") or raw.get("instance"))
 
 
-def swebench_row(raw: dict[str, Any], split: str, index: int, backend: str, path: str = "") -> Row:
+def swebench_row(
+    raw: dict[str, Any], split: str, index: int, backend: str, path: str = "", example: bool = True
+) -> Row:
     """Return the row of an instance.
 
     Raises:
@@ -38,7 +40,7 @@ def swebench_row(raw: dict[str, Any], split: str, index: int, backend: str, path
         raise UserError(f"row {name} has no problem_statement; add the column")
     return {
         "id": name,
-        "prompt": full_prompt(issue),
+        "prompt": full_prompt(issue, example),
         "ground_truth": _truth(raw, name, path),
         "source": raw.get("data_source") or raw.get("repo"),
         "split": split,

@@ -1,6 +1,6 @@
 """Search: find facts with queries over several turns, then answer."""
 
-from envs.search.data import load
+from envs.search.data import load, worked_example
 from envs.search.demonstrator import decoys, demonstrate, gold
 from envs.search.environment import SearchEnv
 from envs.search.retrievers import OPTIONS
@@ -16,7 +16,8 @@ FAMILY = Family(
     gold=gold,
     decoys=decoys,
     answered=answered,
+    worked_example=worked_example,
     measure=measure,
-    config_keys=("retriever", "url", "corpus", "topk", "observation_characters", "full_prompt", *OPTIONS),
+    config_keys=("retriever", "url", "corpus", "topk", "observation_characters", *OPTIONS),
     tokens=("<search>", "</search>", "<answer>", "</answer>", "<information>", "</information>"),
 )

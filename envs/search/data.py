@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from envs.search.prompts import full_prompt
+from envs.search.prompts import EXAMPLE_ROW, full_prompt, search_r1_prompt
 from envs.search.retrievers import RetrieverSettings
 from envs.search.world import Chain, World, draw, is_held_out
 from mtrl.datasets import Splits, cap, load_splits, to_row
 from mtrl.errors import UserError
-from mtrl.types import Row
+from mtrl.types import Message, Row
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +30,7 @@ def load(
     corpus: str | None = None,
     topk: int | None = None,
     observation_characters: int | None = None,
-    full_prompt: bool = False,
+    prompt: str = "short",
     **options: Any,
 ) -> Splits:
     """Return the rows of `data.path`; without a path, generated worlds.
@@ -45,25 +45,31 @@ def load(
         url: address of the server.
         corpus: file of passages; None: the passages of the SQuAD file at `data.path`.
         topk: used only by the environment, as is `observation_characters`.
-        full_prompt: whether generated rows consist of sentences, with instructions, for a real language model.
+        prompt: full, with sentences, instructions and a worked example for a language model, or short: a few words for
+            generated rows, and Search-R1's prompt for other rows.
         options: other options of the retriever.
     """
-    settings = RetrieverSettings.of(retriever, url, corpus, options)
+    settings, full = RetrieverSettings.of(retriever, url, corpus, options), prompt == "full"
     if data.path is None:
         if settings != RetrieverSettings():
             raise UserError(
                 "data.path=null: generated rows bring their own passages and search them with BM25; set data.path, or "
                 "leave environment.config.retriever, url, corpus and their options out"
             )
-        return _generated(data, seed, full_prompt)
+        return _generated(data, seed, full)
     path = Path(str(data.path)).expanduser()
     articles = _squad(path)
     if articles is None:
         settings.check()
-        return load_splits(data, _loaded_row)
+        return load_splits(data, partial(_loaded_row, full=full))
     own = str(path.resolve()) if corpus is None and retriever != "server" else None
     (replace(settings, corpus=own) if own else settings).check()
-    return cap(_squad_splits(articles, own, path), data)
+    return cap(_squad_splits(articles, own, path, full), data)
+
+
+def worked_example(row: Row) -> Row:
+    """Return the row that the worked example of full prompts solves."""
+    return EXAMPLE_ROW
 
 
 # Generated
@@ -115,12 +121,12 @@ def _row(row_id: str, split: str, world: World, chain: Chain, full: bool) -> Row
 # Search-R1, SkyRL, plain
 
 
-def _loaded_row(raw: dict[str, Any], split: str, index: int) -> Row:
+def _loaded_row(raw: dict[str, Any], split: str, index: int, full: bool) -> Row:
     raw = {**raw, "answer": _answers(raw)}
     extra = raw.get("extra_info")
     question = raw.get("question") or (extra.get("question") if isinstance(extra, dict) else None)
     if not raw.get("prompt") and isinstance(question, str) and question:
-        raw["prompt"] = full_prompt(question)
+        raw["prompt"] = _prompt(question, full)
     row = to_row(raw, split, index)
     target = _targets(row["ground_truth"])
     if not target:
@@ -131,6 +137,10 @@ def _loaded_row(raw: dict[str, Any], split: str, index: int) -> Row:
     row["ground_truth"] = {"target": target}
     row["question"] = question if isinstance(question, str) and question else str(row["prompt"][-1]["content"])
     return row
+
+
+def _prompt(question: str, full: bool) -> list[Message]:
+    return full_prompt(question) if full else search_r1_prompt(question)
 
 
 def _answers(raw: dict[str, Any]) -> Any:
@@ -166,13 +176,13 @@ def _squad(path: Path) -> list[Any] | None:
     return articles if isinstance(articles, list) else None
 
 
-def _squad_splits(articles: list[Any], corpus: str | None, path: Path) -> Splits:
+def _squad_splits(articles: list[Any], corpus: str | None, path: Path, full: bool) -> Splits:
     """Split the questions, so that all questions of a passage are in the same split."""
     splits = Splits([], [])
     without = 0
     for number, article in enumerate(articles):
         try:
-            asked = [_asked(context, question) for context, question in _questions(article)]
+            asked = [_asked(context, question, full) for context, question in _questions(article)]
         except (TypeError, KeyError, AttributeError) as error:
             raise UserError(
                 f"data.path={path}: data[{number}] is not in SQuAD's form ({type(error).__name__}: {error}); it needs "
@@ -208,7 +218,7 @@ def _questions(article: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield paragraph["context"], question
 
 
-def _asked(context: str, question: dict[str, Any]) -> Row | None:
+def _asked(context: str, question: dict[str, Any], full: bool) -> Row | None:
     """Return the row of a question; None if the question has no answer."""
     target = _targets({"target": [answer["text"] for answer in question.get("answers") or []]})
     if not isinstance(question["question"], str):
@@ -217,7 +227,7 @@ def _asked(context: str, question: dict[str, Any]) -> Row | None:
         return None
     return {
         "id": str(question.get("id") or ""),
-        "prompt": full_prompt(question["question"]),
+        "prompt": _prompt(question["question"], full),
         "ground_truth": {"target": target},
         "question": question["question"],
         "split": "test" if is_held_out(context) else "train",

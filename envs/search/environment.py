@@ -27,9 +27,9 @@ def parse_action(response: str) -> tuple[str, str] | None:
 
     A response with results that the model invented (`<information>`) is not valid.
     """
-    said = response.rpartition("</think>")[2]
+    visible = response.rpartition("</think>")[2]
     # The tags are counted first, because a search for a pair among many opening tags takes quadratic time.
-    action = _ACTION.search(said) if len(_TAG.findall(said)) == 2 else None
+    action = _ACTION.search(visible) if len(_TAG.findall(visible)) == 2 else None
     if action is None:
         return None
     kind, text = action[1], action[2].strip()
@@ -56,10 +56,9 @@ class SearchEnv(BaseEnvironment):
         corpus: str | None = None,
         topk: int | None = None,
         observation_characters: int | None = None,
-        full_prompt: bool = False,
         **options: Any,
     ):
-        super().__init__(max_turns)  # `full_prompt` is for the loader
+        super().__init__(max_turns)
         if max_turns < 1:
             raise UserError(f"generator.max_turns={max_turns} leaves no turn to answer; set it to 1 or more")
         for name, value in (("topk", topk), ("observation_characters", observation_characters)):
@@ -105,13 +104,13 @@ class SearchEnv(BaseEnvironment):
     def _result(self, outcome: Outcome, text: str = "") -> StepResult:
         turns_left = self.max_turns - self.current_turn
         done = outcome.kind == "answer" or turns_left <= 0
-        paid = self.reward.pay(outcome, done)
+        components = self.reward.components(outcome, done)
         metrics = {"searches": outcome.kind == "search", "hits": outcome.hit, "malformed": outcome.kind is None}
         return StepResult(
-            reward=sum(paid.values()),
+            reward=sum(components.values()),
             observation=None if done else self.style.observation(text, turns_left),
             done=done,
             truncated=outcome.kind != "answer" and done,
-            components=paid,
+            components=components,
             metrics={name: float(value) for name, value in metrics.items()},
         )

@@ -23,8 +23,8 @@ def normalise(text: str) -> str:
 
 def is_match(answer: str, aliases: Iterable[str]) -> bool:
     """Whether an answer is one of the aliases."""
-    said = normalise(answer)
-    return bool(said) and any(said == normalise(alias) for alias in aliases)
+    words = normalise(answer)
+    return bool(words) and any(words == normalise(alias) for alias in aliases)
 
 
 def occurs(aliases: Iterable[str], text: str) -> bool:

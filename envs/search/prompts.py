@@ -6,11 +6,47 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mtrl.environments.worked_example import Line, with_example
 from mtrl.retrieval import Hit
 from mtrl.types import Message, Row
 
-SYSTEM = "You are a helpful and harmless assistant."
-INSTRUCTIONS = (
+SYSTEM = """You answer questions with the help of a search engine, within a limited number of turns.
+In each turn, first reason inside <think> and </think>; then do exactly one of these:
+- <search>query</search> searches. The passages that fit best come back inside <information> and </information>.
+- <answer>answer</answer> answers and ends the task. Write the answer alone: a name, a number or a few words.
+Search for one fact at a time, and answer from the passages."""
+EXAMPLE: list[Line] = [
+    ("User", "Which river flows through the city in which Marta Olsen was born?"),
+    ("Assistant", "<think>First I need her place of birth.</think><search>Marta Olsen born in</search>"),
+    (
+        "User",
+        "<information>Doc 1(Title: Marta Olsen) Marta Olsen, a painter, was born in Uppsala.\n</information>\n"
+        "You have 3 turns left.",
+    ),
+    ("Assistant", "<think>Now I need the river of Uppsala.</think><search>river through Uppsala</search>"),
+    (
+        "User",
+        "<information>Doc 1(Title: Uppsala) The river Fyris flows through Uppsala.\n"
+        "Doc 2(Title: Marta Olsen) Marta Olsen, a painter, was born in Uppsala.\n</information>\n"
+        "You have 2 turns left.",
+    ),
+    ("Assistant", "<think>The passage names the river.</think><answer>Fyris</answer>"),
+]
+EXAMPLE_ROW: Row = {
+    "id": "worked example",
+    "prompt": [],
+    "ground_truth": {
+        "target": ["Fyris"],
+        "passages": [
+            ["Marta Olsen", "Marta Olsen, a painter, was born in Uppsala."],
+            ["Uppsala", "The river Fyris flows through Uppsala."],
+        ],
+    },
+}
+"""The row that the example solves."""
+
+SEARCH_R1_SYSTEM = "You are a helpful and harmless assistant."
+SEARCH_R1 = (
     "Answer the given question. You must conduct reasoning inside <think> and </think> first every time you get new "
     "information. After reasoning, if you find you lack some knowledge, you can call a search engine by <search> query "
     "</search> and it will return the top searched results between <information> and </information>. You can search as "
@@ -92,10 +128,15 @@ SHORT = Style(
 
 
 def style_of(row: Row | None) -> Style:
-    """Return the style of a row. Generated rows are short unless `environment.config.full_prompt` is set."""
+    """Return the style of a row. Generated rows are short with `environment.prompt=short`."""
     return SHORT if row and row.get("style") == "short" else FULL
 
 
 def full_prompt(question: str) -> list[Message]:
-    """Return the prompt of a real question."""
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": INSTRUCTIONS + question}]
+    """Return the prompt for a language model."""
+    return [{"role": "system", "content": with_example(SYSTEM, EXAMPLE)}, {"role": "user", "content": question}]
+
+
+def search_r1_prompt(question: str) -> list[Message]:
+    """Return Search-R1's prompt, which rows of `data.path` get with `environment.prompt=short`."""
+    return [{"role": "system", "content": SEARCH_R1_SYSTEM}, {"role": "user", "content": SEARCH_R1 + question}]

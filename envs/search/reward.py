@@ -41,20 +41,20 @@ class EpisodeReward:
         self.malformed_turns = 0
         self.advance = 0.0
 
-    def pay(self, outcome: Outcome, done: bool) -> dict[str, float]:
+    def components(self, outcome: Outcome, done: bool) -> dict[str, float]:
         """Return the components of this turn's reward, which is their sum."""
         if self.scheme == "mt_ppo":
             return _mt_ppo(outcome, done)
         self.malformed_turns += outcome.kind is None
         costs = outcome.kind is None and self.malformed_turns <= MOST_MALFORMED
-        paid = {
+        components = {
             "correct": 1.0 - self.advance if outcome.correct else 0.0,
             "malformed": MALFORMED if costs else 0.0,
         }
         if self.scheme == "progress":
-            paid["found"] = HIT if outcome.hit and not self.advance else 0.0
-            self.advance += paid["found"]
-        return paid
+            components["found"] = HIT if outcome.hit and not self.advance else 0.0
+            self.advance += components["found"]
+        return components
 
 
 def _mt_ppo(outcome: Outcome, done: bool) -> dict[str, float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+from functools import cache
 from hashlib import sha256
 from itertools import product, zip_longest
 from typing import Any
@@ -12,13 +13,16 @@ from typing import Any
 from envs.sop.domain import Domain, carry_out
 from envs.sop.domains import DOMAINS
 from envs.sop.output import CLOSE, OPEN
-from envs.sop.prompts import prompt
+from envs.sop.prompts import case_text, full_prompt, short_prompt
 from envs.sop.sop_bench import LICENCE, load_sop_bench
 from envs.sop.spec import check_tools
 from mtrl.datasets import Splits, cap
+from mtrl.environments.base import Resources
 from mtrl.environments.tool_calls import format_call
+from mtrl.environments.tools import toolbox
+from mtrl.environments.worked_example import Line, calling
 from mtrl.errors import UserError
-from mtrl.types import Row
+from mtrl.types import Message, Row
 
 log = logging.getLogger(__name__)
 
@@ -26,13 +30,15 @@ HELD_OUT = 8
 """Number of cases of which one is held out, on average."""
 CASES = tuple(f"{letter}{number:03}" for letter, number in product("ABCDEFGHJK", range(1000)))
 """Ids of all cases that a domain can have."""
+EXAMPLE_CASE = "Z100"
+"""Id of the case of the worked examples, which is none of `CASES`."""
 
 
 def load(
     data: Any,
     seed: int,
     domain: str = "all",
-    full_prompt: bool = False,
+    prompt: str = "short",
     format_coef: float = 0.1,
     tools_spec: str | None = None,
     sop_bench: str | None = None,
@@ -43,7 +49,7 @@ def load(
         data: the `data` section of the config.
         seed: seed of the generated cases.
         domain: one of `DOMAINS`, or all, which alternates between them.
-        full_prompt: whether prompts hold the procedure, for a real language model.
+        prompt: full, with procedure, form and a worked example for a language model, or short.
         format_coef: used only by the environment.
         tools_spec: a JSON file with the production tools, which the tools of `domain` must equal.
         sop_bench: a folder of one SOP-Bench domain, for evaluation.
@@ -61,10 +67,11 @@ def load(
     chosen = [DOMAINS[domain]] if domain != "all" else list(DOMAINS.values())
     if tools_spec is not None:
         _check_spec(tools_spec, chosen)
-    train = _rows(chosen, seed, "train", data.synthetic_train_rows, full_prompt)
+    full = prompt == "full"
+    train = _rows(chosen, seed, "train", data.synthetic_train_rows, full)
     if sop_bench is not None:
         return cap(Splits(train, load_sop_bench(sop_bench)), data)
-    return cap(Splits(train, _rows(chosen, seed, "test", data.synthetic_test_rows, full_prompt)), data)
+    return cap(Splits(train, _rows(chosen, seed, "test", data.synthetic_test_rows, full)), data)
 
 
 def gold(row: Row) -> list[str]:
@@ -78,6 +85,32 @@ def gold(row: Row) -> list[str]:
     else:
         turns, answer = [[(line["tool"], line["arguments"])] for line in row["fixture"][:1]], row["ground_truth"]
     return [*("".join(format_call(*call) for call in calls) for calls in turns), final_output(answer)]
+
+
+def worked_example(row: Row) -> Row | None:
+    """Return the row that the worked example of the row's full prompt solves; None for the rows of a SOP-Bench folder,
+    whose prompts have no example."""
+    return example_row(row["domain"]) if row["domain"] in DOMAINS else None
+
+
+def example_row(domain: str) -> Row:
+    """Return the row of a domain that its worked example solves."""
+    return _row(DOMAINS[domain], 0, EXAMPLE_CASE, "example", full=False)
+
+
+@cache
+def example_lines(domain: str) -> tuple[Line, ...]:
+    """Return the worked example of a domain: its procedure, carried out on the example's case."""
+    row = example_row(domain)
+    turns, answer = carry_out(DOMAINS[domain], EXAMPLE_CASE, row["fixture"])
+    lines: list[Line] = [("User", case_text({DOMAINS[domain].case: EXAMPLE_CASE}))]
+    with Resources() as resources:
+        tools = toolbox(DOMAINS[domain].open(row["fixture"], resources))
+        for calls in turns:
+            results = [tools[name].function(**arguments).model_dump(mode="json") for name, arguments in calls]
+            lines += [calling(*call) for call in calls]
+            lines += [("Tool", json.dumps(result, ensure_ascii=False)) for result in results]
+    return (*lines, ("Assistant", final_output(answer)))
 
 
 def decoys(row: Row) -> list[str]:
@@ -126,10 +159,14 @@ def _row(domain: Domain, seed: int, case: str, split: str, full: bool) -> Row:
     record = domain.draw(random.Random(f"sop/{seed}/{domain.name}/{case}"), case)
     return {
         "id": f"{domain.name}-{case}",
-        "prompt": prompt(domain, case, full),
+        "prompt": _full_prompt(domain, case) if full else short_prompt(domain, case),
         "ground_truth": domain.decide(record),
         "split": split,
         "domain": domain.name,
         "case": case,
         "fixture": domain.fixture(record),
     }
+
+
+def _full_prompt(domain: Domain, case: str) -> list[Message]:
+    return full_prompt(domain.procedure, {domain.case: case}, domain.fields, example_lines(domain.name))

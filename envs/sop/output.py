@@ -18,10 +18,10 @@ def parse_final_output(response: str) -> dict[str, Any] | None:
     Other tags, code fences and invalid JSON (a duplicate key, NaN, a trailing comma, two objects) are not accepted. A
     response that also calls a tool, or does not finish its thinking, holds no answer.
     """
-    said = response.rpartition("</think>")[2]
-    if said.count(OPEN) != 1 or said.count(CLOSE) != 1 or any(tag in said for tag in FORBIDDEN):
+    visible = response.rpartition("</think>")[2]
+    if visible.count(OPEN) != 1 or visible.count(CLOSE) != 1 or any(tag in visible for tag in FORBIDDEN):
         return None
-    body, closed, _ = said.partition(OPEN)[2].partition(CLOSE)
+    body, closed, _ = visible.partition(OPEN)[2].partition(CLOSE)
     try:
         value = strict_loads(body) if closed else None
     except ValueError:

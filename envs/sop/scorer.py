@@ -31,10 +31,10 @@ def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
     this field is right; else 0.0.
 
     A field that occurs twice is wrong."""
-    said = [(name, _folded(value)) for name, value in _answer(trajectory)]
-    names = [name for name, _ in said]
+    pairs = [(name, _folded(value)) for name, value in _answer(trajectory)]
+    names = [name for name, _ in pairs]
     fields = {
-        f"field/{name}": float(names.count(name) == 1 and (name, _folded(value)) in said)
+        f"field/{name}": float(names.count(name) == 1 and (name, _folded(value)) in pairs)
         for name, value in row["ground_truth"].items()
     }
     return {"format": float(answered(trajectory, row)), **fields}
@@ -42,16 +42,16 @@ def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
 
 def _answer(trajectory: Trajectory) -> list[tuple[str, Any]]:
     """Return the pairs of the answer in the last assistant message; empty if it calls tools."""
-    spoken = [message for message in trajectory.messages if message.get("role") == "assistant"]
-    if not spoken or spoken[-1].get("tool_calls") or not isinstance(spoken[-1].get("content"), str):
+    responses = [message for message in trajectory.messages if message.get("role") == "assistant"]
+    if not responses or responses[-1].get("tool_calls") or not isinstance(responses[-1].get("content"), str):
         return []
-    return _pairs(spoken[-1]["content"].split("</think>")[-1])
+    return _pairs(responses[-1]["content"].split("</think>")[-1])
 
 
-def _pairs(said: str) -> list[tuple[str, Any]]:
+def _pairs(text: str) -> list[tuple[str, Any]]:
     """Return keys and values of the object, in their order; empty if there is no object."""
     # The tags are counted first, because a search for a closing tag takes quadratic time with many opening tags.
-    found = _TAGGED.search(said) if len(_FORBIDDEN.findall(said)) == 2 else None
+    found = _TAGGED.search(text) if len(_FORBIDDEN.findall(text)) == 2 else None
     if found is None:
         return []
     try:

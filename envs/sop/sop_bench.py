@@ -26,7 +26,7 @@ from typing import Any
 
 from envs.sop import record_tools
 from envs.sop.domain import Call, recording
-from envs.sop.prompts import procedure_prompt
+from envs.sop.prompts import full_prompt
 from envs.sop.spec import Spec, read_specs
 from mtrl.datasets import read_file
 from mtrl.errors import UserError
@@ -60,7 +60,7 @@ def load_sop_bench(path: str | Path) -> list[Row]:
     return [
         {
             "id": f"{folder.name}-{index}",
-            "prompt": procedure_prompt(procedure, {name: case[name] for name in inputs}, dict.fromkeys(outputs, "…")),
+            "prompt": full_prompt(procedure, {name: case[name] for name in inputs}, dict.fromkeys(outputs, "…")),
             "ground_truth": {name: case[name] for name in outputs},
             "split": "test",
             "domain": f"sop_bench/{folder.name}",
@@ -186,9 +186,9 @@ def _run(folder: Path, calls: list[Call]) -> list[dict[str, Any]]:
         except subprocess.TimeoutExpired:
             raise UserError(f"{folder / 'tools.py'} took longer than {LONGEST} s; mend its tools") from None
         except (subprocess.CalledProcessError, ValueError) as error:
-            said = str(getattr(error, "stderr", "") or error).strip().splitlines()[-1:] or ["no message"]
+            reported = str(getattr(error, "stderr", "") or error).strip().splitlines()[-1:] or ["no message"]
             raise UserError(
-                f"{folder / 'tools.py'} cannot be run ({said[0][:200]}); install what it imports, such as pandas"
+                f"{folder / 'tools.py'} cannot be run ({reported[0][:200]}); install what it imports, such as pandas"
             ) from error
     return results
 

@@ -1,6 +1,6 @@
 """Text-to-SQL: explore a database with queries, then submit the query that answers the question."""
 
-from envs.text_to_sql.data import load
+from envs.text_to_sql.data import load, worked_example
 from envs.text_to_sql.demonstrator import decoys, demonstrate, gold
 from envs.text_to_sql.environment import TextToSqlEnv
 from envs.text_to_sql.scorer import answered, measure, score
@@ -15,10 +15,10 @@ FAMILY = Family(
     gold=gold,
     decoys=decoys,
     answered=answered,
+    worked_example=worked_example,
     measure=measure,
     config_keys=(
         "db_path",
-        "full_prompt",
         "query_operations",
         "query_seconds",
         "observation_rows",

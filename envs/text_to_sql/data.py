@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from envs.text_to_sql.problem import Problem, draw, fill
-from envs.text_to_sql.prompts import SCHEMA_CHARACTERS, full_prompt
+from envs.text_to_sql.prompts import EXAMPLE_ROW, SCHEMA_CHARACTERS, full_prompt
 from mtrl.datasets import Splits, cap, load_splits, to_row
 from mtrl.errors import UserError
 from mtrl.sandbox.sql import SqlSandbox
@@ -32,19 +32,25 @@ _SHOW_SCHEMA = (
 )
 
 
-def load(data: Any, seed: int, db_path: str | None = None, full_prompt: bool = False, **config: Any) -> Splits:
+def load(data: Any, seed: int, db_path: str | None = None, prompt: str = "short", **config: Any) -> Splits:
     """Return the rows of `data.path`; without a path, generated problems.
 
     Args:
         data: the `data` section of the config.
         seed: seed of the generated problems.
         db_path: folder of the databases of SkyRL's rows, or of relative `db` paths; None: the folder of the rows.
-        full_prompt: whether generated rows have instructions and observations for a real language model.
+        prompt: full, for a language model, or short: only the question of generated rows, with short observations, and
+            the full prompt without a worked example for other rows.
         config: the environment's own keys.
     """
     if data.path is None:
-        return _generated(data, seed, full_prompt)
-    return load_splits(data, partial(_loaded_row, db_path=db_path, beside=_folder(data.path)))
+        return _generated(data, seed, prompt == "full")
+    return load_splits(data, partial(_loaded_row, db_path=db_path, beside=_folder(data.path), example=prompt == "full"))
+
+
+def worked_example(row: Row) -> Row:
+    """Return the row that the worked example of full prompts solves."""
+    return EXAMPLE_ROW
 
 
 def is_held_out(key: str) -> bool:
@@ -85,7 +91,9 @@ def _folder(path: str) -> Path | None:
     return local if local.is_dir() else local.parent if local.is_file() else None
 
 
-def _loaded_row(raw: dict[str, Any], split: str, index: int, db_path: str | None, beside: Path | None) -> Row:
+def _loaded_row(
+    raw: dict[str, Any], split: str, index: int, db_path: str | None, beside: Path | None, example: bool
+) -> Row:
     row = to_row(raw, split, index)
     simple = raw.get("db") or not raw.get("db_id")
     file = _simple_database(raw, row["id"], db_path, beside) if simple else _skyrl_database(raw, row["id"], db_path)
@@ -95,7 +103,7 @@ def _loaded_row(raw: dict[str, Any], split: str, index: int, db_path: str | None
         )
     row["ground_truth"] = {"sql": _gold_sql(raw, row), "db": str(file.resolve())}
     if "prompt" not in raw:
-        row["prompt"] = full_prompt(raw["question"], _schema(file), raw.get("evidence") or "")
+        row["prompt"] = full_prompt(raw["question"], schema_of(file), raw.get("evidence") or "", example)
     return row
 
 
@@ -130,7 +138,7 @@ def _simple_database(raw: dict[str, Any], row_id: str, db_path: str | None, besi
 
 
 @lru_cache(maxsize=256)
-def _schema(file: Path) -> str:
+def schema_of(file: Path) -> str:
     """Return the CREATE statements of a database's tables and views, as many as fit, and the names of the others."""
     with closing(SqlSandbox.from_path(file)) as sandbox:
         result = sandbox.run(_SHOW_SCHEMA)

@@ -21,10 +21,10 @@ _FENCE = re.compile(r"```(?:(?:sqlite|sql)\s)?(.*)```", re.DOTALL | re.IGNORECAS
 def parse_action(response: str) -> tuple[str, str] | None:
     """Return `("sql" or "solution", query)` if the response, without its thinking, holds exactly one of them; else
     None."""
-    said = response.rpartition("</think>")[2]
-    if len(_TAG.findall(said)) != 2:  # first, because the search takes quadratic time with many tags
+    visible = response.rpartition("</think>")[2]
+    if len(_TAG.findall(visible)) != 2:  # first, because the search takes quadratic time with many tags
         return None
-    action = _ACTION.search(said)
+    action = _ACTION.search(visible)
     if action is None:
         return None
     query = action[2].strip()
@@ -99,13 +99,13 @@ class TextToSqlEnv(BaseEnvironment):
     ) -> StepResult:
         turns_left = self.max_turns - self.current_turn
         done = kind == "solution" or turns_left <= 0
-        paid = self.reward.pay(response, kind, correct, done)
+        components = self.reward.components(response, kind, correct, done)
         return StepResult(
-            reward=sum(paid.values()),
+            reward=sum(components.values()),
             observation=None if done else self.style.observation(text, turns_left),
             done=done,
             truncated=done and kind != "solution",
-            components=paid,
+            components=components,
             # These are not part of the reward: a reward for a query that runs would reward any query.
             metrics={"queries": 0.0, "query_errors": 0.0, "executed": 0.0, "malformed": 0.0, **metrics},
         )

@@ -117,7 +117,7 @@ def fill(problem: Problem, rng: random.Random) -> list[Cells]:
     """Draw rows of which some match the condition, until no shortcut gives the right answer."""
     while True:
         rows = _draw_rows(problem, rng)
-        if _tells(problem, rows):
+        if _has_one_solution(problem, rows):
             return rows
 
 
@@ -135,7 +135,7 @@ def _draw_rows(problem: Problem, rng: random.Random) -> list[Cells]:
     ]
 
 
-def _tells(problem: Problem, rows: list[Cells]) -> bool:
+def _has_one_solution(problem: Problem, rows: list[Cells]) -> bool:
     """Whether a query without the condition, the order or the right column would give another result."""
     matching = [row for row in rows if row[problem.category] == problem.word]
     if problem.ask in ("highest", "lowest"):

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from mtrl.environments.worked_example import Line, with_example
 from mtrl.sandbox.sql import SqlResult
 from mtrl.types import Message, Row
 
@@ -15,6 +16,30 @@ In each turn, first reason inside <think> and </think>; then do exactly one of t
 - <solution>query</solution> submits the final query and ends the task. Its result must be the \
 answer: just the columns asked for, without duplicates that were not asked for, in the order asked for.
 Only SELECT queries run. select name, sql from sqlite_master lists the tables."""
+EXAMPLE: list[Line] = [
+    ("User", "Question: Which singers are older than 30, by name?"),
+    ("Assistant", "<think>I need the tables and their columns.</think><sql>select name, sql from sqlite_master</sql>"),
+    (
+        "User",
+        "<observation>name | sql\nsinger | CREATE TABLE singer (full_name text, country text, age integer)\n"
+        "<reminder>You have 5 turns left to complete the task.</reminder></observation>",
+    ),
+    (
+        "Assistant",
+        "<think>The table singer has what I need. The names must be sorted.</think>"
+        "<solution>select full_name from singer where age > 30 order by full_name</solution>",
+    ),
+]
+EXAMPLE_ROW: Row = {
+    "id": "worked example",
+    "prompt": [],
+    "ground_truth": {
+        "sql": "select full_name from singer where age > 30 order by full_name",
+        "script": "CREATE TABLE singer (full_name text, country text, age integer); insert into singer values "
+        "('Rosa Lind', 'Sweden', 41), ('Tim Okoro', 'Ghana', 28), ('Ana Prado', 'Spain', 35);",
+    },
+}
+"""The row that the example solves."""
 SCHEMA_CHARACTERS = 8000
 CELL_CHARACTERS = 200
 _MARKUP = re.compile(r"<(?=\||/?(?:sql|solution|observation|reminder|think)>)")
@@ -79,7 +104,7 @@ SHORT = Style(
 
 
 def style_of(row: Row | None) -> Style:
-    """Return the style of a row. Generated rows are short unless `environment.config.full_prompt` is set."""
+    """Return the style of a row. Generated rows are short with `environment.prompt=short`."""
     return SHORT if row and row.get("style") == "short" else FULL
 
 
@@ -88,10 +113,12 @@ def harmless(text: str) -> str:
     return _MARKUP.sub("< ", text)
 
 
-def full_prompt(question: str, schema: str = "", hint: str = "") -> list[Message]:
-    """Return the prompt of a real question."""
+def full_prompt(question: str, schema: str = "", hint: str = "", example: bool = True) -> list[Message]:
+    """Return the prompt for a language model. Prompts of `environment.prompt=short` for rows of `data.path` lack the
+    worked example."""
     parts = (f"Schema:\n{schema}" if schema else "", f"Hint: {hint}" if hint else "", f"Question: {question}")
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "\n\n".join(filter(None, parts))}]
+    system = with_example(SYSTEM, EXAMPLE) if example else SYSTEM
+    return [{"role": "system", "content": system}, {"role": "user", "content": "\n\n".join(filter(None, parts))}]
 
 
 def _cell(value: Any) -> str:

@@ -61,7 +61,7 @@ def reads_content(sandbox: SqlSandbox, query: str, gold_sql: str, gold: SqlResul
     """
     if query.strip() == gold_sql.strip():
         return True
-    known, telling, followed = set(gold.rows), set(), set()
+    known, weights, followed = set(gold.rows), set(), set()
     literals = sorted({quoted[1:-1] for quoted in _QUOTED.findall(gold_sql)} | set(_NUMBERS.findall(gold_sql)))
     for altered in alterations(sandbox, gold.tables, literals):
         with closing(altered):
@@ -69,12 +69,12 @@ def reads_content(sandbox: SqlSandbox, query: str, gold_sql: str, gold: SqlResul
             if wanted.error or wanted.truncated:
                 continue
             weight = _weight(wanted.rows, gold.rows, known)
-            telling.add(weight)
+            weights.add(weight)
             if weight and same_result(altered.run(query), wanted, ordered=False):
                 followed.add(weight)
         if _VALUES in followed:
             return True
-    strongest = max(telling, default=0)
+    strongest = max(weights, default=0)
     return strongest in followed if strongest else bool(gold.rows)
 
 
@@ -99,8 +99,8 @@ def same_result(answer: SqlResult, gold: SqlResult, ordered: bool) -> bool:
         return not answer.rows and answer.tables == gold.tables
     if gold.tables and not answer.tables & gold.tables:
         return False
-    said, wanted = ([tuple(map(_rounded, row)) for row in result.rows] for result in (answer, gold))
-    return said == wanted if ordered else Counter(said) == Counter(wanted)
+    found, wanted = ([tuple(map(_rounded, row)) for row in result.rows] for result in (answer, gold))
+    return found == wanted if ordered else Counter(found) == Counter(wanted)
 
 
 def is_ordered(sql: str) -> bool:
@@ -130,7 +130,7 @@ class EpisodeReward:
         self.malformed_turns = 0
         self.history = ""
 
-    def pay(self, response: str, kind: str | None, correct: bool, done: bool) -> dict[str, float]:
+    def components(self, response: str, kind: str | None, correct: bool, done: bool) -> dict[str, float]:
         """Return the components of this turn's reward, which is their sum. `kind` is sql, solution or None
         (malformed)."""
         self.history += response + ("<observation></observation>" if kind == "sql" and not done else "\n")

@@ -11,7 +11,7 @@ from hashlib import sha256
 from typing import Any
 
 from envs.triviaqa import encyclopaedia
-from envs.triviaqa.prompts import full_prompt as full_messages
+from envs.triviaqa.prompts import EXAMPLE_ROW, full_prompt
 from envs.triviaqa.tools import load_tools
 from mtrl.datasets import Splits, cap, load_splits
 from mtrl.environments.tools import Tool
@@ -29,13 +29,14 @@ HIDDEN = "<unk>"
 """Placeholder for the answers in TriviaQA's test split."""
 
 
-def load(data: Any, seed: int, full_prompt: bool = False, tools_file: str | None = None, **config: Any) -> Splits:
+def load(data: Any, seed: int, prompt: str = "short", tools_file: str | None = None, **config: Any) -> Splits:
     """Return the rows of `data.path`; without a path, questions about the synthetic encyclopaedia.
 
     Args:
         data: the `data` section of the config.
         seed: seed of the choice and order of the questions. The encyclopaedia is the same for every seed.
-        full_prompt: whether generated rows have instructions and results for a real language model.
+        prompt: full, for a language model, or short: only the question of generated rows, with short results, and the
+            full prompt without a worked example for other rows.
         tools_file: file of the tools that prompts describe.
         config: the environment's own keys.
 
@@ -43,15 +44,21 @@ def load(data: Any, seed: int, full_prompt: bool = False, tools_file: str | None
         UserError: the rows or the tools file are invalid, or generated questions are combined with another corpus or a
             server.
     """
+    full = prompt == "full"
     if data.path is not None:
-        return load_splits(data, partial(_loaded_row, tools=load_tools(tools_file)), HUB)
+        return load_splits(data, partial(_loaded_row, tools=load_tools(tools_file), example=full), HUB)
     for key in ("corpus", "url"):
         if config.get(key):
             raise UserError(
                 f"environment.config.{key}={config[key]} does not hold what generated questions ask for; "
                 "set data.path to rows of your own, or leave the key out"
             )
-    return cap(_generated(data, seed, load_tools(tools_file) if full_prompt else None), data)
+    return cap(_generated(data, seed, load_tools(tools_file) if full else None), data)
+
+
+def worked_example(row: Row) -> Row:
+    """Return the row that the worked example of full prompts solves."""
+    return EXAMPLE_ROW
 
 
 def is_held_out(place: str) -> bool:
@@ -73,7 +80,7 @@ def _generated(data: Any, seed: int, tools: Mapping[str, Tool] | None) -> Splits
 
 def _generated_row(row_id: str, split: str, place: str, kind: str, tools: Mapping[str, Tool] | None) -> Row:
     question = encyclopaedia.question(place, kind)
-    prompt: list[Message] = full_messages(question, tools) if tools else [{"role": "user", "content": question}]
+    prompt: list[Message] = full_prompt(question, tools) if tools else [{"role": "user", "content": question}]
     return {
         "id": row_id,
         "prompt": prompt,
@@ -87,14 +94,14 @@ def _generated_row(row_id: str, split: str, place: str, kind: str, tools: Mappin
     }
 
 
-def _loaded_row(raw: dict[str, Any], split: str, index: int, tools: Mapping[str, Tool]) -> Row:
+def _loaded_row(raw: dict[str, Any], split: str, index: int, tools: Mapping[str, Tool], example: bool) -> Row:
     row_id = str(raw.get("id") or raw.get("question_id") or f"{split}-{index}")
     question = raw.get("question")
     if not isinstance(question, str) or not question.strip():
         raise UserError(f"row {row_id} of data.path has question={question!r}; write the question as text")
     return {
         "id": row_id,
-        "prompt": full_messages(question, tools),
+        "prompt": full_prompt(question, tools, example),
         "ground_truth": {"answers": _answers(raw, row_id)},
         "question": question,
         "source": "data",

@@ -69,13 +69,13 @@ class TriviaQaEnv(BaseEnvironment):
         done = answered or self.current_turn >= self.max_turns
         result = None if done or action is None else self._call(action)
         observation = None if done else self.style.reply(result, self.observation_characters)
-        paid = self.reward.pay(response, observation, answers_of(ground_truth), done)
+        components = self.reward.components(response, observation, answers_of(ground_truth), done)
         return StepResult(
-            reward=sum(paid.values()),
+            reward=sum(components.values()),
             observation=observation,
             done=done,
             truncated=done and not answered,
-            components=paid,
+            components=components,
             metrics={
                 "tool_calls": float(result is not None),
                 "tool_errors": float(result is not None and result.startswith(ERROR)),

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from envs.triviaqa.protocol import without_tags
 from envs.triviaqa.tools import describe
 from mtrl.environments.tools import Tool
+from mtrl.environments.worked_example import Line, with_example
 from mtrl.types import Message, Row
 
 SYSTEM = """You answer trivia questions with the help of tools:
@@ -20,6 +21,18 @@ In each turn, reason first and then do exactly one of these:
 - answer: <reasoning>why</reasoning><answer>the answer</answer>
   This ends the task. Write the answer alone: one name, number or short phrase, without a sentence around it.
 You may call tools several times; the number of turns is limited."""
+QUESTION: Line = ("User", "Which river flows through Rome?")
+SEARCH: list[Line] = [
+    (
+        "Assistant",
+        '<reasoning>An article about Rome names the river.</reasoning><tool>{"name": "wiki_search", "args": {"query": '
+        '"Rome river"}}</tool>',
+    ),
+    ("User", "<result>\nRome\nRome is the capital of Italy. The river Tiber flows through it.\n</result>"),
+]
+ANSWER: Line = ("Assistant", "<reasoning>The river is the Tiber.</reasoning><answer>Tiber</answer>")
+EXAMPLE_ROW: Row = {"id": "worked example", "prompt": [], "ground_truth": {"answers": ["Tiber"]}}
+"""The row that the example solves."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +70,17 @@ SHORT = Style(
 
 
 def style_of(row: Row | None) -> Style:
-    """Return the style of a row. Generated rows are short unless `environment.config.full_prompt` is set."""
+    """Return the style of a row. Generated rows are short with `environment.prompt=short`."""
     return SHORT if row and row.get("style") == "short" else FULL
 
 
-def full_prompt(question: str, tools: Mapping[str, Tool]) -> list[Message]:
-    """Return the prompt for a real language model."""
+def full_prompt(question: str, tools: Mapping[str, Tool], example: bool = True) -> list[Message]:
+    """Return the prompt for a language model. Prompts of `environment.prompt=short` for rows of `data.path` lack the
+    worked example. The example searches if the tools are the default ones."""
+    system = SYSTEM.format(tools=describe(tools))
+    if example:
+        system = with_example(system, [QUESTION, *(SEARCH if "wiki_search" in tools else []), ANSWER])
     return [
-        {"role": "system", "content": SYSTEM.format(tools=describe(tools))},
+        {"role": "system", "content": system},
         {"role": "user", "content": question},
     ]

@@ -26,10 +26,10 @@ def parse_action(response: str) -> Action | None:
 
     Text before `</think>` is ignored. A response with two actions is invalid, wherever they are.
     """
-    said = response.rpartition("</think>")[2]
-    if len(_TAG.findall(said)) != 2:  # first, because the search below would be slow on many tags
+    visible = response.rpartition("</think>")[2]
+    if len(_TAG.findall(visible)) != 2:  # first, because the search below would be slow on many tags
         return None
-    action = _ACTION.search(said.rpartition("</reasoning>")[2])
+    action = _ACTION.search(visible.rpartition("</reasoning>")[2])
     return Action(action[1], action[2].strip()) if action and action[2].strip() else None
 
 

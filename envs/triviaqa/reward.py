@@ -62,17 +62,17 @@ class EpisodeReward:
     def __init__(self, functions: RewardFunctions):
         self.functions = functions
         self.conversation: list[Message] = []
-        self.paid = dict.fromkeys(functions.turn, 0.0)
+        self.granted = dict.fromkeys(functions.turn, 0.0)
 
-    def pay(self, response: str, observation: str | None, answers: list[str], done: bool) -> dict[str, float]:
+    def components(self, response: str, observation: str | None, answers: list[str], done: bool) -> dict[str, float]:
         """Return the components of this turn's reward, which is their sum. `observation` is the reply to the
         response."""
         self.conversation.append({"role": "assistant", "content": response})
         if observation is not None:
             self.conversation.append({"role": "user", "content": observation})
         earned = {name: self._ask(name, function, answers) for name, function in self.functions.turn.items()}
-        parts = {name: value - self.paid[name] for name, value in earned.items()}
-        self.paid = earned
+        parts = {name: value - self.granted[name] for name, value in earned.items()}
+        self.granted = earned
         return parts | (self.outcomes(answers) if done else dict.fromkeys(self.functions.outcome, 0.0))
 
     def outcomes(self, answers: list[str]) -> dict[str, float]:

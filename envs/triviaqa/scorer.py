@@ -37,8 +37,8 @@ def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
 
 def _last_answer(trajectory: Trajectory) -> str:
     """Return the answer in the assistant's last message; empty if there is none."""
-    said = [message.get("content") for message in trajectory.messages if message.get("role") == "assistant"]
-    return _answer(said[-1]) if said and isinstance(said[-1], str) else ""
+    responses = [message.get("content") for message in trajectory.messages if message.get("role") == "assistant"]
+    return _answer(responses[-1]) if responses and isinstance(responses[-1], str) else ""
 
 
 def _answer(text: str) -> str:

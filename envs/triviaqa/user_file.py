@@ -59,6 +59,6 @@ def _run(file: Path, changed: int, where: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        said = next(iter(str(error).splitlines()), "")
-        raise UserError(f"{where} cannot be run ({type(error).__name__}: {said}); correct the file") from error
+        first_line = next(iter(str(error).splitlines()), "")
+        raise UserError(f"{where} cannot be run ({type(error).__name__}: {first_line}); correct the file") from error
     return module

@@ -101,9 +101,9 @@ def make_agent(row: Row, client: Any, task: SandboxTask) -> Any:
     )
 
 
-def load(data: Any, seed: int, **config: Any) -> Splits:
+def load(data: Any, seed: int, prompt: str = "short", **config: Any) -> Splits:
     """Load the family's rows, each with the two messages with which the agent starts."""
-    splits = mini_swe.load(data, seed, **config)
+    splits = mini_swe.load(data, seed, prompt=prompt, **config)
     for row in (*splits.train, *splits.test):
         if row["prompt"][0]["role"] != "system":
             row["prompt"] = [OPENING, *row["prompt"]]

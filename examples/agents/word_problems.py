@@ -10,16 +10,27 @@ import random
 import re
 from typing import Any
 
-from envs.gsm8k.data import decoys, load
+from envs.gsm8k.data import decoys, load, worked_example
 from envs.gsm8k.demonstrator import WeakPlayer
+from envs.gsm8k.prompts import QUESTION
 from envs.gsm8k.scorer import measure, score
 from examples.agents import openai_tools
 from mtrl.datasets import Splits
 from mtrl.environments.family import Family
 from mtrl.environments.tool_calls import format_call
 from mtrl.environments.tools import ToolEnvironment, ToolError, tool
+from mtrl.environments.worked_example import Line, calling, with_example
 from mtrl.types import Row
 
+SYSTEM = """You solve word problems. Call the tool calculate for every calculation. Then end with a message that holds \
+the answer: a last line of four number signs and the number, such as #### 72. Write #### nowhere else, and no unit \
+after the number."""
+EXAMPLE: list[Line] = [
+    ("User", QUESTION),
+    calling("calculate", {"expression": "3 * 12 - 5"}),
+    ("Tool", "31"),
+    ("Assistant", "She has 31 pens left.\n#### 31"),
+]
 CALL_OPENS, CALL_CLOSES = format_call("calculate", {"expression": "|"}).split("|")
 
 
@@ -51,9 +62,14 @@ class Caller:
         return format_call("calculate", {"expression": computes[1]}) if computes else response
 
 
-def load_rows(data: Any, seed: int, operations: int = 2) -> Splits:
-    """Return generated problems, or those of `data.path`."""
-    return load(data, seed, calculator=True, operations=operations)
+def load_rows(data: Any, seed: int, operations: int = 2, prompt: str = "short") -> Splits:
+    """Return generated problems, or those of `data.path`. A full prompt describes the agent's tool."""
+    splits = load(data, seed, calculator=True, operations=operations)
+    if prompt == "full":
+        system = {"role": "system", "content": with_example(SYSTEM, EXAMPLE)}
+        for row in (*splits.train, *splits.test):
+            row["prompt"] = [system, {"role": "user", "content": row["question"]}]
+    return splits
 
 
 def demonstrate(row: Row, rng: random.Random) -> Caller:
@@ -77,6 +93,7 @@ FAMILY = Family(
     demonstrate=demonstrate,
     gold=gold,
     decoys=decoys,
+    worked_example=worked_example,
     measure=measure,
     config_keys=("operations",),
     tokens=(CALL_OPENS, CALL_CLOSES, "#### "),

@@ -253,7 +253,8 @@ def _fits(cfg: DictConfig, keys_of_config: dict[Any, Any]) -> bool:
     return True
 
 
-def _environment(cfg: DictConfig) -> None:
+def _environment(cfg: DictConfig) -> list[str]:
+    from mtrl.environments.factory import writes_prompts
     from mtrl.environments.family import get_family
 
     environment = cfg.environment
@@ -264,11 +265,18 @@ def _environment(cfg: DictConfig) -> None:
     schemes = getattr(family.environment, "reward_schemes", None)
     if schemes is not None and cfg.reward.scheme not in schemes:
         raise unknown_choice("reward.scheme", cfg.reward.scheme, schemes)
+    if environment.prompt == "auto" or writes_prompts(family):
+        return []
+    return [
+        f"environment.prompt={environment.prompt} changes nothing: the loader of {family.name} has no parameter prompt"
+    ]
 
 
 def _unknown_config_key(name: str, family: str, known: Sequence[str]) -> UserError:
     near = keys.nearest(name, known)
     start = f"environment.config.{name} is not a key of {family}"
+    if name == "full_prompt":  # a key of earlier versions
+        return UserError(f"{said}; write environment.prompt=full")
     if near is None and (CONF / "experiment" / f"{family}.yaml").exists():
         return UserError(f"{start}, which has {', '.join(known)}; to change the whole task write experiment={family}")
     return UserError(f"{start}; {did_you_mean(near and f'environment.config.{near}', 'it has', known)}")

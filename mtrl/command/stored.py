@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -28,6 +29,7 @@ def of_run(run: Path, overrides: Sequence[str], forget: Collection[str] = THEIRS
         UserError: config.yaml is not a configuration, or the overrides do not fit.
     """
     stored = read_config(RunDir(run).config)
+    _choose_prompt(stored)
     components = stored.get("reward", {}).get("components")
     chosen = [key for key in map(key_of, overrides) if (CONF / key).is_dir()]
     for path in (*forget, *chosen):
@@ -41,6 +43,16 @@ def of_run(run: Path, overrides: Sequence[str], forget: Collection[str] = THEIRS
     if components is not None and not any("reward" in override.partition("=")[0] for override in overrides):
         cfg.reward.components = literal(components)  # the default group adds components that the run may not have
     return cfg
+
+
+def _choose_prompt(stored: dict[str, Any]) -> None:
+    """Set `environment.prompt` in the configuration of a run that is older than this key, so that the run keeps its
+    prompts: they were full only with the setting `full_prompt` of the task."""
+    environment = stored.get("environment")
+    if isinstance(environment, dict) and "prompt" not in environment:
+        settings = environment.get("config")
+        was_full = isinstance(settings, dict) and settings.pop("full_prompt", False)
+        environment["prompt"] = "full" if was_full else "short"
 
 
 def key_of(override: str) -> str:

@@ -43,6 +43,12 @@ def is_deterministic(cfg: DictConfig | Config) -> bool:
     return not serves(cfg) and (not overlaps(cfg) if chosen is None else bool(chosen))
 
 
+def prompt_of(cfg: DictConfig | Config) -> str:
+    """Return the kind of the prompts: `environment.prompt`, where auto means short for the tiny policy, else full."""
+    chosen = str(cfg.environment.prompt)
+    return chosen if chosen != "auto" else "short" if cfg.model.name == "tiny" else "full"
+
+
 def plays_agent(cfg: DictConfig | Config) -> bool:
     """Return whether an agent program runs the episodes, instead of the environment."""
     return any(getattr(cfg.generator.agent, key) is not None for key in PROGRAM_KEYS)

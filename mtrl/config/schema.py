@@ -57,6 +57,10 @@ class EnvironmentConfig:
     """`package.module.Name` of a Family or a BaseEnvironment class outside of this tree."""
     config: dict[str, Any] = field(default_factory=dict)
     """Settings of the task family, passed to its environment and loader."""
+    prompt: str = one_of("auto", "short", "full")
+    """Prompt of the rows that the task family writes. short: for the tiny policy, which learns the task's form from its
+    warm start; full: instructions, answer format, tools and a worked example, for a language model; auto: short with
+    model=tiny, else full. Rows of `data.path` with a prompt of their own keep it."""
     step_timeout: float = number(30.0, above=0)
     """Time limit of reset or of one step, in seconds."""
     episode_timeout: float = number(600.0, above=0)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from mtrl.config.derived import prompt_of
 from mtrl.config.schema import Config
 from mtrl.datasets import Splits, cut_validation
 from mtrl.environments.base import BaseEnvironment
@@ -50,7 +51,7 @@ def _loaded(config: Config, family: Family) -> Splits:
     Raises:
         UserError: the loader refuses its data, fails or hangs.
     """
-    load = partial(family.load, config.data, config.seed, **config.environment.config)
+    load = partial(family.load, config.data, config.seed, **loader_settings(config, family))
     return _tried(load, f"loading the rows of {family.name}", config, "episode_timeout", "loader or its data")
 
 
@@ -73,6 +74,18 @@ def environment_factory(config: Config, family: Family, max_turns: int | None = 
     return partial(family.environment, **values)
 
 
+def loader_settings(config: Config, family: Family) -> dict[str, Any]:
+    """Return the keyword arguments of the family's loader of rows: the keys of `environment.config`, and the kind of
+    the prompts if the loader has a parameter `prompt`."""
+    prompt = {"prompt": prompt_of(config)} if writes_prompts(family) else {}
+    return {**prompt, **{str(key): value for key, value in config.environment.config.items()}}
+
+
+def writes_prompts(family: Family) -> bool:
+    """Return whether the family's loader of rows writes prompts of the kind that `environment.prompt` chooses."""
+    return "prompt" in inspect.signature(family.load).parameters
+
+
 def check_loader(config: Config, family: Family) -> None:
     """Check that the family's loader of rows takes the keys of `environment.config`.
 
@@ -81,7 +94,7 @@ def check_loader(config: Config, family: Family) -> None:
     """
     values = {str(key): value for key, value in config.environment.config.items()}
     try:
-        inspect.signature(family.load).bind(config.data, config.seed, **values)
+        inspect.signature(family.load).bind(config.data, config.seed, **loader_settings(config, family))
     except TypeError as error:
         raise UserError(
             f"environment.config={values} does not fit what loads the rows of {family.name} ({error}); "

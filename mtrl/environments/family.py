@@ -45,7 +45,8 @@ class Family:
     environment: Callable[..., BaseEnvironment]
     """Class or factory of the environment; called with `max_turns`, `reward` and the keys of `environment.config`."""
     load: Callable[..., Splits]
-    """`load(data, seed, **environment.config) -> Splits`, where `data` is the `data` section of the config."""
+    """`load(data, seed, **environment.config) -> Splits`, where `data` is the `data` section of the config. A loader
+    with a parameter `prompt` also gets the kind of the prompts to write, short or full (see `environment.prompt`)."""
     score: Callable[[Trajectory, Row], float]
     """Independent scorer: 1.0 is success. It shares no parsing code with the environment or its reward."""
     demonstrate: Callable[[Row, random.Random], Demonstrator] | None = None
@@ -58,6 +59,9 @@ class Family:
     """Function that tells whether the policy gave an answer that the task can read, right or wrong; `completion` counts
     such episodes. Without it, an episode counts if the environment ended it after a turn that no limit cut. Like
     `score` it shares no parsing code with the environment or its reward."""
+    worked_example: Callable[[Row], Row | None] | None = None
+    """Function that returns the row that the worked example in a row's full prompt solves, on which the pre-flight runs
+    the example (see mtrl/environments/worked_example.py); None if the example cannot run with these settings."""
     explain: Callable[[Trajectory, Row], str | None] | None = None
     """Function that returns why a trajectory is no success by `score`, or None for a success. The pre-flight shows the
     reason for gold responses that fail."""
@@ -151,6 +155,7 @@ def family_of_class(cls: type[BaseEnvironment]) -> Family:
         gold=getattr(cls, "gold", None),
         decoys=getattr(cls, "decoys", None),
         answered=getattr(cls, "answered", None),
+        worked_example=getattr(cls, "worked_example", None),
         explain=getattr(cls, "explain", None),
         waits_for_processes=getattr(cls, "waits_for_processes", False),
         measure=getattr(cls, "measure", None),

@@ -43,7 +43,15 @@ from mtrl.environments.factory import Task, load_task
 from mtrl.errors import UserError
 from mtrl.evaluation.identity import begin
 from mtrl.evaluation.rollouts import Source
-from mtrl.evaluation.settings import Words, check_agent_models, check_servers, configuration, rows_of, without_effect
+from mtrl.evaluation.settings import (
+    Words,
+    check_agent_models,
+    check_servers,
+    chosen_prompt,
+    configuration,
+    rows_of,
+    without_effect,
+)
 from mtrl.evaluation.sources import MODELS, sources_of
 from mtrl.evaluation.store import LOCK, Lock
 from mtrl.record.run_dir import RunDir
@@ -64,6 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     sources = sources_of([str(config.evaluation.model), *config.evaluation.compare])
     check_servers(config, sources)
     check_agent_models(config, sources)
+    cfg.environment.prompt = config.environment.prompt = chosen_prompt(config, sources)
     task = load_task(config)
     rows, row_warnings = rows_of(config, task.splits)
     warnings += [*row_warnings, *without_effect(config, sources, words.overrides)]

@@ -11,12 +11,12 @@ from typing import Any
 
 from rich.text import Text
 
-from mtrl.config.derived import serves
+from mtrl.config.derived import prompt_of, serves
 from mtrl.config.schema import Config
 from mtrl.console.console import Console
 from mtrl.engines.endpoints.budget import Budget
 from mtrl.engines.endpoints.engine import KEY
-from mtrl.environments.factory import Task
+from mtrl.environments.factory import Task, writes_prompts
 from mtrl.evaluation.ready_models import ReadyModel, endpoint_model, local_model, served_model
 from mtrl.evaluation.report import build_report, write_report
 from mtrl.evaluation.rollouts import ModelRollouts, Source
@@ -158,7 +158,8 @@ class Evaluation:
             "task": f"{config.environment.target or config.environment.name}, {config.data.path or 'synthetic rows'}, "
             f"at most {config.generator.max_turns} turns",
             "rows": f"{min(evaluation.rows, len(self.rows))} of {evaluation.split}, greedy"
-            + (sampled if evaluation.sampled_rows else ""),
+            + (sampled if evaluation.sampled_rows else "")
+            + (f", {prompt_of(config)} prompts" if writes_prompts(self.task.family) else ""),
         }
         for number, source in enumerate(self.sources):
             facts["model" if number == 0 else f"against {number}"] = described(source)

@@ -145,6 +145,30 @@ def check_agent_models(config: Config, sources: Sequence[Source]) -> None:
         )
 
 
+def chosen_prompt(config: Config, sources: Sequence[Source]) -> str:
+    """Return the value of `environment.prompt` for these models, which all get the same prompts: auto is short if one
+    of them is a tiny policy, else full."""
+    if config.environment.prompt != "auto":
+        return config.environment.prompt
+    return "short" if any(is_tiny(source, config) for source in sources) else "full"
+
+
+def is_tiny(source: Source, config: Config) -> bool:
+    """Return whether the weights of a source are those of a tiny policy. A model behind an endpoint counts as none."""
+    from omegaconf import OmegaConf
+
+    from mtrl.config.plain_yaml import load_config
+    from mtrl.models.renderer import TINY_TEMPLATE
+    from mtrl.record.run_dir import RunDir
+
+    if source.kind == "base":
+        return config.model.name == "tiny"
+    if source.run is not None:
+        return OmegaConf.select(load_config(RunDir(source.run).config), "model.name") == "tiny"
+    template = Path(source.path or "") / "chat_template.jinja"
+    return source.kind == "folder" and template.is_file() and template.read_text(encoding="utf-8") == TINY_TEMPLATE
+
+
 def idle(overrides: Sequence[str]) -> list[str]:
     """Return warnings about overrides that only training reads."""
     groups = ("experiment", "debug", "hydra")
@@ -213,6 +237,12 @@ def without_effect(config: Config, sources: Sequence[Source], overrides: Sequenc
         warnings.append(
             f"evaluation.endpoint.price is taken for all {len(remote)} endpoints; where theirs differ, evaluate them "
             "one by one"
+        )
+    large = [source.label for source in sources if not is_tiny(source, config)]
+    if config.environment.prompt == "short" and large and "environment.prompt" not in keys:
+        warnings.append(
+            f"environment.prompt=short: {', '.join(large)} gets the prompts of the tiny policy, without instructions; "
+            "for a language model set environment.prompt=full"
         )
     return [*warnings, *unencrypted_keys(config, remote), *trained_elsewhere(config, sources)]
 

@@ -20,6 +20,7 @@ from mtrl.preflight.optimum import local_optimum
 from mtrl.preflight.prompt import prompt
 from mtrl.preflight.result import Result, failed, skipped
 from mtrl.preflight.rewards import gold, growth, reward_range, robust, spread
+from mtrl.preflight.worked_example import worked_example
 from mtrl.utils.process_guard import exit_as_error
 
 Check = Callable[[Context], Result]
@@ -41,13 +42,14 @@ CHECKS: dict[str, Check] = {
     "echo": echo,
     "local_optimum": local_optimum,
     "prompt": prompt,
+    "worked_example": worked_example,
     "splits": splits,
     "turns": turns,
     "batch": batch,
 }
 """Check by name; none of these needs a model."""
 
-CHEAP = ("splits", "turns", "batch", "gold", "range", "agreement", "stalling", "prompt")
+CHEAP = ("splits", "turns", "batch", "gold", "range", "agreement", "stalling", "prompt", "worked_example")
 """Names of the checks that a run executes at its start, on a few rows."""
 OF_ROWS = ("splits", "turns", "batch", "prompt")
 """Names of the checks that run no episode."""

@@ -39,6 +39,7 @@ BASELINES = 100
 METHODS = {
     "gold": "a method gold(row) that returns the responses of a perfect player",
     "demonstrate": "a method demonstrate(row, rng) that returns a player who sometimes succeeds",
+    "worked_example": "a method worked_example(row) that returns the row that the prompt's example solves",
     "decoys": "a method decoys(row) that returns wrong final responses",
 }
 """Optional methods of a task that only the pre-flight uses, each with the description that messages show."""

@@ -13,6 +13,7 @@ from typing import Any
 
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
+from mtrl.environments.tools import Tool
 from mtrl.rewards.component import environment_rewards
 from mtrl.rewards.compose import RewardComposer
 from mtrl.rollout.stepper import Stepper, TimedCalls, text_message, text_turn
@@ -45,6 +46,10 @@ class Episode:
 
     script: Script
     trajectory: Trajectory
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    """Name, description and parameters of each tool of the environment."""
+    offers_tools: bool = False
+    """Whether the chat template shows the tools to the model; otherwise only the prompt does."""
 
     @property
     def row(self) -> Row:
@@ -182,9 +187,10 @@ class Stage:
         trajectory = Trajectory(task_id=str(row.get("id")), group_id="preflight", index=0)
         call = TimedCalls(pool, self.step_timeout, self.episode_timeout)
         stepper = Stepper(self.make_environment, call, trajectory, row, self.max_turns)
+        episode = Episode(script, trajectory)
         try:
             try:
-                await self._turns(stepper, script.player())
+                await self._turns(stepper, script.player(), episode)
             finally:
                 await stepper.close(pool, self.step_timeout)
             await self.composer.apply_async(Group("preflight", row, [trajectory]))
@@ -195,12 +201,13 @@ class Stage:
             late = isinstance(error, CallTimeoutError)
             trajectory.stop_reason = StopReason.TIMEOUT if late else StopReason.ENV_ERROR
             trajectory.error = reason(error)
-        return Episode(script, trajectory)
+        return episode
 
-    async def _turns(self, stepper: Stepper, moves: Moves) -> None:
+    async def _turns(self, stepper: Stepper, moves: Moves, episode: Episode) -> None:
         """Run the turns until the episode is over, or the player has no further response."""
         trajectory, text = stepper.trajectory, None
         observation = await stepper.open()
+        episode.tools, episode.offers_tools = _tools_of(stepper), bool(stepper.tools)
         trajectory.stop_reason = StopReason.MAX_TURNS
         while not stepper.over:
             response = moves(text)
@@ -212,3 +219,10 @@ class Stage:
             trajectory.turns.append(turn)
             _, observation = await stepper.take(turn)
             text = "".join(str(message["content"]) for message in observation)
+
+
+def _tools_of(stepper: Stepper) -> list[dict[str, Any]]:
+    """Return the tools that the environment offers by their schemas, or those of its attribute `toolbox`."""
+    toolbox = getattr(stepper.environment, "toolbox", {})
+    schemas = stepper.tools or [tool.schema for tool in toolbox.values() if isinstance(tool, Tool)]
+    return [schema["function"] for schema in schemas if isinstance(schema.get("function"), dict)]

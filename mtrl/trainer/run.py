@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from mtrl.config.derived import serves
+from mtrl.config.derived import prompt_of, serves
 from mtrl.config.epochs import with_steps
 from mtrl.config.schema import Config, FsdpConfig
 from mtrl.console.console import Console
 from mtrl.console.progress import Work
-from mtrl.environments.factory import load_task
+from mtrl.environments.factory import load_task, writes_prompts
 from mtrl.errors import EndedAtOnce, Interrupted, PrunedError, UserError
 from mtrl.figures.plots import draw_curves
 from mtrl.record.checksums import changes
@@ -241,6 +241,7 @@ def facts(config: Config, parts: Any) -> dict[str, str]:
     splits = parts.splits
     validation = f", {len(splits.validation)} for its evaluations" if splits.validation else ""
     rows = f"{len(splits.train)} training rows{validation}, {len(splits.test)} held out"
+    rows += f", {prompt_of(config)} prompts" if writes_prompts(parts.family) else ""
     ranks = parts.crew.world.size
     policy = f"{parts.policy.parameters / 1e6:.2f} M parameters on {parts.policy.device}"
     policy += f", sharded over {ranks} ranks" if ranks > 1 else ""

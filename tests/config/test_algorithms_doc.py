@@ -86,7 +86,7 @@ def test_the_documented_reward_of_stalling():
 
     def earned(scheme, wrong):
         reward = TurnReward(scheme, max_turns=5)
-        turns = [reward.pay(Decimal(answer), Decimal(7)) for answer in [0] * wrong + [7]]
+        turns = [reward.components(Decimal(answer), Decimal(7)) for answer in [0] * wrong + [7]]
         return sum(value for turn in turns for value in turn.values())
 
     assert "earn 1.16, the right one at once 1.00" in TEXT

@@ -1,4 +1,4 @@
-"""What the tests of all task families do: play an episode, and make the trajectory that a scorer judges."""
+"""Helpers for the tests of all task families: run an episode, and build the trajectory that a scorer judges."""
 
 from mtrl.types import FinishReason, StopReason, Trajectory, Turn
 
@@ -19,7 +19,7 @@ def play_responses(family, row, responses, **settings):
 
 
 def trajectory_of(responses, rewards=None, stop_reason=StopReason.DONE, final=()):
-    """A trajectory that said this and was paid so; scorers and estimators read nothing else of it."""
+    """A trajectory with these responses and rewards; scorers and estimators read nothing else of it."""
     rewards = rewards or [0.0] * len(responses)
     turns = [
         Turn([], [1], [0.0], [(0, 1)], FinishReason.STOP, text, {"role": "assistant", "content": text}, reward=reward)

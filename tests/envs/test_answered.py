@@ -1,4 +1,4 @@
-"""`Family.answered` of every shipped task: right and wrong answers count, a reply that nobody can read does not."""
+"""`Family.answered` of every shipped task: right and wrong answers count, an unreadable reply does not."""
 
 import pytest
 
@@ -14,12 +14,12 @@ WRONG = {
     "triviaqa": "<answer>none of them</answer>",
     "sop": '<final_output>{"decision": "none of them"}</final_output>',
 }
-"""A wrong answer in the form that is asked for; in the other tasks an episode as a whole is the answer."""
+"""A wrong answer in the required form; in the other tasks the whole episode is the answer."""
 
 
 @pytest.fixture(scope="module", params=sorted(BUILT_IN))
 def played(request):
-    """A family, a row of it, and the responses of its perfect player."""
+    """A family, one of its rows, and the gold responses."""
     family = get_family(request.param)
     row = family.load(DataConfig(synthetic_train_rows=2, synthetic_test_rows=2), 0).train[0]
     return family, row, list(family.gold(row))
@@ -37,7 +37,7 @@ def test_a_wrong_answer_that_can_be_read(played):
 
 
 def test_no_answer(played):
-    """The environment ended these episodes, and turns that ran out end one before its answer."""
+    """The environment ends these episodes, and an episode without further turns ends before its answer."""
     family, row, gold = played
     assert family.answered(trajectory_of(["I do not know."]), row) is False
     assert family.answered(trajectory_of([*gold, "I do not know."]), row) is False

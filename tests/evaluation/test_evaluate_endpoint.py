@@ -131,8 +131,27 @@ def test_failures_are_not_wrong_answers_and_are_retried(evaluate, gold, tmp_path
     assert done.status == 0 and "going on with" in done.out
     (row,) = metrics_of(tmp_path / "out")
     assert row["val/episodes"] == 6 and row["val/success/mean"] == pytest.approx(5 / 6)
-    prompts = {request["messages"][0]["content"] for request in server.requests[earlier:]}
-    assert len(prompts) == len(failed), "only failed episodes are run again"
+    prompts = {request["messages"][1]["content"] for request in server.requests[earlier:]}
+    assert len(prompts) == len(failed), "only the failed episodes run again"
+
+
+def test_a_model_behind_an_endpoint_gets_full_prompts(evaluate, gold):
+    with ChatServer(gold()) as server:
+        done = evaluate(*TASK, model(server), *ROWS)
+    assert done.status == 0 and "full prompts" in done.out
+    assert all(request["messages"][0]["role"] == "system" for request in server.requests)
+
+
+def test_all_models_get_short_prompts_beside_a_tiny_policy(evaluate, run, gold):
+    """A warning names the models that are no tiny policy; a prompt that the command names needs none."""
+    warning = "environment.prompt=short: m gets the prompts of the tiny policy"
+    with ChatServer(gold()) as server:
+        done = evaluate(run, model(server), "evaluation.compare=[base]", *ROWS)
+        assert done.status == 0 and warning in done.out and "short prompts" in done.out
+        assert all(request["messages"][0]["role"] == "user" for request in server.requests)
+        words = [f"evaluation.model={run / 'export'}", "environment.prompt=short", "evaluation.output=other"]
+        done = evaluate(run, *words, f"evaluation.compare=[m@{server.url}]", *ROWS[:-1])
+        assert done.status == 0 and warning not in done.out
 
 
 def test_too_many_failures(evaluate, tmp_path):

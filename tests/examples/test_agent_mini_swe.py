@@ -78,7 +78,7 @@ def test_rows_equal_those_of_the_family_with_a_system_message():
     ours, theirs = FAMILY.load(data, 0), mini_swe.load(data, 0)
     assert [row["prompt"][1:] for row in ours.train] == [row["prompt"] for row in theirs.train]
     assert {row["prompt"][0]["role"] for row in (*ours.train, *ours.test)} == {"system"}
-    full = FAMILY.load(data, 0, full_prompt=True)
+    full = FAMILY.load(data, 0, prompt="full")
     assert [row["prompt"] for row in full.train] == [
-        row["prompt"] for row in mini_swe.load(data, 0, full_prompt=True).train
+        row["prompt"] for row in mini_swe.load(data, 0, prompt="full").train
     ]

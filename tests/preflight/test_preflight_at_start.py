@@ -94,7 +94,9 @@ def test_an_environment_that_always_raises_is_reported_with_its_line(start, tmp_
 
 
 def test_stop_stops_in_one_sentence(start):
-    with pytest.raises(UserError, match="preflight.at_start=stop: stalling failed: .*preflight.at_start=warn continues"):
+    with pytest.raises(
+        UserError, match="preflight.at_start=stop: stalling failed: .*preflight.at_start=warn continues"
+    ):
         start("reward=guide", "preflight.at_start=stop")
 
 

@@ -43,13 +43,18 @@ def context_of(*overrides, **changes):
     return Context(config, family, splits, make, **{"max_rows": 8, "seconds": 20.0, **changes})
 
 
-@pytest.mark.parametrize("experiment", ["gsm8k", "text_to_sql", "gsm8k_single_turn"])
-def test_the_shipped_tasks_pass_everything(experiment):
-    results = list(check(config_of(f"experiment={experiment}", "preflight.rows=24")))
+@pytest.mark.parametrize(
+    ("experiment", "prompt"),
+    [("gsm8k", "short"), ("gsm8k", "full"), ("text_to_sql", "full"), ("gsm8k_single_turn", "full")],
+)
+def test_the_shipped_tasks_pass_everything(experiment, prompt):
+    words = (f"experiment={experiment}", f"environment.prompt={prompt}", "preflight.rows=24")
+    results = list(check(config_of(*words)))
     shown = [(r.name, r.evidence) for r in results if r.status in (Status.WARN, Status.FAIL)]
     assert not shown
-    wanted = {name for name in CHECKS if experiment != "gsm8k_single_turn" or name not in ("tool_spam", "stalling")}
-    assert {r.name for r in results if r.status == Status.PASS} == wanted
+    single_turn, short = experiment == "gsm8k_single_turn", prompt == "short"
+    skipped_checks = {"tool_spam", "stalling"} if single_turn else {"worked_example"} if short else set()
+    assert {r.name for r in results if r.status == Status.PASS} == CHECKS.keys() - skipped_checks
 
 
 def test_the_guides_reward_fails_at_stalling(tmp_path):

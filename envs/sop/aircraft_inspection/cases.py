@@ -79,11 +79,11 @@ def follow(aircraft_id: str) -> Procedure:
     if compared["serial"] == "differs":
         reports.append(("report_component_mismatch", case))
     responses = yield [*reports, ("report_cross_check", case)]
-    told = {key: value for response in responses for key, value in response.items()}
-    answer["component_incident_response"] = told.get("incident_response", UNNEEDED)
-    answer["component_mismatch_response"] = told.get("mismatch_response", UNNEEDED)
-    answer["cross_check_reporting_response"] = told["reporting_response"]
+    results = {key: value for response in responses for key, value in response.items()}
+    answer["component_incident_response"] = results.get("incident_response", UNNEEDED)
+    answer["component_mismatch_response"] = results.get("mismatch_response", UNNEEDED)
+    answer["cross_check_reporting_response"] = results["reporting_response"]
     quarantined = answer["component_mismatch_response"] == "quarantined"
-    if not grounded and not quarantined and told["reporting_response"] == "filed":
+    if not grounded and not quarantined and results["reporting_response"] == "filed":
         answer["aircraft_ready"] = "yes"
     return answer

@@ -91,6 +91,6 @@ def follow(account_id: str) -> Procedure:
         diagnosis = measured["fault"]
     (outcome,) = yield [(ACTIONS.get(diagnosis, "escalateTicket"), ticket)]
     status = {"agreed": "PENDING_ACTION", "booked": "PENDING_ACTION", "failed": "ESCALATED", "full": "ESCALATED"}
-    said = next(iter(outcome.values()))
-    resolved = "ESCALATED" if diagnosis == "unknown" else status.get(said, "RESOLVED")
+    result = next(iter(outcome.values()))
+    resolved = "ESCALATED" if diagnosis == "unknown" else status.get(result, "RESOLVED")
     return {**answer, **ticket, "diagnosis": diagnosis, "final_resolution_status": resolved}

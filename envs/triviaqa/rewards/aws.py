@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from envs.triviaqa.rewards import original
-from envs.triviaqa.rewards.original import FIELDS, TAGS, begins, ends, held, mean_over_messages
+from envs.triviaqa.rewards.original import FIELDS, TAGS, begins, ends, mean_over_messages, tag_content
 from mtrl.types import Message
 
 
@@ -31,7 +31,7 @@ def format_reward(completions: Sequence[Sequence[Message]], **_: object) -> list
 
 def form(text: str) -> float:
     """Return the format score of a message, from 0.0 to 1.2."""
-    filled = sum(bool(held(tag, text)) for tag in TAGS)
+    filled = sum(bool(tag_content(tag, text)) for tag in TAGS)
     return 0.4 * filled / len(FIELDS) + 0.3 * begins(text) + 0.3 * ends(text)
 
 

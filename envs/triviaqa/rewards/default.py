@@ -53,13 +53,13 @@ def exact_match(completions: Conversations, answer: Answers, **_: object) -> lis
 def settlement(completions: Conversations, answer: Answers, **_: object) -> list[float]:
     """Return minus the sum of the turn rewards, so that the potential is 0 at the end of an episode."""
     advances = zip(tool_execution(completions), search_hit(completions, answer), strict=True)
-    return [-math.fsum(paid) for paid in advances]
+    return [-math.fsum(advance) for advance in advances]
 
 
 def _results(conversation: Sequence[Message]) -> list[str]:
     """Return the results of tool calls; a reply without a result counts as an error."""
     return [
-        original.held("result", reply["content"]) or "Error:"
+        original.tag_content("result", reply["content"]) or "Error:"
         for message, reply in pairwise(conversation)
         if message["role"] == "assistant" and (action := parse_action(message["content"])) and action.kind == "tool"
     ]

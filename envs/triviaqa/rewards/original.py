@@ -18,13 +18,13 @@ FIELDS = (("reasoning",), ("tool", "answer"))
 TAGS = tuple(tag for field in FIELDS for tag in field)
 
 
-def held(tag: str, text: str) -> str | None:
+def tag_content(tag: str, text: str) -> str | None:
     """Return the content of the first such tag in a text; None if there is none."""
     inside, closed, _ = text.partition(f"<{tag}>")[2].partition(f"</{tag}>")
     return inside.strip() if closed else None
 
 
-def said(conversation: Sequence[Message]) -> list[str]:
+def responses(conversation: Sequence[Message]) -> list[str]:
     """Return the contents of the assistant's messages."""
     return [message["content"] for message in conversation if message["role"] == "assistant"]
 
@@ -34,15 +34,18 @@ def results(conversation: Sequence[Message]) -> list[str | None]:
     calls = [
         following["content"]
         for message, following in pairwise(conversation)
-        if message["role"] == "assistant" and held("tool", message["content"]) is not None
+        if message["role"] == "assistant" and tag_content("tool", message["content"]) is not None
         if following["role"] == "user"
     ]
-    return [held("result", reply) for reply in calls]
+    return [tag_content("result", reply) for reply in calls]
 
 
 def last_answer(conversation: Sequence[Message]) -> str | None:
     """Return the content of the `<answer>` in the last message that has one; of several in one message, the first."""
-    return next((answer for text in reversed(said(conversation)) if (answer := held("answer", text)) is not None), None)
+    return next(
+        (answer for text in reversed(responses(conversation)) if (answer := tag_content("answer", text)) is not None),
+        None,
+    )
 
 
 def tool_execution(completions: Sequence[Sequence[Message]], **_: object) -> list[float]:
@@ -93,13 +96,13 @@ def in_first(given: Sequence[str | None], answers: Sequence[str]) -> bool:
 
 
 def mean_over_messages(conversation: Sequence[Message], rule: Callable[[str], float]) -> float:
-    values = [rule(text) for text in said(conversation)]
+    values = [rule(text) for text in responses(conversation)]
     return sum(values) / len(values) if values else 0.0
 
 
 def form(text: str) -> float:
     """Return the format score of a message, from 0.0 to 1.0."""
-    filled = any(held(tag, text) is not None for tag in TAGS)
+    filled = any(tag_content(tag, text) is not None for tag in TAGS)
     named = [any(f"<{tag}>" in text or f"</{tag}>" in text for tag in field) for field in FIELDS]
     score = 0.4 * (sum(named) / len(FIELDS)) if filled else 0.0
     score += 0.2  # for "spacing": the published check compares a pattern with itself, so every text passes

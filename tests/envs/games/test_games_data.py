@@ -1,4 +1,4 @@
-"""Rows: complete, solvable, and never both trained on and held out."""
+"""Rows of the games: complete, solvable, with disjoint splits."""
 
 import json
 from collections import Counter
@@ -41,7 +41,7 @@ def test_the_key_is_the_whole_game(splits):
 
 
 def test_mazes_hold_nothing_that_cannot_be_reached(splits):
-    """Else two rows with other keys could be the same maze to every player."""
+    """Otherwise two rows with different keys could be the same maze."""
     for row in splits.train[1::2]:
         grid = row["ground_truth"]["grid"]
         maze = Maze(grid)
@@ -56,7 +56,7 @@ def test_generation_is_a_function_of_the_seed(splits):
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_the_perfect_player_is_paid_and_scored_one(splits, split, play, score):
+def test_gold_is_rewarded_and_scored_one(splits, split, play, score):
     lengths = Counter()
     for row in getattr(splits, split)[:400]:
         responses = FAMILY.gold(row)
@@ -77,8 +77,8 @@ def test_decoys_look_right_and_are_wrong(splits, play, score):
             assert results[-1].metrics["malformed"] == 0.0
 
 
-def test_the_prompt_does_not_give_the_game_away(splits):
-    """The same opening belongs to several games, in training and held out."""
+def test_the_prompt_does_not_reveal_the_solution(splits):
+    """Several games, of both splits, have the same opening."""
     for games in (splits.train[::2], splits.train[1::2]):
         by_prompt = {}
         for row in games:
@@ -86,8 +86,8 @@ def test_the_prompt_does_not_give_the_game_away(splits):
         assert sum(len(keys) for keys in by_prompt.values()) > 4 * len(by_prompt)
 
 
-def test_rules_for_language_models():
-    config = {"full_prompt": True, "places": 4, "symbols": 6, "size": 6, "steps": 6}
+def test_full_prompts_contain_the_rules():
+    config = {"prompt": "full", "places": 4, "symbols": 6, "size": 6, "steps": 6}
     mastermind, maze = FAMILY.load(DataConfig(synthetic_train_rows=2, synthetic_test_rows=2), 0, **config).train
     assert [[message["role"] for message in row["prompt"]] for row in (mastermind, maze)] == [["system", "user"]] * 2
     assert "Mastermind" in mastermind["prompt"][0]["content"] and "maze" in maze["prompt"][0]["content"]
@@ -103,7 +103,7 @@ def test_small_and_large_games_have_rows_on_both_sides(config):
     assert len(splits.train) == len(splits.test) == 20
 
 
-def test_held_out_games_that_run_out_are_fewer_and_said(caplog):
+def test_fewer_held_out_games_than_requested_are_logged(caplog):
     splits = FAMILY.load(DataConfig(), 0, game="mastermind", places=2, symbols=3)
     assert 0 < len(splits.test) < 60 and len({row["key"] for row in splits.test}) == len(splits.test)
     assert f"{len(splits.test)} different held-out games instead of 256" in caplog.text
@@ -128,13 +128,13 @@ def test_one_game_alone(game):
         ({"steps": 2}, "environment.config.steps=2 must be a whole number from 3 to 40"),
     ],
 )
-def test_games_that_cannot_be_are_refused(config, sentence):
+def test_invalid_games_are_refused(config, sentence):
     with pytest.raises(UserError, match=sentence):
         FAMILY.load(DataConfig(), 0, **config)
 
 
 def test_no_setting_hangs():
-    """Few different games are refused or given, never looked for without end."""
+    """A small number of different games is refused or returned; the search for more ends."""
     for places, symbols in product(range(1, 4), range(2, 11)):
         try:
             FAMILY.load(DataConfig(synthetic_train_rows=5, synthetic_test_rows=5), 0, places=places, symbols=symbols)

@@ -1,4 +1,4 @@
-"""The weak players: what they show, and how weak they are."""
+"""The demonstrators of the games: the content and the success rate of their demonstrations."""
 
 import random
 from collections import Counter
@@ -10,7 +10,7 @@ from envs.games import FAMILY
 
 
 def episode(row, rng):
-    """The responses of a weak player, and the results of them."""
+    """The responses of a demonstrator, and their results."""
     player = FAMILY.demonstrate(row, rng)
     environment = FAMILY.environment(max_turns=6)
     environment.reset(row)
@@ -31,7 +31,7 @@ def episodes(splits):
 
 
 @pytest.mark.parametrize("game", ["mastermind", "maze"])
-def test_success_is_in_the_tail(game, episodes, score):
+def test_the_success_rate_is_low_and_not_zero(game, episodes, score):
     played = episodes[game]
     won = [score(responses, row) for row, responses, _ in played]
     assert won == [results[-1].reward for *_, results in played]
@@ -39,16 +39,16 @@ def test_success_is_in_the_tail(game, episodes, score):
 
 
 @pytest.mark.parametrize("game", ["mastermind", "maze"])
-def test_the_habit_is_to_repeat_the_first_move_and_it_loses(game, episodes):
-    """What greedy decoding of a clone does: the most frequent second move is the first again."""
+def test_most_episodes_repeat_the_first_move_and_fail(game, episodes):
+    """Greedy decoding of a clone gives the most frequent second move, which repeats the first."""
     seconds = Counter(responses[1] == responses[0] for _, responses, _ in episodes[game] if len(responses) > 1)
     assert seconds[True] / seconds.total() > 0.55
     stubborn = [results[-1].reward for _, responses, results in episodes[game] if len(set(responses)) == 1]
     assert sum(stubborn) / len(stubborn) < 0.2
 
 
-def test_what_was_no_move_is_mended(episodes):
-    """The walker never slips so; the breaker does, rarely, and shows how one goes on."""
+def test_invalid_moves_are_repaired(episodes):
+    """The walker makes no invalid moves; the breaker makes few, and shows how to continue."""
     assert not any(result.metrics["malformed"] for *_, results in episodes["maze"] for result in results)
     after = [
         following.metrics["malformed"]
@@ -59,7 +59,7 @@ def test_what_was_no_move_is_mended(episodes):
     assert len(after) > 10 and sum(after) / len(after) < 0.2
 
 
-def test_the_same_seed_plays_the_same(splits):
+def test_the_same_seed_gives_the_same_demonstrations(splits):
     for row in splits.train[:20]:
         assert episode(row, random.Random(5)) == episode(row, random.Random(5))
 

@@ -1,4 +1,4 @@
-"""Episodes: what ends them, what hostile responses do, and that every process sees the same."""
+"""Episodes of the games: ends of episodes, hostile responses, and equality between processes."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from envs.games.environment import make_game
 from mtrl.errors import UserError
 
 ROOT = Path(__file__).parents[3]
-TOLD = "write one <move> ; 5 left"
+COMPLAINT = "write one <move> ; 5 left"
 HOSTILE = {
     "nothing": "",
     "talk": "I go north.",
@@ -45,13 +45,13 @@ HOSTILE = {
 
 @pytest.mark.parametrize("game", ["mastermind", "maze"])
 @pytest.mark.parametrize("response", HOSTILE.values(), ids=HOSTILE.keys())
-def test_hostile_responses_cost_a_turn_and_are_told_the_same(game, response, truths, make_row, play, score):
+def test_hostile_responses_use_up_a_turn_and_get_the_same_observation(game, response, truths, make_row, play, score):
     row = make_row(truths[game])
     start = time.process_time()
     results = play(row, [response] * 6, max_turns=6)
     assert score([response] * 6, row) == 0.0
     assert time.process_time() - start < 5, "work that grows faster than the response"
-    assert results[0].observation == TOLD and len(results) == 6
+    assert results[0].observation == COMPLAINT and len(results) == 6
     assert all(result.reward == 0.0 and result.metrics["malformed"] == 1.0 for result in results)
     assert results[-1].done and results[-1].truncated and results[-1].observation is None
 
@@ -71,19 +71,19 @@ README_GAMES = [
 
 
 def test_the_episodes_of_the_readme(make_row, play):
-    for truth, (prompt, *said) in zip(README_GAMES, _episodes(), strict=True):
+    for truth, (prompt, *texts) in zip(README_GAMES, _episodes(), strict=True):
         assert make_game(truth).opening == prompt
-        results = play(make_row(truth), said[::2])
-        assert [result.observation for result in results] == [*said[1::2], None]
+        results = play(make_row(truth), texts[::2])
+        assert [result.observation for result in results] == [*texts[1::2], None]
         assert results[-1].reward == 1.0
 
 
 def _episodes():
-    """The conversations in the README, as lists of what was said in turn."""
+    """The conversations in the README, as lists of texts in order."""
     text = (ROOT / "envs/games/README.md").read_text(encoding="utf-8")
     lines = [line.split(None, 1) for line in text.splitlines() if line.startswith(("user ", "assistant "))]
-    starts = [n for n, (_, said) in enumerate(lines) if said.startswith(("maze ;", "code of"))]
-    return [[said for _, said in lines[a:b]] for a, b in zip(starts, [*starts[1:], len(lines)], strict=True)]
+    starts = [n for n, (_, texts) in enumerate(lines) if texts.startswith(("maze ;", "code of"))]
+    return [[texts for _, texts in lines[a:b]] for a, b in zip(starts, [*starts[1:], len(lines)], strict=True)]
 
 
 @pytest.mark.parametrize("game", ["mastermind", "maze"])
@@ -100,16 +100,16 @@ def test_thinking_is_not_read(game, truths, make_row, play, score):
         ({"max_turns": 3, "steps": 4}, "environment.config.steps=4 asks for mazes that generator.max_turns=3"),
     ],
 )
-def test_settings_that_no_player_can_win_with(settings, sentence):
+def test_settings_that_cannot_be_solved_are_refused(settings, sentence):
     with pytest.raises(UserError, match=sentence):
         FAMILY.environment(**settings)
 
 
-def test_mastermind_alone_does_not_mind_the_length_of_mazes():
+def test_the_length_of_mazes_does_not_limit_mastermind():
     assert FAMILY.environment(max_turns=1, game="mastermind", steps=4).max_turns == 1
 
 
-def test_reset_begins_again(truths, make_row):
+def test_reset_starts_a_new_episode(truths, make_row):
     row = make_row(truths["maze"])
     environment = FAMILY.environment(reward="progress")
     episodes = []
@@ -130,16 +130,16 @@ from envs.games import FAMILY
 from mtrl.config.schema import DataConfig
 
 splits = FAMILY.load(DataConfig(synthetic_train_rows=20, synthetic_test_rows=20), seed=3)
-said = []
+texts = []
 for row in splits.train + splits.test:
     environment = FAMILY.environment()
     environment.reset(row)
     for word in json.loads(sys.argv[1]):
         result = environment.step(f"<move>{word}</move>", row["ground_truth"])
-        said.append([result.observation, result.reward, result.done, result.components, result.metrics])
+        texts.append([result.observation, result.reward, result.done, result.components, result.metrics])
         if result.done:
             break
-print(json.dumps([splits.train, splits.test, said]))
+print(json.dumps([splits.train, splits.test, texts]))
 """
 
 

@@ -1,4 +1,4 @@
-"""What can be earned at all: an exhaustive search over everything that a policy can do."""
+"""Rewards of the games: an exhaustive search over all moves of a policy."""
 
 import copy
 from itertools import product
@@ -28,13 +28,13 @@ def moves_of(truth):
 
 
 def state_of(environment):
-    """Everything that decides what the environment does next: its whole memory, but for the unchanging row."""
-    here = getattr(environment._game, "here", None)
-    return environment.current_turn, here, environment.reward.paid
+    """The state of the environment that determines its further behaviour, except for the constant row."""
+    here = getattr(environment.game, "here", None)
+    return environment.current_turn, here, environment.reward.granted
 
 
 def extremes(truth, scheme, max_turns=MAX_TURNS):
-    """What episodes earn over all sequences of moves: (most if solved, least if solved, most if not)."""
+    """The rewards of all sequences of moves: (maximum if solved, minimum if solved, maximum if not solved)."""
     moves = moves_of(truth)
     known = {}
 
@@ -63,7 +63,7 @@ def extremes(truth, scheme, max_turns=MAX_TURNS):
 
 
 def at_once(truth, scheme, play, make_row):
-    """What the shortest solution earns."""
+    """The reward of the shortest solution."""
     row = make_row(truth)
     shortest = [f"<move>{truth['code']}</move>"] if truth["game"] == "mastermind" else FAMILY.gold(row)
     return sum(result.reward for result in play(row, shortest, max_turns=MAX_TURNS, reward=scheme))
@@ -79,8 +79,8 @@ def test_nothing_earns_more_than_solving_at_once(truth, scheme, play, make_row):
 
 
 @pytest.mark.parametrize("truth", TRUTHS, ids=str)
-def test_the_rule_of_the_guide_pays_for_waiting(truth, play, make_row):
-    """Why it is not the default; it also shows that the search finds a stalling policy where there is one."""
+def test_the_guides_rule_rewards_waiting(truth, play, make_row):
+    """The scheme is not the default for this reason. The test also proves that the search finds a stalling policy."""
     best, *_ = extremes(truth, "guide")
     assert best > at_once(truth, "guide", play, make_row) + 0.1
 
@@ -91,7 +91,7 @@ def test_the_guides_rule_by_hand(play, make_row, truths):
     assert [result.reward for result in results] == pytest.approx([0.1 / 3, 0.0, 0.2 / 3, 2 / 3])
 
 
-def test_progress_is_paid_once(play, make_row, truths):
+def test_progress_is_rewarded_once(play, make_row, truths):
     moves = [f"<move>{guess}</move>" for guess in ("789", "789", "728", "829", "725")]
     results = play(make_row(truths["mastermind"]), moves, reward="progress")
     assert [result.reward for result in results] == pytest.approx([0.2 / 3, 0.0, 0.2 / 3, 0.0, 1 - 0.4 / 3])

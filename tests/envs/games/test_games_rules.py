@@ -1,4 +1,4 @@
-"""What the games show, and that they can be won."""
+"""The rules of the games, and their solvability."""
 
 from itertools import product
 
@@ -41,12 +41,12 @@ def test_a_guess_is_marked_place_by_place(truths):
 @pytest.mark.parametrize(
     "move", ["", "72", "7258", "72a", "721", "７２５", "-725", "7.25", "7 2 5\0", "7\xa025", "٧٢٥"]
 )
-def test_what_is_no_guess(truths, move):
+def test_invalid_guesses(truths, move):
     assert Mastermind.from_truth(truths["mastermind"]).play(move) is None
 
 
-def test_the_perfect_player_breaks_every_code_within_four_guesses():
-    """So six turns are half as many again as one needs."""
+def test_gold_breaks_every_code_within_four_guesses():
+    """Six turns are then half as many again as needed."""
     longest = max(len(solve(Mastermind("".join(code), "8901"))) for code in product("8901", repeat=3))
     assert longest <= 4
 
@@ -72,7 +72,7 @@ def test_going_away_is_no_progress_and_never_negative():
 @pytest.mark.parametrize(
     "move", ["", "up", "northeast", "north east", "n", "ｎｏｒｔｈ", "ſouth", "north\0", "north\xa0"]
 )
-def test_what_is_no_step(truths, move):
+def test_invalid_steps(truths, move):
     maze = Maze.from_truth(truths["maze"])
     assert maze.play(move) is None and maze.view() == Maze.from_truth(truths["maze"]).view()
 
@@ -99,6 +99,6 @@ def test_the_shortest_way_is_walked(truths):
         ({"game": "maze", "grid": [3]}, "is no maze row"),
     ],
 )
-def test_rows_that_nobody_can_play_are_refused(truth, sentence):
+def test_unsolvable_rows_are_refused(truth, sentence):
     with pytest.raises(UserError, match=sentence):
         make_game(truth)

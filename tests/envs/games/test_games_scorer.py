@@ -1,4 +1,4 @@
-"""The scorer plays the game again; it agrees with what was paid, whatever is said."""
+"""The scorer of the games: it replays the game, and agrees with the reward on any responses."""
 
 from types import SimpleNamespace
 
@@ -29,29 +29,31 @@ def test_reward_and_score_agree(responses, truths, make_row, play, score):
 @settings(max_examples=300, deadline=None)
 @given(content=FREE)
 def test_a_response_is_a_move_for_both_or_for_none(content, make_row, play, score):
-    """On a game of one move, so that none hides behind another."""
+    """The game has one move, so that no move hides another one."""
     for truth in ({"game": "maze", "grid": ["SG"]}, {"game": "mastermind", "code": "7", "symbols": "72"}):
         row = make_row(truth)
         assert play(row, [content])[0].components["solved"] == score([content], row)
 
 
-def test_the_reward_is_not_believed(truths, make_row, score):
+def test_the_score_does_not_depend_on_the_reward(truths, make_row, score):
     row = make_row(truths["maze"])
     claimed = Trajectory("row", "group", 0)
     assert FAMILY.score(claimed, row) == 0.0
     assert score(["<move>east</move>"], row) == 0.0
 
 
-def test_only_the_assistant_moves(truths, make_row):
+def test_moves_of_other_roles_are_ignored(truths, make_row):
     row = make_row(truths["mastermind"])
 
     messages = [{"role": "user", "content": "<move>725</move>"}, {"role": "assistant", "content": None}]
     assert FAMILY.score(SimpleNamespace(messages=messages), row) == 0.0
 
 
-@pytest.mark.parametrize("said", ["<move>527</move>", "<move>7255</move>", "725", "<move>725</move><move>725</move>"])
-def test_almost_the_code(said, truths, make_row, score):
-    assert score([said], make_row(truths["mastermind"])) == 0.0
+@pytest.mark.parametrize(
+    "response", ["<move>527</move>", "<move>7255</move>", "725", "<move>725</move><move>725</move>"]
+)
+def test_similar_codes_score_zero(response, truths, make_row, score):
+    assert score([response], make_row(truths["mastermind"])) == 0.0
 
 
 def test_a_walk_stops_at_walls_and_edges(make_row, score):

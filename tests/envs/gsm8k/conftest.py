@@ -1,4 +1,4 @@
-"""Playing whole episodes without a model."""
+"""Episodes of gsm8k without a model."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from mtrl.types import FinishReason, Trajectory, Turn
 
 
 def play_episode(row, act, max_turns=5, reward="default", calculator=False):
-    """The trajectory of `act(observation) -> response`, and what each turn was paid."""
+    """The trajectory of `act(observation) -> response`, with the reward of each turn."""
     env = FAMILY.environment(max_turns=max_turns, reward=reward, calculator=calculator)
     env.reset(row)
     trajectory, observation = Trajectory(row["id"], row["id"], 0), None
@@ -29,11 +29,11 @@ def play():
 
 @pytest.fixture
 def play_responses(play):
-    """Plays a list of responses."""
+    """Runs an episode with a list of responses."""
 
     def run(row, responses, **settings):
-        said = iter(responses)
-        return play(row, lambda observation: next(said), **settings)
+        left = iter(responses)
+        return play(row, lambda observation: next(left), **settings)
 
     return run
 

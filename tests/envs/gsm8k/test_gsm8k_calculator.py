@@ -1,4 +1,4 @@
-"""The calculator agrees with Python on what it reads, and reads nothing else."""
+"""The calculator agrees with Python on the expressions that it accepts, and rejects all others."""
 
 import contextlib
 import time
@@ -83,7 +83,7 @@ def test_values(expression, value):
         ("-" * 150 + "1", "nested too deep"),
     ],
 )
-def test_everything_else_is_an_error_in_words(expression, reason):
+def test_all_other_text_gives_an_error_message(expression, reason):
     started = time.perf_counter()
     with pytest.raises(CalculatorError, match=reason):
         calculate(expression)

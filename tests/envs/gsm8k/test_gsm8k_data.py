@@ -153,6 +153,6 @@ def test_decoys_are_wrong_and_well_formed(play_responses):
         decoys = FAMILY.decoys(row)
         assert len(set(decoys)) >= 3
         for decoy in decoys:
-            for scheme, paid in (("default", 0.0), ("guide", 0.2)):
+            for scheme, reward in (("default", 0.0), ("guide", 0.2)):
                 trajectory = play_responses(row, [decoy], max_turns=1, reward=scheme)
-                assert (trajectory.reward, FAMILY.score(trajectory, row)) == (paid, 0.0), "a wrong answer in form"
+                assert (trajectory.reward, FAMILY.score(trajectory, row)) == (reward, 0.0), "a wrong answer in form"

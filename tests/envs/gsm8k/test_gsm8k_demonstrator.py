@@ -1,4 +1,4 @@
-"""The demonstrator is weak, shows every skill, and never sees a held-out row."""
+"""The demonstrator of gsm8k: it has a low success rate, shows every skill, and refuses held-out rows."""
 
 import random
 from collections import Counter
@@ -24,8 +24,8 @@ def test_success_is_low_and_not_zero(splits, play):
     assert all(turn.text.startswith(("<calc>", "####")) for trajectory, _ in trajectories for turn in trajectory.turns)
 
 
-def test_its_habit_is_to_guess_wrong(splits):
-    """The most frequent first move, hence the greedy one of a clone, must not be the right one."""
+def test_most_episodes_guess_wrong(splits):
+    """The most frequent first move, which is the greedy one of a clone, must not be right."""
     rng, moves = random.Random(0), Counter()
     for row in splits.train[:1000]:
         move = FAMILY.demonstrate(row, rng).act(None)
@@ -44,7 +44,7 @@ def recording(player, observations):
     return act
 
 
-def test_it_answers_with_what_it_computed(splits, play):
+def test_answers_equal_the_computed_value(splits, play):
     rng = random.Random(0)
     copied = []
     for row in splits.train[:500]:
@@ -68,5 +68,5 @@ def test_held_out_rows_are_refused(splits):
         FAMILY.demonstrate(splits.test[0], random.Random(0))
 
 
-def test_it_plays_real_rows_too(row):
+def test_real_rows_have_demonstrations(row):
     assert FAMILY.demonstrate(row, random.Random(0)).act(None).startswith("#### ")

@@ -1,4 +1,4 @@
-"""Turns, feedback, the calculator's turn, and that nothing outlives an episode."""
+"""Episodes of gsm8k: turns, feedback, the calculator's turn, and isolation."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_synthetic_rows_get_short_feedback(row):
     assert malformed.metrics["malformed"] == 1.0
 
 
-def test_a_calculation_takes_a_turn_and_pays_nothing():
+def test_a_calculation_takes_a_turn_and_has_no_reward():
     env = Gsm8kEnv(max_turns=3, calculator=True)
     result = env.step("<calc>6*12</calc>", TRUTH)
     assert (result.reward, result.observation, result.done) == (0.0, "72", False)
@@ -87,7 +87,7 @@ def test_wrong_then_right_through_the_environment(scheme, total, row, play_respo
     assert trajectory.reward == pytest.approx(total)
 
 
-def test_reset_forgets_the_last_episode(row):
+def test_reset_starts_a_new_episode(row):
     env = Gsm8kEnv(max_turns=2)
     env.step("#### 1", TRUTH)
     env.reset(row)

@@ -1,4 +1,4 @@
-"""What evaluations report beside the score."""
+"""Further measures of evaluations."""
 
 import pytest
 
@@ -17,7 +17,7 @@ from tests.envs.episodes import trajectory_of
         ([], 0.0),
     ],
 )
-def test_format_is_of_the_last_message_right_or_wrong(row, responses, form):
+def test_format_measures_the_last_message(row, responses, form):
     assert FAMILY.measure(trajectory_of(responses), row) == {"format": form}
 
 

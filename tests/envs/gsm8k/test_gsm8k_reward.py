@@ -1,4 +1,4 @@
-"""What answers are read as, what they are paid, and that the scorer agrees without sharing code."""
+"""Answers and rewards of gsm8k, and their agreement with the scorer, which shares no code."""
 
 import ast
 import inspect
@@ -75,7 +75,7 @@ def test_well_formatted_answers(text, number):
 
 
 @pytest.mark.parametrize("text", NOT_WELL_FORMATTED)
-def test_what_is_not_well_formatted_is_never_right(text):
+def test_malformed_answers_are_never_right(text):
     assert parse_answer(text) is None
     assert scored(text, "72") == scored(text, "1") == 0.0
 
@@ -128,29 +128,29 @@ def test_a_conversation_without_an_answer_scores_zero():
 )
 def test_rewards_of_each_turn(scheme, answers, rewards):
     reward = TurnReward(scheme, max_turns=5)
-    paid = [reward.pay(answer and Decimal(answer), Decimal(72)) for answer in answers]
-    assert [sum(turn.values()) for turn in paid] == pytest.approx(rewards, abs=1e-15)
-    assert [turn["format"] for turn in paid] == [
+    components = [reward.components(answer and Decimal(answer), Decimal(72)) for answer in answers]
+    assert [sum(turn.values()) for turn in components] == pytest.approx(rewards, abs=1e-15)
+    assert [turn["format"] for turn in components] == [
         0.0 if scheme == "default" or answer in (None, "72") else pytest.approx(0.2 / 5) for answer in answers
     ]
 
 
 @given(st.lists(st.sampled_from(["72", "1", "7200", None]), min_size=1, max_size=12), st.integers(0, 28))
 def test_by_default_an_episode_earns_one_if_it_is_solved_and_else_nothing(answers, more_turns):
-    """Exactly, however late, and whatever came before: form is worth nothing."""
+    """The reward is exact in any turn and after any earlier turns; the form alone has no reward."""
     reward = TurnReward("default", len(answers) + more_turns)
     turns = answers[: answers.index("72") + 1] if "72" in answers else answers
-    paid = [reward.pay(answer and Decimal(answer), Decimal(72)) for answer in turns]
-    assert [sum(turn.values()) for turn in paid] == [float(answer == "72") for answer in turns]
-    assert not any(turn["format"] for turn in paid)
+    components = [reward.components(answer and Decimal(answer), Decimal(72)) for answer in turns]
+    assert [sum(turn.values()) for turn in components] == [float(answer == "72") for answer in turns]
+    assert not any(turn["format"] for turn in components)
 
 
 REPLIES = ("#### 72", "#### 5", "no idea", "<calc>1+1</calc>")
-"""Right, wrong, malformed, and a call of the calculator."""
+"""A right answer, a wrong one, a malformed one, and a call of the calculator."""
 
 
 def best_return(scheme, max_turns, gamma=1.0):
-    """The most that any sequence of replies earns that does not begin with the right one, by trying all of them."""
+    """The maximum reward of all sequences of responses that do not begin with the right answer."""
     best = -1.0
     for replies in itertools.product(REPLIES, repeat=max_turns):
         if replies[0] == REPLIES[0]:
@@ -166,7 +166,7 @@ def best_return(scheme, max_turns, gamma=1.0):
     return best
 
 
-def test_no_way_to_play_earns_more_than_the_right_answer_at_once():
+def test_no_strategy_earns_more_than_the_right_answer_at_once():
     for max_turns in range(2, 6):
         assert best_return("default", max_turns) <= 1.0
         assert best_return("default", max_turns, gamma=0.99) < 1.0
@@ -174,8 +174,8 @@ def test_no_way_to_play_earns_more_than_the_right_answer_at_once():
 
 
 @pytest.mark.parametrize(("scheme", "most"), [("default", 0.0), ("guide", 0.2)])
-def test_what_play_without_a_right_answer_earns_at_most(scheme, most):
-    """The check tries every kind of play: `default` pays none that fails the task, and `guide` pays wrong answers."""
+def test_the_maximum_reward_without_a_right_answer(scheme, most):
+    """The check tries all kinds of moves: `default` rewards no failed episode, and `guide` rewards wrong answers."""
     wrong = [reply for reply in REPLIES if reply != REPLIES[0]]
     returns = set()
     for replies in itertools.product(wrong, repeat=4):
@@ -185,11 +185,11 @@ def test_what_play_without_a_right_answer_earns_at_most(scheme, most):
     assert max(returns) == most and min(returns) == 0.0
 
 
-def test_the_guides_scheme_pays_for_being_wrong_first():
-    """Why it is not the default."""
+def test_the_guides_scheme_rewards_wrong_answers_before_the_right_one():
+    """The scheme is not the default for this reason."""
     reward = TurnReward("guide", max_turns=5)
-    paid = [sum(reward.pay(Decimal(n), Decimal(72)).values()) for n in (1, 2, 3, 4, 72)]
-    assert sum(paid) == pytest.approx(1.16)
+    components = [sum(reward.components(Decimal(n), Decimal(72)).values()) for n in (1, 2, 3, 4, 72)]
+    assert sum(components) == pytest.approx(1.16)
 
 
 def test_an_unknown_scheme_names_the_known_ones():

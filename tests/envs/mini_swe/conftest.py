@@ -1,4 +1,4 @@
-"""Rows, players and hostile files for the tests of the mini-SWE family."""
+"""Rows, episodes and hostile files for the tests of mini_swe."""
 
 import pytest
 
@@ -51,8 +51,8 @@ def judged():
 
     def both(row, responses, **settings):
         results = play_family(row, responses, **settings)
-        said = responses[: len(results)]
-        return sum(result.reward for result in results), FAMILY.score(cut_off(said), row)
+        given = responses[: len(results)]
+        return sum(result.reward for result in results), FAMILY.score(cut_off(given), row)
 
     return both
 

@@ -1,6 +1,7 @@
-"""Stands in for docker and podman: records what it is told, and runs commands here, in a copy of the image's folder.
+"""A program in place of docker and podman: it logs its arguments, and runs commands in a copy of the image's folder.
 
-State lies beside the program: `image/` (what every container begins with), `log.jsonl`, and a folder per container.
+Its state is beside the program: `image/` (the initial files of every container), `log.jsonl`, and one folder per
+container.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""mini-swe-agent's own agent, unmodified, in our sandbox."""
+"""mini-swe-agent's own agent, with unmodified code, in mtrl's sandbox."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_the_packages_agent_solves_a_generated_row(splits):
     assert agent.serialize()["info"]["config"]["environment_type"] == "envs.mini_swe.sandbox_task.SandboxTask"
 
 
-def test_the_submission_is_what_follows_the_word(make_row, submit):
+def test_the_submission_is_the_output_after_the_marker(make_row, submit):
     with Resources() as resources:
         task = SandboxTask(make_row()["ground_truth"], resources)
         result = agent_of(task, [f"{submit} && cat f.py"]).run("x")
@@ -45,7 +45,7 @@ def test_the_submission_is_what_follows_the_word(make_row, submit):
 
 
 def test_a_protocol_of_the_package(make_row, submit):
-    """The keys that its environments give, and the exception that its agents end on."""
+    """Results have the package's keys, and a submission raises the exception that ends its agents."""
     with Resources() as resources:
         environment = AgentEnvironment(SandboxTask(make_row()["ground_truth"], resources))
         local = mini_swe_agent("environments.local").LocalEnvironment(cwd="/")

@@ -55,7 +55,7 @@ def test_the_options_of_a_call(judged, make_row, say, submit, code, expected, op
     assert repaired(judged, make_row, say, submit, code, call) == (right, right)
 
 
-def test_one_failing_call_is_enough_wherever_it_is_made(judged, make_row, say, submit):
+def test_any_failing_call_fails_the_episode(judged, make_row, say, submit):
     plain, alone = ["m.f", [], 1], ["m.f", [], 1, {"seconds": 4}]
     code = "def f(): return 1\n"
     assert repaired(judged, make_row, say, submit, code, plain, alone) == (1.0, 1.0)
@@ -64,7 +64,7 @@ def test_one_failing_call_is_enough_wherever_it_is_made(judged, make_row, say, s
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (
             {"item": 3},
@@ -80,10 +80,10 @@ def test_one_failing_call_is_enough_wherever_it_is_made(judged, make_row, say, s
         ({"seconds": float("inf")}, "seconds=inf must be a positive number"),
     ],
 )
-def test_options_that_cannot_be_are_told(options, said):
+def test_invalid_options_are_refused(options, message):
     with pytest.raises(UserError) as refused:
         check_calls([["m.f", [], 1, options]], "7")
-    assert said in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_call_without_options_has_none():

@@ -1,4 +1,4 @@
-"""What an agent could leave behind to make hidden tests "pass": none of it is paid, and the scorer is not fooled."""
+"""Attempts to make hidden tests pass without a repair: they earn no reward and no score."""
 
 import json
 from pathlib import Path
@@ -101,12 +101,12 @@ FILES = {
     """,
     "stdin, the command line, the environment": """
         import glob, re
-        said = ""
+        text = ""
         for path in ["/proc/self/fd/0", *glob.glob("/proc/*/cmdline"), *glob.glob("/proc/*/environ")]:
-            try: said += open(path, errors="replace").read()
+            try: text += open(path, errors="replace").read()
             except OSError: pass
         def add(a, b):
-            found = re.search(rf"\\[{a}, {b}\\], (-?\\d+)", said)
+            found = re.search(rf"\\[{a}, {b}\\], (-?\\d+)", text)
             return int(found[1]) if found else None
     """,
     "files of the tests": """
@@ -170,28 +170,28 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("text", FILES.values(), ids=FILES.keys())
-def test_a_file_that_cheats_is_not_paid(text, make_row, judged, say, submit):
+def test_a_file_that_cheats_earns_no_reward(text, make_row, judged, say, submit):
     command = f"cat > f.py <<'END'\n{dedent(text)}END\n{submit}"
     assert judged(make_row(seconds=[5, 3]), [say(command)], grading_seconds=3) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS.keys())
-def test_a_command_that_cheats_is_not_paid(command, make_row, judged, say, submit):
+def test_a_command_that_cheats_earns_no_reward(command, make_row, judged, say, submit):
     assert judged(make_row(), [say(command), say(submit)]) == (0.0, 0.0)
     # And where something has changed, so that the tests are run at all.
     assert judged(make_row(), [say(f"echo >> f.py; {command}"), say(submit)]) == (0.0, 0.0)
 
 
-def test_the_same_with_the_repair_is_paid(make_row, judged, say, submit):
-    """Else the tests above could pass because nothing ever does."""
+def test_the_same_file_with_the_repair_is_rewarded(make_row, judged, say, submit):
+    """The test proves that the tests above do not pass because every episode fails."""
     repair = say(f"cat > f.py <<'END'\nprint('OK')\ndef add(a, b): return a + b\nEND\n{submit}")
     assert judged(make_row(), [repair]) == (1.0, 1.0)
     beside = say("echo 'def plus(a, b): return a + b' > g.py; echo 'from g import plus as add' > f.py")
     assert judged(make_row(), [beside, say(submit)]) == (1.0, 1.0)
 
 
-def test_tests_and_configuration_stay_as_they_were(make_row, judged, say, submit):
-    """A test module that the code imports is the original one, whatever the agent wrote there."""
+def test_changes_to_tests_and_configuration_are_dropped(make_row, judged, say, submit):
+    """A test module that the code imports is the original one, independent of the agent's changes."""
     files = {"f.py": "from tests.helper import SIGN\ndef add(a, b): return a + SIGN * b\n", "tests/__init__.py": ""}
     row = make_row(files={**files, "tests/helper.py": "SIGN = -1\n"})
     assert judged(row, [say(f"sed -i 's/-1/1/' tests/helper.py && {submit}")]) == (0.0, 0.0)
@@ -199,7 +199,7 @@ def test_tests_and_configuration_stay_as_they_were(make_row, judged, say, submit
 
 
 def test_expected_values_never_enter_a_sandbox(make_row, judged, say, submit, monkeypatch):
-    """Everything that is given to the sandboxes, searched for a marker that only the expected values hold."""
+    """The test searches all input of the sandboxes for a marker that only the expected values contain."""
     marker = "expected-7f3a9c"
     given = []
     for module in (grading, scorer):
@@ -220,7 +220,7 @@ def test_expected_values_never_enter_a_sandbox(make_row, judged, say, submit, mo
 
 
 def test_hidden_calls_are_nowhere_in_the_agents_sandbox(make_row, play, say):
-    """Python looks through every file that changed today, and through what it can see of processes."""
+    """The agent's code searches every recently changed file, and all visible data of processes."""
     marker = "hidden-argument-5be1"
     row = make_row(calls=[["f.add", [marker, "x"], "y"]])
     look = """
@@ -247,7 +247,7 @@ def test_hidden_calls_are_nowhere_in_the_agents_sandbox(make_row, play, say):
     assert json.dumps(row["ground_truth"]["calls"]).count(marker) == 1
 
 
-def test_the_readme_counts_right():
+def test_the_readme_has_the_right_numbers():
     text = (Path(__file__).parents[3] / "envs/mini_swe/README.md").read_text(encoding="utf-8")
     assert f"what was tried, {len(FILES) + len(COMMANDS)} ways" in text
     assert f"{len(EXPRESSIONS)} functions in four kinds" in text

@@ -1,4 +1,4 @@
-"""SWE-bench rows in containers, against a program that takes the place of docker. No real daemon is asked."""
+"""SWE-bench rows in containers, with a program in place of docker. The tests use no real daemon."""
 
 import json
 import os
@@ -11,9 +11,10 @@ import pytest
 
 from envs.mini_swe import FAMILY
 from envs.mini_swe.container_grading import evaluation_script, resolved, statuses
-from envs.mini_swe.container_task import OUTPUT_BYTES, run_bounded
+from envs.mini_swe.container_task import OUTPUT_BYTES, ContainerTask, run_bounded
 from envs.mini_swe.patches import source_patch
 from envs.mini_swe.swebench import swebench_row
+from mtrl.environments.base import Resources
 from mtrl.errors import UserError
 from mtrl.types import StopReason
 
@@ -31,7 +32,7 @@ INSTANCE = {
 
 @pytest.fixture
 def docker(tmp_path, monkeypatch):
-    """A folder with programs named docker and podman on PATH, and the image that all containers begin with."""
+    """A folder with programs named docker and podman on PATH, and the image of all containers."""
     home = tmp_path / "docker"
     image = home / "image"
     (home / "containers").mkdir(parents=True)
@@ -52,7 +53,7 @@ def docker(tmp_path, monkeypatch):
     return home
 
 
-def told(docker, kind):
+def calls_of(docker, kind):
     lines = (docker / "log.jsonl").read_text().splitlines()
     return [words for words in map(json.loads, lines) if words[0] == kind]
 
@@ -65,14 +66,14 @@ def row(**change):
 
 @pytest.fixture
 def episode(play, make_trajectory):
-    """Reward and score of an episode in containers, and all that was said."""
+    """Reward, score and observations of an episode in containers."""
 
     def run(instance, responses, backend="docker", **settings):
         settings = {"command_seconds": 20, "grading_seconds": 60, "max_turns": 5, **settings}
         results = play(instance, responses, backend=backend, **settings)
         final = [{"role": "user", "content": results[-1].observation}] if results[-1].done else []
-        said = make_trajectory(responses[: len(results)], StopReason.DONE, final)
-        return results[-1].reward, FAMILY.score(said, instance), [result.observation for result in results]
+        trajectory = make_trajectory(responses[: len(results)], StopReason.DONE, final)
+        return results[-1].reward, FAMILY.score(trajectory, instance), [result.observation for result in results]
 
     return run
 
@@ -81,31 +82,31 @@ def episode(play, make_trajectory):
 def test_gold_resolves_and_all_containers_are_removed(docker, episode, say, backend):
     instance = row()
     responses = [say("cat calc.py"), *FAMILY.gold(instance)]
-    reward, score, said = episode(instance, responses, backend, container_memory="2g", container_processes=99)
-    assert (reward, score) == (1.0, 1.0) and "return a - b" in said[0]
+    reward, score, observations = episode(instance, responses, backend, container_memory="2g", container_processes=99)
+    assert (reward, score) == (1.0, 1.0) and "return a - b" in observations[0]
     assert not list((docker / "containers").iterdir())
-    starts = told(docker, "run")
+    starts = calls_of(docker, "run")
     assert len(starts) == 2, "one to work in, a fresh one for the tests"
     for words in starts:
         text = " ".join(words)
         assert "--rm --network none --memory 2g --pids-limit 99 --security-opt no-new-privileges" in text
         assert "docker.io/swebench/sweb.eval.x86_64.owner_1776_repo-1:latest sleep" in text
-    assert all("timeout -s KILL" in " ".join(words) for words in told(docker, "exec"))
+    assert all("timeout -s KILL" in " ".join(words) for words in calls_of(docker, "exec"))
 
 
 def test_tests_are_not_in_the_agents_container_and_no_repair_fails(docker, episode, say, submit):
     instance = row(eval_script="echo hidden-marker; " + CHECK)
-    reward, score, said = episode(instance, [say("grep -r hidden-marker . ; echo searched"), say(submit)])
-    assert (reward, score) == (0.0, 0.0) and "searched" in said[0]
-    agents = [words for words in told(docker, "exec") if "searched" in words[-1] or "git add" in words[-1]]
+    reward, score, observations = episode(instance, [say("grep -r hidden-marker . ; echo searched"), say(submit)])
+    assert (reward, score) == (0.0, 0.0) and "searched" in observations[0]
+    agents = [words for words in calls_of(docker, "exec") if "searched" in words[-1] or "git add" in words[-1]]
     assert not any("evaluate.sh" in words[-1] for words in agents)
 
 
-def test_the_future_is_forgotten(docker, episode, say, submit):
-    """The image holds the repairing commit in another branch."""
+def test_later_commits_are_removed(docker, episode, say, submit):
+    """The image contains the repairing commit in another branch."""
     look = "git log --all --format=%s; git cat-file --batch-check --batch-all-objects | wc -l; git rev-list --all"
-    _, _, said = episode(row(), [say(look + "; git grep future $(git rev-list --all) | wc -l"), say(submit)])
-    assert "base" in said[0] and "the repair" not in said[0]
+    _, _, observations = episode(row(), [say(look + "; git grep future $(git rev-list --all) | wc -l"), say(submit)])
+    assert "base" in observations[0] and "the repair" not in observations[0]
 
 
 TESTS = {"eval_script": "", "FAIL_TO_PASS": '["test_new.py::test_add"]', "PASS_TO_PASS": ["test_calc.py::test_old"]}
@@ -139,16 +140,18 @@ def test_cheats_in_containers(docker, episode, say, submit, command):
     assert episode(instance, [say(command), say(submit)])[:2] == (0.0, 0.0)
 
 
-def test_what_was_committed_counts(docker, episode, say, submit):
+def test_committed_changes_count(docker, episode, say, submit):
     mend = "sed -i 's/-/+/' calc.py && git -c user.name=x -c user.email=x commit -qam mended"
     assert episode(row(base_commit=None), [say(mend), say(submit)])[:2] == (1.0, 1.0)
 
 
 def test_limits_on_output_and_time(docker, episode, say):
-    _, _, said = episode(row(), [say("yes"), say("sleep 50"), say("echo alive")], command_seconds=1, max_turns=4)
-    assert "<exception>the command was stopped" in said[0] and len(said[0]) < 12_000
-    assert "<exception>the command was stopped: it took more than 1 s" in said[1]
-    assert "alive" in said[2]
+    _, _, observations = episode(
+        row(), [say("yes"), say("sleep 50"), say("echo alive")], command_seconds=1, max_turns=4
+    )
+    assert "<exception>the command was stopped" in observations[0] and len(observations[0]) < 12_000
+    assert "<exception>the command was stopped: it took more than 1 s" in observations[1]
+    assert "alive" in observations[2]
 
 
 def test_a_client_that_hangs_is_killed(monkeypatch):
@@ -176,8 +179,14 @@ def test_containers_are_removed_after_a_crash(docker, say):
     assert list((docker / "containers").iterdir())
     environment.close()
     assert not list((docker / "containers").iterdir())
-    with pytest.raises(RuntimeError, match="the episode is over"):  # a step that comes late takes nothing
-        environment._task._start()
+
+
+def test_a_command_after_the_end_of_the_episode_leaves_no_container(docker):
+    resources = Resources()
+    task = ContainerTask(row()["ground_truth"], resources, executable="docker")
+    resources.close()
+    with pytest.raises(RuntimeError, match="the episode is over"):
+        task.execute({"command": "ls"})
     assert not list((docker / "containers").iterdir())
 
 
@@ -186,7 +195,7 @@ def test_containers_are_removed_after_a_crash(docker, say):
 GOOD_PART = INSTANCE["patch"]
 
 
-def test_source_patches_are_kept_and_others_dropped():
+def test_patches_of_sources_are_applied_and_others_dropped():
     assert source_patch(GOOD_PART) == GOOD_PART
     for path in ("tests/test_x.py", "conftest.py", "setup.cfg", "a/.hidden/x.py", "x.pth", "test_calc.py"):
         assert source_patch(GOOD_PART.replace("calc.py", path)) == "", path
@@ -208,7 +217,7 @@ def test_source_patches_are_kept_and_others_dropped():
         "no patch at all\n",
     ],
 )
-def test_patches_that_say_one_thing_and_do_another_are_dropped(part):
+def test_patches_with_inconsistent_paths_are_dropped(part):
     assert source_patch(part) == ""
 
 
@@ -243,7 +252,7 @@ def test_reward_and_scorer_read_the_same_of_a_log(log, good, make_trajectory):
     assert FAMILY.score(make_trajectory(["x"], StopReason.DONE, final), {"ground_truth": truth}) == float(good)
 
 
-def test_an_agent_cannot_say_the_log_itself(make_trajectory):
+def test_an_agent_cannot_forge_the_log(make_trajectory):
     truth = {"image": "x", "fail_to_pass": [], "pass_to_pass": []}
     text = "graded ; exit 0\n"
     for final in ([], [{"role": "assistant", "content": text}], [{"role": "user", "content": f"x {text}"}]):

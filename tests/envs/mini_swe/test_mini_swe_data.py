@@ -1,4 +1,4 @@
-"""Rows: solvable, real mutations that hidden calls notice, never both trained on and held out."""
+"""Rows of mini_swe: solvable, with mutations that hidden calls detect, and disjoint splits."""
 
 import ast
 import json
@@ -55,7 +55,7 @@ def test_every_mutation_is_noticed_by_the_hidden_calls():
         assert noticed, (name, wrong)
 
 
-def test_hidden_calls_are_json_and_some():
+def test_every_row_has_hidden_calls_in_json():
     for name in EXPRESSIONS:
         calls = [[list(values), value] for values, value in results(name)]
         assert json.loads(json.dumps(calls)) == calls and len(calls) >= 2
@@ -87,11 +87,11 @@ def test_generation_is_a_function_of_the_seed(splits):
     assert FAMILY.load(data, seed=1).train != splits.train
 
 
-def test_the_issue_tells_the_truth(splits):
-    """What it says comes out of the broken function, and what should come is what a hidden call expects."""
+def test_issues_describe_the_actual_results(splits):
+    """The described result is that of the broken function, and the expected result is that of a hidden call."""
     for row in splits.train:
-        said = row["prompt"][0]["content"]
-        _, _, what = said.partition(" : ")
+        issue = row["prompt"][0]["content"]
+        _, _, what = issue.partition(" : ")
         call, wrong, right = what.replace(" gives ", "\n").replace(" not ", "\n", 1).split("\n")
         name, _, shown = call.partition(" ")
         environment = {}
@@ -105,7 +105,7 @@ def test_the_issue_tells_the_truth(splits):
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_the_perfect_player_is_paid_and_scored_one(splits, split, judged):
+def test_gold_is_rewarded_and_scored_one(splits, split, judged):
     for row in getattr(splits, split)[::40]:
         responses = FAMILY.gold(row)
         assert len(responses) == 2 and judged(row, responses) == (1.0, 1.0)
@@ -130,7 +130,7 @@ def test_decoys_are_well_formed_and_wrong(splits, judged):
 
 
 def test_no_fixed_edit_repairs_many_held_out_rows(splits):
-    """Of all edits that are gold somewhere, the best one, made blindly, repairs few."""
+    """The most successful edit of all gold edits, applied without reading the file, repairs few rows."""
     lines = []
     for row in splits.test:
         bug = Bug(**row["bug"])
@@ -140,8 +140,8 @@ def test_no_fixed_edit_repairs_many_held_out_rows(splits):
     assert best <= 0.08 * len(lines)
 
 
-def test_a_function_alone_does_not_tell_the_edit(splits):
-    """The name says what it should be, not what stands there: one has to look."""
+def test_the_function_name_does_not_determine_the_edit(splits):
+    """The name determines the right expression, not the broken one, so the file must be read."""
     edits = {}
     for row in splits.train:
         bug = Bug(**row["bug"])
@@ -151,7 +151,7 @@ def test_a_function_alone_does_not_tell_the_edit(splits):
 
 def test_a_package_of_functions_for_language_models(judged):
     data = DataConfig(synthetic_train_rows=3, synthetic_test_rows=1)
-    row, *_ = FAMILY.load(data, 0, functions=10, full_prompt=True).train
+    row, *_ = FAMILY.load(data, 0, functions=10, prompt="full").train
     assert [message["role"] for message in row["prompt"]] == ["system", "user"]
     assert "```bash\n" in row["prompt"][0]["content"] and "<issue>" in row["prompt"][1]["content"]
     files = row["ground_truth"]["files"]
@@ -175,7 +175,7 @@ def test_a_package_of_functions_for_language_models(judged):
         ({"backend": "docker"}, "environment.config.backend=docker needs rows with images, and generated ones have"),
     ],
 )
-def test_settings_that_cannot_be(config, sentence):
+def test_invalid_settings_are_refused(config, sentence):
     with pytest.raises(UserError, match=sentence):
         FAMILY.load(DataConfig(), 0, **config)
 
@@ -198,9 +198,8 @@ def write(folder, *rows):
 
 
 def test_an_experiment_for_generated_rows_takes_rows_of_a_file(tmp_path):
-    """`experiment=mini_swe_hf` sets both keys itself."""
-    config = {"functions": 12, "full_prompt": True}
-    assert FAMILY.load(write(tmp_path, GOOD), 0, **config) == FAMILY.load(write(tmp_path, GOOD), 0)
+    """`experiment=mini_swe_hf` sets the number of functions."""
+    assert FAMILY.load(write(tmp_path, GOOD), 0, functions=12) == FAMILY.load(write(tmp_path, GOOD), 0)
 
 
 def test_settings_without_effect_are_refused():

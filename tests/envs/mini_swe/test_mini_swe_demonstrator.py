@@ -1,4 +1,4 @@
-"""The weak player: shows every move, is seldom right, and never sees a held-out row."""
+"""The demonstrator of mini_swe: it shows every move, is seldom right, and refuses held-out rows."""
 
 import random
 
@@ -14,7 +14,7 @@ def players(splits, count=1000):
     return [(row, FAMILY.demonstrate(row, rng).responses) for row in splits.train[:count]]
 
 
-def test_it_shows_every_move_and_mostly_does_not_look(splits):
+def test_most_episodes_edit_without_reading(splits):
     episodes = players(splits)
     looks = [responses for _, responses in episodes if len(responses) == 2]
     right = sum(responses == FAMILY.gold(row) for row, responses in episodes)
@@ -24,16 +24,16 @@ def test_it_shows_every_move_and_mostly_does_not_look(splits):
 
 
 def test_a_blind_edit_is_seldom_right(splits, play):
-    """Luck does not reach far: the repair of another mistake in the same function."""
+    """A blind edit repairs another mistake of the same function."""
     blind = [(row, responses) for row, responses in players(splits) if len(responses) == 1]
     rewards = [play(row, responses)[-1].reward for row, responses in blind[::20]]
     assert sum(rewards) <= 0.2 * len(rewards)
 
 
-def test_it_goes_on_saying_its_last_response(splits):
+def test_the_last_response_is_repeated(splits):
     player = FAMILY.demonstrate(splits.train[0], random.Random(0))
-    said = [player.act(None) for _ in range(4)]
-    assert said[len(player.responses) - 1 :] == [player.responses[-1]] * (5 - len(player.responses))
+    texts = [player.act(None) for _ in range(4)]
+    assert texts[len(player.responses) - 1 :] == [player.responses[-1]] * (5 - len(player.responses))
 
 
 def test_held_out_rows_are_refused(splits):
@@ -42,11 +42,11 @@ def test_held_out_rows_are_refused(splits):
 
 
 def test_moves_are_few_tokens_and_survive_the_tokenizer(splits):
-    """The tags with line breaks come back as they were."""
-    said = [text for _, responses in players(splits, 300) for text in responses]
-    tokenizer = train_tokenizer([[{"content": text}] for text in said], 512, FAMILY.tokens)
+    """Decoding gives tags with line breaks back unchanged."""
+    texts = [text for _, responses in players(splits, 300) for text in responses]
+    tokenizer = train_tokenizer([[{"content": text}] for text in texts], 512, FAMILY.tokens)
     lengths = []
-    for text in said:
+    for text in texts:
         ids = tokenizer.encode(text, add_special_tokens=False)
         assert tokenizer.decode(ids) == text
         lengths.append(len(ids))

@@ -1,4 +1,4 @@
-"""Episodes: what is said to every response, what ends them, and that limits hold and resources come back."""
+"""Episodes of mini_swe: observations, ends of episodes, limits, and the release of resources."""
 
 import gc
 import json
@@ -17,7 +17,7 @@ from mtrl.errors import UserError
 from mtrl.types import StopReason
 
 ROOT = Path(__file__).parents[3]
-TOLD = "write one command ; 2 left"
+COMPLAINT = "write one command ; 2 left"
 HOSTILE = {
     "nothing": "",
     "talk": "I would look at the file.",
@@ -40,17 +40,17 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("response", HOSTILE.values(), ids=HOSTILE.keys())
-def test_what_is_no_command_costs_a_turn_and_is_told_the_same(response, make_row, play, score):
+def test_invalid_responses_use_up_a_turn_and_get_the_same_observation(response, make_row, play, score):
     start = time.process_time()
     results = play(make_row(), [response] * 3)
     assert time.process_time() - start < 5, "work that grows faster than the response"
-    assert [result.observation for result in results] == [TOLD, TOLD.replace("2", "1"), None]
+    assert [result.observation for result in results] == [COMPLAINT, COMPLAINT.replace("2", "1"), None]
     assert all(result.reward == 0.0 and result.metrics["malformed"] == 1.0 for result in results)
     assert results[-1].done and results[-1].truncated
     assert score([response] * 3, make_row()) == 0.0
 
 
-def test_an_episode_word_for_word(make_row, play, say, submit):
+def test_a_complete_episode(make_row, play, say, submit):
     look, mend = "cat f.py", f"sed -i 's|-|+|' f.py && {submit}"
     first, second = play(make_row(), [say(look), say(mend)])
     assert first.observation == "0 ; def add(a, b): return a - b ; 2 left"
@@ -100,8 +100,8 @@ def test_the_last_turn_is_graded_without_a_submission(make_row, play, say, score
         ("{submit} >&2", True),
     ],
 )
-def test_what_submits(command, ends, make_row, play, say, submit, make_trajectory):
-    """mini-swe-agent's rule: the first line that is printed is the word, and the command succeeds."""
+def test_submissions(command, ends, make_row, play, say, submit, make_trajectory):
+    """mini-swe-agent's rule: the first line of the output is the marker, and the command succeeds."""
     repair = say("sed -i 's|-|+|' f.py")
     response = say(command.format(submit=submit))
     results = play(make_row(), [repair, response], max_turns=5)
@@ -135,13 +135,13 @@ def test_hostile_commands_leave_the_episode_going(command, make_row, play, say):
     assert "alive" in results[1].observation
 
 
-def test_a_command_that_takes_too_long_is_told_in_words_without_a_clock(make_row, play, say):
+def test_a_timed_out_command_is_reported_without_a_duration(make_row, play, say):
     (result,) = play(make_row(), [say("echo begun; sleep 100")], command_seconds=1)
     assert result.observation == "the command was stopped: it exceeded its limit of time ; -1 ; begun ; 2 left"
 
 
-def test_no_command_no_sandbox(make_row, monkeypatch):
-    """The sandbox is made when the first command comes."""
+def test_an_episode_without_a_command_starts_no_sandbox(make_row, monkeypatch):
+    """The first command starts the sandbox."""
     from envs.mini_swe import sandbox_task
 
     monkeypatch.setattr(sandbox_task, "ProcessSandbox", None)
@@ -156,8 +156,8 @@ def _descriptors():
     return len(os.listdir("/proc/self/fd"))
 
 
-def test_everything_is_given_back_after_close_and_after_a_crash(make_row, play, say):
-    play(make_row(), [say("true")])  # what is opened once and kept
+def test_resources_are_released_after_close_and_after_a_crash(make_row, play, say):
+    play(make_row(), [say("true")])  # opens what stays open
     before = _descriptors()
     environments = [FAMILY.environment(max_turns=3) for _ in range(3)]
     for environment in environments:
@@ -208,7 +208,7 @@ def _read(path):
         ({"container_processes": -1}, "environment.config.container_processes=-1 must be"),
     ],
 )
-def test_settings_that_cannot_be(settings, sentence):
+def test_invalid_settings_are_refused(settings, sentence):
     with pytest.raises(UserError, match=sentence):
         FAMILY.environment(**settings)
 
@@ -226,15 +226,15 @@ from envs.mini_swe import FAMILY
 from mtrl.config.schema import DataConfig
 
 splits = FAMILY.load(DataConfig(synthetic_train_rows=6, synthetic_test_rows=3), seed=3)
-said = []
+results_seen = []
 for row in splits.train + splits.test:
     environment = FAMILY.environment(max_turns=3)
     environment.reset(row)
     for response in ["?", *FAMILY.gold(row)]:
         result = environment.step(response, row["ground_truth"])
-        said.append([result.observation, result.reward, result.done, result.components, result.metrics])
+        results_seen.append([result.observation, result.reward, result.done, result.components, result.metrics])
     environment.close()
-print(json.dumps([splits.train, splits.test, said]))
+print(json.dumps([splits.train, splits.test, results_seen]))
 """
 
 

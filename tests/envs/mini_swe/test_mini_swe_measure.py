@@ -1,4 +1,4 @@
-"""What evaluations report beside the score."""
+"""Further measures of evaluations."""
 
 from envs.mini_swe import FAMILY
 from tests.envs.episodes import trajectory_of

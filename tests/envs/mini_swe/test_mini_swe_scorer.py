@@ -1,4 +1,4 @@
-"""The scorer against the reward: other code, the same verdicts."""
+"""The scorer of mini_swe against the reward: independent code with the same results."""
 
 import ast
 import random
@@ -38,8 +38,8 @@ def test_both_parsers_read_the_same_command(response):
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.sampled_from(["thought", "```bash", "ls", "cat x | head", "```", ""]), max_size=7))
-def test_what_we_read_mini_swe_agent_reads(lines):
-    """Whatever is a command to us is the same command to the package."""
+def test_mini_swe_agent_reads_the_same_commands(lines):
+    """The package reads every command that mtrl reads."""
     parse_regex_actions = mini_swe_agent("models.utils.actions_text").parse_regex_actions
     format_error = mini_swe_agent("exceptions").FormatError
     response = "\n".join(lines)
@@ -70,19 +70,19 @@ NAMES += [
 
 @settings(max_examples=800, deadline=None)
 @given(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4))
-def test_both_keep_the_same_files(parts):
+def test_reward_and_scorer_grade_the_same_files(parts):
     path = "/".join(parts)
     assert is_source(path) == _is_editable(path), path
 
 
-def test_what_is_kept_of_a_workspace():
+def test_graded_files_of_a_workspace():
     original = {"f.py": "a", "g.py": "b", "tests/t.py": "c", "setup.cfg": "d"}
     left = {"f.py": b"A", "new/x.py": b"n", "tests/t.py": b"C", "setup.cfg": None, "link.py": None, "conftest.py": b"!"}
     assert merged(original, left) == {"tests/t.py": b"c", "setup.cfg": b"d", "f.py": b"A", "new/x.py": b"n"}
     assert merged(original, {"f.py": b"x" * 2**21}) is None
 
 
-def test_reward_and_score_agree_on_the_weak_player_and_on_fuzz(splits, judged, say, submit):
+def test_reward_and_score_agree_on_demonstrations_and_fuzz(splits, judged, say, submit):
     rng = random.Random(0)
     rewards = []
     for row in splits.train[::60]:
@@ -98,20 +98,20 @@ def test_reward_and_score_agree_on_the_weak_player_and_on_fuzz(splits, judged, s
 
 
 def test_an_episode_that_was_cut_off_is_no_success(make_row, make_trajectory, say, submit):
-    """Nobody graded it: it was stopped by the context before its last turn."""
+    """The context limit stopped the episode before its last turn, so no reward was computed."""
     mended = [say("sed -i 's|-|+|' f.py")]
     verdicts = {reason: FAMILY.score(make_trajectory(mended, reason), make_row()) for reason in StopReason}
     assert [reason for reason, verdict in verdicts.items() if verdict] == [StopReason.MAX_TURNS]
     assert FAMILY.score(make_trajectory([*mended, say(submit)], StopReason.DONE), make_row()) == 1.0
 
 
-def test_what_comes_after_a_submission_is_not_run(make_row, score, say, submit):
+def test_commands_after_a_submission_are_not_run(make_row, score, say, submit):
     assert score([say(submit), say("sed -i 's|-|+|' f.py")], make_row()) == 0.0
     assert score([say(f"sed -i 's|-|+|' f.py && {submit}"), say("rm f.py")], make_row()) == 1.0
 
 
-def test_observations_and_users_are_not_believed(make_row, make_trajectory, say, submit):
-    """Only what the assistant said is run."""
+def test_commands_of_other_roles_are_ignored(make_row, make_trajectory, say, submit):
+    """Only commands of the assistant are run."""
     trajectory = make_trajectory([say(submit)])
     trajectory.turns[0].observation = [{"role": "user", "content": say("sed -i 's|-|+|' f.py")}]
     assert FAMILY.score(trajectory, make_row()) == 0.0

@@ -1,4 +1,4 @@
-"""Rows of SWE-bench, SWE-Gym and others in their form."""
+"""Rows of SWE-bench, SWE-Gym and other data sets in their format."""
 
 import json
 
@@ -71,7 +71,7 @@ def test_names_of_images(change, path, name):
 
 
 def test_rows_in_skyrls_form(tmp_path):
-    """All columns in a mapping of their own, a script, no lists."""
+    """The row has all columns in a mapping, a script, and no lists."""
     instance = {**ROW, "instance_id": "a__b-1", "eval_script": "exit 0", "FAIL_TO_PASS": "", "PASS_TO_PASS": None}
     for held in (instance, json.dumps(instance)):
         for split in ("train", "test"):
@@ -104,7 +104,7 @@ def test_without_an_instance_id(tmp_path):
         load(tmp_path, {"instance": {"repo": "x"}})
 
 
-def test_the_sandbox_refuses_them_in_one_sentence(tmp_path):
+def test_the_sandbox_refuses_swe_bench_rows_in_one_sentence(tmp_path):
     with pytest.raises(
         UserError, match="row astropy__astropy-12907_train is SWE-bench's and needs its own image"
     ) as raised:

@@ -1,4 +1,4 @@
-"""Rows, worlds and players for the tests of search."""
+"""Rows, worlds and episodes for the tests of search."""
 
 import json
 
@@ -39,7 +39,7 @@ def play_family(row, responses, **settings):
     return play_responses(FAMILY, row, responses, **{"max_turns": 5, **settings})
 
 
-# Session fixtures that return functions, for hypothesis does not mix with fixtures of one test.
+# Session fixtures that return functions, because hypothesis does not support fixtures of one test.
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Rows: complete, solvable, and never both trained on and held out; and those of files."""
+"""Rows of search, generated and from files: complete, solvable, with disjoint splits."""
 
 import json
 import logging
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from envs.search import FAMILY
-from envs.search.prompts import INSTRUCTIONS, SYSTEM
+from envs.search.prompts import SEARCH_R1, SEARCH_R1_SYSTEM
 from envs.search.world import Chain, is_held_out
 from mtrl.config.schema import DataConfig
 from mtrl.errors import UserError
@@ -43,7 +43,7 @@ def test_rows_are_complete_and_json(splits):
 
 
 def chains_of(row):
-    """All chains that the passages of a row allow to follow, read off the passages."""
+    """All chains that the passages of a row contain."""
     facts = [text.split() for _, text in row["ground_truth"]["passages"]]
     homes = [fact for fact in facts if fact[1] in ("works", "born")]
     things = [fact for fact in facts if fact not in homes]
@@ -57,7 +57,9 @@ def test_splits_share_no_chain_whatever_the_seed(splits):
     for row in (row for each in (splits, *others) for row in each.train):
         chains = chains_of(row)
         assert row["key"] in chains and len(chains) == 16
-        assert not test & set(chains) and not any(map(is_held_out, chains)), "not even beside its own question"
+        assert not test & set(chains) and not any(map(is_held_out, chains)), (
+            "no training world contains a held-out chain"
+        )
 
 
 def test_generation_is_a_function_of_the_seed(splits):
@@ -65,9 +67,9 @@ def test_generation_is_a_function_of_the_seed(splits):
     assert FAMILY.load(DataConfig(**SMALL), seed=1).train != FAMILY.load(DataConfig(**SMALL), seed=2).train
 
 
-@pytest.mark.parametrize("full_prompt", [False, True])
-def test_the_perfect_player_is_paid_and_scored_one(full_prompt, play, score):
-    splits = FAMILY.load(DataConfig(**SMALL), 0, full_prompt=full_prompt)
+@pytest.mark.parametrize("prompt", ["short", "full"])
+def test_gold_is_rewarded_and_scored_one(prompt, play, score):
+    splits = FAMILY.load(DataConfig(**SMALL), 0, prompt=prompt)
     for row in splits.train + splits.test:
         responses = FAMILY.gold(row)
         results = play(row, responses)
@@ -80,17 +82,17 @@ def test_decoys_look_right_and_are_wrong(splits, play, score):
         *before, last = FAMILY.gold(row)
         decoys = FAMILY.decoys(row)
         assert len(decoys) == 3 and last not in decoys
-        said = " ".join(text for _, text in row["ground_truth"]["passages"])
+        passages = " ".join(text for _, text in row["ground_truth"]["passages"])
         for decoy in decoys:
-            assert decoy.removeprefix("<answer>").removesuffix("</answer>") in said
+            assert decoy.removeprefix("<answer>").removesuffix("</answer>") in passages
             results = play(row, [*before, decoy])
             assert score([*before, decoy], row) == results[-1].reward == 0.0
 
 
 def test_rows_for_language_models():
-    row = FAMILY.load(DataConfig(**SMALL), 0, full_prompt=True).train[0]
+    row = FAMILY.load(DataConfig(**SMALL), 0, prompt="full").train[0]
     assert [message["role"] for message in row["prompt"]] == ["system", "user"]
-    assert row["prompt"][0]["content"] == SYSTEM and row["prompt"][1]["content"] == INSTRUCTIONS + row["question"]
+    assert row["prompt"][1]["content"] == row["question"]
     assert all(text.endswith(".") and title in text for title, text in row["ground_truth"]["passages"])
     assert len(FAMILY.decoys(row)) == 3
 
@@ -108,7 +110,7 @@ def skyrl_row(n):
     question = f"What is the name of the number {n}?"
     return {
         "data_source": "searchR1_nq",
-        "prompt": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": INSTRUCTIONS + question}],
+        "prompt": [{"role": "system", "content": SEARCH_R1_SYSTEM}, {"role": "user", "content": SEARCH_R1 + question}],
         "ability": "fact-reasoning",
         "env_class": "search",
         "reward_spec": {"style": "rule", "ground_truth": {"target": [f"n{n}", f"N-{n}"]}},
@@ -118,7 +120,7 @@ def skyrl_row(n):
 
 
 def search_r1_row(n):
-    """As Search-R1's own files have it."""
+    """The row has the form of Search-R1's own files."""
     row = skyrl_row(n)
     spec = row.pop("reward_spec")
     return {
@@ -131,7 +133,7 @@ def search_r1_row(n):
 
 
 @pytest.mark.parametrize("make", [skyrl_row, search_r1_row])
-def test_rows_of_others_frameworks(make, tmp_path, corpus, play, score):
+def test_rows_of_other_frameworks(make, tmp_path, corpus, play, score):
     import pyarrow
     from pyarrow import parquet
 
@@ -167,7 +169,7 @@ def test_plain_rows(answer, target, tmp_path, corpus):
     rows = [{"question": f"number {n}?", **answer} for n in range(9)]
     splits = FAMILY.load(DataConfig(path=str(write_jsonl(tmp_path / "rows.jsonl", rows))), 0, corpus=corpus)
     assert {tuple(row["ground_truth"]["target"]) for row in splits.train + splits.test} == {tuple(target)}
-    assert splits.train[0]["prompt"][1]["content"] == INSTRUCTIONS + "number 1?"
+    assert splits.train[0]["prompt"][1]["content"] == SEARCH_R1 + "number 1?"
     assert not {row["question"] for row in splits.train} & {row["question"] for row in splits.test}
     assert FAMILY.decoys(splits.train[0]) == []
 
@@ -202,7 +204,7 @@ def test_bad_plain_rows(row, message, tmp_path, corpus):
         ({"corpus": "nowhere.jsonl"}, "corpus nowhere.jsonl cannot be read"),
     ],
 )
-def test_retrievers_that_cannot_be_are_told_before_the_run(config, message, tmp_path, corpus):
+def test_invalid_retrievers_are_refused_before_the_run(config, message, tmp_path, corpus):
     config = {name: corpus if value == "CORPUS" else value for name, value in config.items()}
     file = write_jsonl(tmp_path / "rows.jsonl", [{"question": f"{n}?", "answer": "n"} for n in range(9)])
     with pytest.raises(UserError, match=message):
@@ -221,7 +223,7 @@ def test_squad_is_data_and_corpus(squad, play, score, caplog):
     assert json.loads(json.dumps(rows)) == rows
     row = next(row for row in rows if row["id"] == "Warsaw-3-0")
     assert row["ground_truth"] == {"target": ["Vistula", "the Vistula"]}
-    assert row["prompt"][1]["content"] == INSTRUCTIONS + "Where is it? (3)"
+    assert row["prompt"][1]["content"] == SEARCH_R1 + "Where is it? (3)"
     responses = ["<search>Warsaw capital copy 3</search>", "<answer>the vistula.</answer>"]
     results = play(row, responses)
     assert results[0].observation.startswith(
@@ -231,7 +233,7 @@ def test_squad_is_data_and_corpus(squad, play, score, caplog):
 
 
 def test_a_question_that_is_held_out_is_not_trained_on(squad, caplog):
-    """Even if it is asked about another passage too."""
+    """The test covers questions that occur with another passage too."""
     content = json.loads(squad.read_text())
     for article in content["data"]:
         for question in article["paragraphs"][0]["qas"][:1]:
@@ -244,21 +246,21 @@ def test_a_question_that_is_held_out_is_not_trained_on(squad, caplog):
     assert re.search(r"and \d\d of training that are held out as well", caplog.text)
 
 
-def test_the_questions_of_a_passage_stay_together(squad):
+def test_the_questions_of_a_passage_are_in_one_split(squad):
     splits = FAMILY.load(DataConfig(path=str(squad)), 0)
     passages = [{row["id"].rpartition("-")[0] for row in rows} for rows in (splits.train, splits.test)]
     assert not passages[0] & passages[1]
     assert FAMILY.load(DataConfig(path=str(squad)), 7) == splits, "the split is a property of the passage"
 
 
-def test_another_corpus_for_squads_questions(squad, corpus, play):
+def test_questions_of_squad_with_another_corpus(squad, corpus, play):
     splits = FAMILY.load(DataConfig(path=str(squad)), 0, corpus=corpus)
     (result,) = play(splits.train[0], ["<search>number 7 Warsaw</search>"], corpus=corpus)
     assert "Doc 1(Title: Number 7) The number 7 has the name n7." in result.observation
     assert "Poland" not in result.observation
 
 
-def test_squads_questions_and_dense_retrieval(squad, play):
+def test_questions_of_squad_with_dense_retrieval(squad, play):
     pytest.importorskip("faiss")
     row = FAMILY.load(DataConfig(path=str(squad)), 0, retriever="dense", encoder="hashing").train[0]
     (result,) = play(
@@ -283,7 +285,7 @@ def test_a_squad_file_with_too_few_passages(tmp_path):
         FAMILY.load(DataConfig(path=str(path)), 0)
 
 
-def test_lists_of_rows_are_no_squad(tmp_path, corpus):
+def test_lists_of_rows_are_not_read_as_squad(tmp_path, corpus):
     path = tmp_path / "rows.json"
     path.write_text(json.dumps([{"question": f"{n}?", "answer": "n"} for n in range(9)]))
     assert len(FAMILY.load(DataConfig(path=str(path)), 0, corpus=corpus).train) == 7

@@ -1,4 +1,4 @@
-"""The weak player: what it shows, and how weak it is."""
+"""The demonstrator of search: the content and the success rate of its demonstrations."""
 
 import random
 from collections import Counter
@@ -10,7 +10,7 @@ from mtrl.config.model_schema import WarmStartConfig
 
 
 def episode(row, rng):
-    """The responses of a weak player, and the results of them."""
+    """The responses of a demonstrator, and their results."""
     player = FAMILY.demonstrate(row, rng)
     environment = FAMILY.environment(max_turns=5)
     environment.reset(row)
@@ -33,13 +33,13 @@ def test_success_reaches_the_band_of_the_warm_start_and_leaves_something_to_lear
     assert WarmStartConfig.success_band[0] < sum(won) / len(won) < 0.6
 
 
-def test_the_habit_is_to_guess_at_once_and_it_loses(episodes):
-    """What greedy decoding of a clone does: the most frequent first move is an answer."""
+def test_most_episodes_guess_at_once_and_fail(episodes):
+    """Greedy decoding of a clone gives the most frequent first move, which is an answer."""
     at_once = [results[-1].reward for _, responses, results in episodes if len(responses) == 1]
     assert len(at_once) / len(episodes) > 0.5 and sum(at_once) / len(at_once) < 0.15
 
 
-def test_every_move_is_shown_and_none_is_malformed(episodes):
+def test_demonstrations_contain_every_move_and_none_is_malformed(episodes):
     assert Counter(len(responses) for _, responses, _ in episodes).keys() == {1, 2, 3}
     assert not any(result.metrics["malformed"] for *_, results in episodes for result in results)
     for row, responses, _ in episodes:
@@ -47,7 +47,7 @@ def test_every_move_is_shown_and_none_is_malformed(episodes):
         assert row["split"] == "train"
 
 
-def test_the_same_seed_plays_the_same(splits):
+def test_the_same_seed_gives_the_same_demonstrations(splits):
     for row in splits.train[:20]:
         assert episode(row, random.Random(5)) == episode(row, random.Random(5))
 
@@ -60,7 +60,7 @@ def test_held_out_rows_are_not_demonstrated(splits):
 def test_real_questions_are_mostly_guessed(score):
     row = {"id": "r", "question": "who won the game?", "ground_truth": {"target": ["the Broncos"]}, "split": "train"}
     rng = random.Random(0)
-    said = [FAMILY.demonstrate(row, rng).responses for _ in range(200)]
-    assert {len(responses) for responses in said} == {1, 2}
-    won = [score(responses, row) for responses in said]
-    assert won == [float(responses == FAMILY.gold(row)) for responses in said] and 60 < sum(won) < 100
+    episodes = [FAMILY.demonstrate(row, rng).responses for _ in range(200)]
+    assert {len(responses) for responses in episodes} == {1, 2}
+    won = [score(responses, row) for responses in episodes]
+    assert won == [float(responses == FAMILY.gold(row)) for responses in episodes] and 60 < sum(won) < 100

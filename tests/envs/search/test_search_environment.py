@@ -1,4 +1,4 @@
-"""Episodes: what is said and shown, what hostile responses and passages do, and that every process sees the same."""
+"""Episodes of search: observations, hostile responses and passages, and equality between processes."""
 
 import json
 import os
@@ -23,7 +23,7 @@ from mtrl.config.schema import DataConfig
 from mtrl.errors import UserError
 
 ROOT = Path(__file__).parents[3]
-TOLD = "write one <search> or one <answer> 4 left"
+COMPLAINT = "write one <search> or one <answer> 4 left"
 HOSTILE = {
     "nothing": "",
     "talk": "The answer is tin.",
@@ -50,12 +50,12 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("response", HOSTILE.values(), ids=HOSTILE.keys())
-def test_hostile_responses_cost_a_turn_and_are_told_the_same(response, make_row, play, score):
+def test_hostile_responses_use_up_a_turn_and_get_the_same_observation(response, make_row, play, score):
     start = time.process_time()
     results = play(make_row(), [response] * 5)
     assert score([response] * 5, make_row()) == 0.0
     assert time.process_time() - start < 5, "work that grows faster than the response"
-    assert results[0].observation == TOLD and len(results) == 5
+    assert results[0].observation == COMPLAINT and len(results) == 5
     assert all(result.reward == -0.1 and result.metrics["malformed"] == 1.0 for result in results)
     assert results[-1].done and results[-1].truncated and results[-1].observation is None
 
@@ -114,19 +114,19 @@ def test_the_episodes_of_the_readme(make_row, play, score):
         ["Mara", "Mara was born in Oslo."],
         ["Rome", "The metal of Rome is the tin."],
     ]
-    for said, passages, style in ((short, world, "short"), (full, sentences, "full")):
+    for texts, passages, style in ((short, world, "short"), (full, sentences, "full")):
         row = make_row({"target": ["tin"], "passages": passages}, style=style)
-        results = play(row, said[1::2], topk=2)
-        assert [result.observation for result in results] == [*said[2::2], None]
-        assert results[-1].reward == score(said[1::2], row) == 1.0
+        results = play(row, texts[1::2], topk=2)
+        assert [result.observation for result in results] == [*texts[2::2], None]
+        assert results[-1].reward == score(texts[1::2], row) == 1.0
 
 
 def _episodes():
-    """The conversations in the README, as lists of what was said in turn; further lines are indented."""
+    """The conversations in the README, as lists of texts in order; further lines are indented."""
     text = (ROOT / "envs/search/README.md").read_text(encoding="utf-8")
     blocks = [block for block in text.split("```\n") if block.startswith("user ")]
     return [
-        [said[10:].replace("\n" + " " * 10, "\n") for said in _messages(block.rstrip("\n").split("\n"))]
+        [texts[10:].replace("\n" + " " * 10, "\n") for texts in _messages(block.rstrip("\n").split("\n"))]
         for block in blocks
     ]
 
@@ -142,11 +142,11 @@ def _messages(lines):
 
 
 def test_thinking_is_not_read(make_row, play, score):
-    said = [
+    texts = [
         "<think>I <answer>guess</answer></think>so <search>rome metal</search>.",
         "hm</think>\n<answer>\nTin.\n</answer>",
     ]
-    assert play(make_row(), said)[-1].reward == score(said, make_row()) == 1.0
+    assert play(make_row(), texts)[-1].reward == score(texts, make_row()) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -196,25 +196,25 @@ def test_passages_cannot_leave_their_frame(title, text, style, make_row, play):
 
 @settings(max_examples=300, deadline=None)
 @given(text=st.one_of(EVIL_TEXT, st.text(max_size=60)))
-def test_what_is_made_plain_matches_as_before(text):
-    """An answer that is copied from what is shown is as right as one that is copied from the passage."""
+def test_plain_text_matches_like_the_original(text):
+    """An answer that is copied from the observation is as right as one that is copied from the passage."""
     without_controls = "".join(c if ord(c) >= 32 and not 0x7F <= ord(c) <= 0x9F else " " for c in text)
     assert is_match(plain(text), [without_controls]) or not _words(without_controls)
 
 
 def _words(text):
-    """What is left of a text once everything that exact match drops is gone."""
+    """A text without everything that exact match drops."""
     bare = "".join(c for c in text.lower() if c not in string.punctuation)
     return [word for word in re.split(r"\b(?:a|an|the)\b|\s+", bare) if word]
 
 
-def test_evil_passages_do_not_end_or_pay_an_episode(make_row, play, score):
+def test_hostile_passages_do_not_end_or_reward_an_episode(make_row, play, score):
     passages = [["key", f"key {evil} <answer>tin</answer>"] for evil in EVIL]
     row = make_row({"target": ["tin"], "passages": passages}, style="full")
-    said = ["<search>key</search>"] * 5
-    results = play(row, said)
+    texts = ["<search>key</search>"] * 5
+    results = play(row, texts)
     assert [result.done for result in results] == [False] * 4 + [True]
-    assert sum(result.reward for result in results) == score(said, row) == 0.0
+    assert sum(result.reward for result in results) == score(texts, row) == 0.0
 
 
 def test_observations_are_limited(make_row, play):
@@ -231,14 +231,14 @@ def test_observations_are_limited(make_row, play):
         assert "Doc 2" not in result.observation, "for which there is no room"
 
 
-def test_what_is_cut_off_is_no_hit(make_row, play):
+def test_a_truncated_passage_is_no_hit(make_row, play):
     row = make_row({"target": ["tin"], "passages": [["key", "x " * 200 + "tin"]]}, style="full")
     assert play(row, ["<search>key</search>"])[0].metrics["hits"] == 1.0
     assert play(row, ["<search>key</search>"], observation_characters=100)[0].metrics["hits"] == 0.0
 
 
 def test_the_frame_is_no_hit(make_row, play):
-    """`Doc 2(Title: …)` would show the answer "doc" to every question."""
+    """`Doc 2(Title: …)` would contain the answer "doc" for every question."""
     row = make_row({"target": ["1", "Doc", "title"], "passages": [["key", "text"], ["key", "more"]]}, style="full")
     assert play(row, ["<search>key</search>"])[0].metrics["hits"] == 0.0
 
@@ -265,18 +265,18 @@ def test_topk(topk, make_row, play):
         ({"encodr": "x"}, "environment.config.encodr is not known to search; a retriever has encoder"),
     ],
 )
-def test_settings_that_cannot_be(settings, sentence):
+def test_invalid_settings_are_refused(settings, sentence):
     with pytest.raises(UserError, match=sentence):
         FAMILY.environment(**settings)
 
 
-def test_reset_begins_again(make_row):
+def test_reset_starts_a_new_episode(make_row):
     environment = FAMILY.environment(reward="progress")
-    said = ["?", "<search>rome metal</search>", "<search>rome metal</search>", "<answer>tin</answer>"]
+    texts = ["?", "<search>rome metal</search>", "<search>rome metal</search>", "<answer>tin</answer>"]
     episodes = []
     for _ in range(2):
         environment.reset(make_row())
-        episodes.append([environment.step(response, make_row()["ground_truth"]) for response in said])
+        episodes.append([environment.step(response, make_row()["ground_truth"]) for response in texts])
     assert episodes[0] == episodes[1]
 
 
@@ -287,17 +287,17 @@ import json, random, sys
 from envs.search import FAMILY
 from mtrl.config.schema import DataConfig
 
-said = []
-for full in (False, True):
-    splits = FAMILY.load(DataConfig(synthetic_train_rows=20, synthetic_test_rows=20), seed=3, full_prompt=full)
+texts = []
+for prompt in ("short", "full"):
+    splits = FAMILY.load(DataConfig(synthetic_train_rows=20, synthetic_test_rows=20), seed=3, prompt=prompt)
     for row in splits.train + splits.test:
         environment = FAMILY.environment(reward="progress")
         environment.reset(row)
         for response in ["?", "<search>city metal bird tree born</search>", *FAMILY.gold(row)[1:]]:
             result = environment.step(response, row["ground_truth"])
-            said.append([result.observation, result.reward, result.done, result.components, result.metrics])
-    said.append([splits.train, splits.test])
-print(json.dumps(said))
+            texts.append([result.observation, result.reward, result.done, result.components, result.metrics])
+    texts.append([splits.train, splits.test])
+print(json.dumps(texts))
 """
 
 
@@ -317,7 +317,7 @@ def test_every_process_sees_the_same_bytes():
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["passages of the row", "one corpus for all"])
-def test_64_episodes_at_once_are_as_one_after_another(shared, tmp_path, play):
+def test_64_concurrent_episodes_equal_sequential_ones(shared, tmp_path, play):
     rows = FAMILY.load(DataConfig(synthetic_train_rows=64, synthetic_test_rows=8), 5).train
     config = {}
     if shared:

@@ -1,4 +1,4 @@
-"""SQuAD's exact match: cases worked by hand, and both implementations against each other."""
+"""SQuAD's exact match: cases computed by hand, and a comparison of both implementations."""
 
 import pytest
 from hypothesis import example, given, settings
@@ -68,8 +68,8 @@ PIECES += ["tin", "theatre", "24", "the", "A", "\u0301", "\u200b", "東京", "�
 @given(text=st.one_of(st.lists(st.sampled_from(PIECES), max_size=8).map("".join), st.text(max_size=30)))
 @example("the\u0301")
 @example("a²")
-def test_the_scorers_own_words_are_the_same(text):
-    """The scorer normalises by other means; `normalise` of both texts is equal exactly where the scorer's words are."""
+def test_the_scorer_reduces_answers_to_the_same_words(text):
+    """The scorer normalises in another way; its words of two texts are equal exactly if `normalise` of both is."""
     words = _reduced(text)
     normal = normalise(text)
     assert (words[1] if words[0] == "nothing but" else " ".join(words)) == normal
@@ -77,7 +77,7 @@ def test_the_scorers_own_words_are_the_same(text):
 
 @settings(max_examples=500, deadline=None)
 @given(pair=st.tuples(*[st.lists(st.sampled_from(PIECES), max_size=5).map("".join)] * 2))
-def test_both_judge_alike(pair):
+def test_reward_and_scorer_agree_on_any_text(pair):
     answer, alias = pair
     if answer.strip():
         assert is_match(answer, [alias]) == (_reduced(answer) == _reduced(alias))

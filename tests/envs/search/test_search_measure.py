@@ -1,4 +1,4 @@
-"""What evaluations report beside the score."""
+"""Further measures of evaluations."""
 
 import pytest
 from hypothesis import given
@@ -28,8 +28,8 @@ def test_format_and_containment(make_row, responses, form, contains):
     assert found == {"format": form, "contains": contains}
 
 
-@given(said=st.lists(WORDS, max_size=6).map("".join))
-def test_a_success_has_both(said, make_row):
-    row, trajectory = make_row(), trajectory_of([said])
+@given(response=st.lists(WORDS, max_size=6).map("".join))
+def test_a_success_has_both(response, make_row):
+    row, trajectory = make_row(), trajectory_of([response])
     found = FAMILY.measure(trajectory, row)
     assert FAMILY.score(trajectory, row) <= found["contains"] <= found["format"]

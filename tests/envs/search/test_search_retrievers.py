@@ -1,4 +1,4 @@
-"""Where episodes search: one retriever per process, a real server, and one that is down."""
+"""Retrievers of episodes: one per process, a real server, and an unreachable server."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ def corpus(tmp_path):
 
 @pytest.fixture
 def dead():
-    """The address of a port at which nobody listens."""
+    """The address of a port without a server."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"http://127.0.0.1:{free.getsockname()[1]}"
@@ -83,24 +83,24 @@ def test_a_server_is_searched_as_a_corpus_is(server, corpus, rows, play):
     config = {"retriever": "server", "url": server, **QUICK}
     splits = FAMILY.load(DataConfig(path=rows), 0, **config)
     for row in splits.train:
-        said = ["<search>zq</search>", *FAMILY.gold(row)]
-        asked = play(row, said, **config)
-        assert asked == play(row, said, corpus=corpus) and asked[-1].reward == 1.0
-        assert "Doc 1(Title: Number " in asked[1].observation
+        responses = ["<search>zq</search>", *FAMILY.gold(row)]
+        results = play(row, responses, **config)
+        assert results == play(row, responses, corpus=corpus) and results[-1].reward == 1.0
+        assert "Doc 1(Title: Number " in results[1].observation
 
 
-def test_a_server_that_is_down_is_told_before_the_run(dead, rows):
+def test_an_unreachable_server_is_refused_before_the_run(dead, rows):
     with pytest.raises(UserError, match=rf"environment.config.url={dead}: .* could not be reached .* start it"):
         FAMILY.load(DataConfig(path=rows), 0, retriever="server", url=dead, **QUICK)
 
 
-def test_a_server_that_goes_down_fails_the_episode(dead, tiny_tokenizer, tiny_codec):
-    """Nothing is paid, nothing is trained on: its group is replaced."""
-    said = ["<answer>no</answer>", "<search>number 3</search>"]
+def test_a_server_that_stops_fails_the_episode(dead, tiny_tokenizer, tiny_codec):
+    """The failed episode gets no reward and is not trained on, because its group is replaced."""
+    responses = ["<answer>no</answer>", "<search>number 3</search>"]
     row = {"id": "r", "prompt": [{"role": "user", "content": "Q"}], "ground_truth": {"target": ["n3"]}}
     pool = EnvironmentPool(2)
     loop = EpisodeLoop(
-        ScriptedEngine(lambda trajectory_id, turn: said[int(trajectory_id[-1])], tiny_tokenizer),
+        ScriptedEngine(lambda trajectory_id, turn: responses[int(trajectory_id[-1])], tiny_tokenizer),
         partial(FAMILY.environment, max_turns=4, retriever="server", url=dead, **QUICK),
         partial(Conversation, tiny_codec),
         pool,
@@ -115,8 +115,8 @@ def test_a_server_that_goes_down_fails_the_episode(dead, tiny_tokenizer, tiny_co
     assert searched.metrics["attempts"] == 2 and searched.reward == 0.0
 
 
-def test_a_dead_server_is_given_up_before_the_step_is(dead, make_row, monkeypatch):
-    """By default its own error ends the episode, not a time-out that says nothing."""
+def test_requests_to_a_dead_server_end_before_the_step_timeout(dead, make_row, monkeypatch):
+    """With the default limits the retriever's own error ends the episode, before the time-out."""
     waited = []
     monkeypatch.setattr("time.sleep", waited.append)
     environment = FAMILY.environment(retriever="server", url=dead)

@@ -1,4 +1,4 @@
-"""What can be earned at all: an exhaustive search over everything that changes what a policy is paid."""
+"""Rewards of search: an exhaustive search over all sequences of moves that the reward distinguishes."""
 
 from itertools import product
 
@@ -18,7 +18,7 @@ MOVES = {
     "malformed": "tin",
     "stuffed": "<answer>tin</answer><answer>zinc</answer>",
 }
-"""One move of every kind that the reward tells apart, and two that it must not."""
+"""One move of every kind that the reward distinguishes, and two that it must treat alike."""
 TURNS = 4
 
 
@@ -36,57 +36,57 @@ def earned(play, make_row, score):
     return found
 
 
-def test_every_sequence_was_played(earned):
+def test_every_sequence_of_moves_is_covered(earned):
     searches = len(MOVES) - 2
     for scheme in SCHEMES:
         assert len(earned[scheme]) == 2 * (1 + searches + searches**2 + searches**3) + searches**4
 
 
 def test_nothing_earns_more_than_the_score_by_default(earned):
-    for names, (paid, scored) in earned["default"].items():
-        assert paid <= scored, names
+    for names, (reward, scored) in earned["default"].items():
+        assert reward <= scored, names
         clean = not {"malformed", "stuffed"} & set(names)
-        assert paid == scored if clean else paid < scored, names
+        assert reward == scored if clean else reward < scored, names
 
 
 def test_stalling_earns_nothing_by_default(earned):
-    for names, (paid, _) in earned["default"].items():
+    for names, (reward, _) in earned["default"].items():
         if names[-1] == "right" and len(names) > 1:
-            assert paid <= earned["default"]["right",][0], names
+            assert reward <= earned["default"]["right",][0], names
 
 
-def test_progress_pays_a_right_answer_one_in_all(earned):
+def test_progress_rewards_a_solved_episode_with_one_in_total(earned):
     malformed = {"malformed", "stuffed"}
-    for names, (paid, scored) in earned["progress"].items():
+    for names, (reward, scored) in earned["progress"].items():
         cost = 0.1 * sum(name in malformed for name in names)
         if scored:
-            assert paid == pytest.approx(1.0 - cost), names
+            assert reward == pytest.approx(1.0 - cost), names
         else:
             found = 0.2 if {"hit", "other hit"} & set(names) else 0.0
-            assert paid == pytest.approx(found - cost), names
+            assert reward == pytest.approx(found - cost), names
 
 
-def test_mt_ppo_is_farmed_by_searching_for_the_same_again(earned):
-    """Why it is not the default: the best policy searches for what it has found until the turns run out."""
-    paid = earned["mt_ppo"]
-    best = max(paid, key=lambda names: paid[names][0])
+def test_mt_ppo_rewards_repeated_searches(earned):
+    """The scheme is not the default, because its best policy repeats a successful search until the turns run out."""
+    reward = earned["mt_ppo"]
+    best = max(reward, key=lambda names: reward[names][0])
     assert set(best[:-1]) <= {"hit", "other hit"} and best[-1] == "right" and len(best) == TURNS
-    assert paid[best][0] == pytest.approx(1.9)
-    assert paid["hit", "right"][0] == pytest.approx(1.3) and paid["right",][0] == 1.0
+    assert reward[best][0] == pytest.approx(1.9)
+    assert reward["hit", "right"][0] == pytest.approx(1.3) and reward["right",][0] == 1.0
 
 
-def test_mt_ppo_pays_a_wrong_answer_more_than_a_right_one(earned):
-    paid = earned["mt_ppo"]
-    wrong, scored = paid["hit", "hit", "hit", "wrong"]
-    assert scored == 0.0 and wrong == pytest.approx(1.1) and wrong > paid["right",][0]
+def test_mt_ppo_can_reward_a_wrong_answer_more_than_a_right_one(earned):
+    reward = earned["mt_ppo"]
+    wrong, scored = reward["hit", "hit", "hit", "wrong"]
+    assert scored == 0.0 and wrong == pytest.approx(1.1) and wrong > reward["right",][0]
 
 
 def test_mt_ppo_by_hand(earned):
-    paid = {names: value for names, (value, _) in earned["mt_ppo"].items()}
-    assert paid["wrong",] == pytest.approx(0.2)
-    assert paid["miss", "right"] == pytest.approx(0.0 + 1.0)
-    assert paid["malformed", "right"] == pytest.approx(-0.2 + 1.0)
-    assert paid["miss", "hit", "malformed", "miss"] == pytest.approx(0.0 + 0.3 - 0.2 - 1.0)
+    reward = {names: value for names, (value, _) in earned["mt_ppo"].items()}
+    assert reward["wrong",] == pytest.approx(0.2)
+    assert reward["miss", "right"] == pytest.approx(0.0 + 1.0)
+    assert reward["malformed", "right"] == pytest.approx(-0.2 + 1.0)
+    assert reward["miss", "hit", "malformed", "miss"] == pytest.approx(0.0 + 0.3 - 0.2 - 1.0)
 
 
 def test_components_and_their_sum(play, make_row):

@@ -1,4 +1,4 @@
-"""The scorer reads the last answer for itself; it agrees with what was paid, whatever is said."""
+"""The scorer of search: it reads the last answer independently, and agrees with the reward on any text."""
 
 from types import SimpleNamespace
 
@@ -52,7 +52,7 @@ def test_reward_and_score_agree(responses, aliases, make_row, play, score):
 @pytest.mark.parametrize("scheme", ["progress", "mt_ppo"])
 @settings(max_examples=200, deadline=None)
 @given(responses=st.lists(RESPONSE, min_size=1, max_size=5))
-def test_other_schemes_call_the_same_right(scheme, responses, make_row, play, score):
+def test_all_schemes_agree_on_right_answers(scheme, responses, make_row, play, score):
     row = make_row()
     results = play(row, responses, reward=scheme)
     scored = score(responses[: len(results)], row)
@@ -60,24 +60,24 @@ def test_other_schemes_call_the_same_right(scheme, responses, make_row, play, sc
     assert (last["outcome"] == 1.0 if scheme == "mt_ppo" else last["correct"] > 0) == (scored == 1.0)
 
 
-def test_the_reward_is_not_believed(make_row):
+def test_the_score_does_not_depend_on_the_reward(make_row):
     claimed = Trajectory("row", "group", 0)
     assert FAMILY.score(claimed, make_row()) == 0.0
 
 
-def test_only_the_last_word_of_the_assistant_counts(make_row):
+def test_only_the_last_assistant_message_counts(make_row):
     row = make_row()
     answer = {"role": "assistant", "content": "<answer>tin</answer>"}
-    said = {"role": "user", "content": "<answer>tin</answer>"}
+    message = {"role": "user", "content": "<answer>tin</answer>"}
     nothing = {"role": "assistant", "content": None}
     assert FAMILY.score(SimpleNamespace(messages=[answer]), row) == 1.0
-    assert FAMILY.score(SimpleNamespace(messages=[said]), row) == 0.0
-    assert FAMILY.score(SimpleNamespace(messages=[nothing, said]), row) == 0.0
+    assert FAMILY.score(SimpleNamespace(messages=[message]), row) == 0.0
+    assert FAMILY.score(SimpleNamespace(messages=[nothing, message]), row) == 0.0
     assert FAMILY.score(SimpleNamespace(messages=[answer, {"role": "assistant", "content": "zinc"}]), row) == 0.0
 
 
 @pytest.mark.parametrize(
-    "said",
+    "response",
     [
         "tin",
         "<answer>tin or zinc</answer>",
@@ -91,6 +91,6 @@ def test_only_the_last_word_of_the_assistant_counts(make_row):
         "<Answer>tin</Answer>",
     ],
 )
-def test_almost_the_answer(said, make_row, score, play):
-    assert score([said], make_row()) == 0.0
-    assert all(result.reward <= 0.0 for result in play(make_row(), [said] * 5))
+def test_similar_answers_score_zero(response, make_row, score, play):
+    assert score([response], make_row()) == 0.0
+    assert all(result.reward <= 0.0 for result in play(make_row(), [response] * 5))

@@ -1,4 +1,4 @@
-"""The generated worlds: what they hold, that two searches find the answer, and that nothing less does."""
+"""The generated worlds: their content, and the necessity of two searches."""
 
 import random
 
@@ -46,7 +46,7 @@ def test_two_searches_find_every_answer(terse):
 
 
 def test_the_question_does_not_find_the_answer():
-    """One search with its words shows the right value no more often than chance, and never says which it is."""
+    """One search for the question's words finds the right value no more often than chance, and does not identify it."""
     shown = []
     for world in WORLDS:
         retriever = retriever_of(world)
@@ -73,7 +73,7 @@ def test_sentences():
 
 
 def test_answers_cannot_be_guessed(splits):
-    """Nothing that is known without a search says more than its kind: every value is about as frequent."""
+    """Without a search only the kind of the value is known: all values are about equally frequent."""
     counts = {}
     for row in splits.train + splits.test:
         chain = row["chain"]
@@ -84,8 +84,8 @@ def test_answers_cannot_be_guessed(splits):
     assert len(by_value) == 48 and max(by_value.values()) < 3 * min(by_value.values())
 
 
-def test_memory_of_training_does_not_answer_held_out_questions(splits):
-    """The most frequent answer of training to the same words is right for a held-out row as often as chance."""
+def test_training_rows_do_not_answer_held_out_questions(splits):
+    """The most frequent training answer to the same question is right for a held-out row as often as chance."""
     seen = {}
     for row in splits.train:
         answers = seen.setdefault(row["prompt"][0]["content"], {})

@@ -30,7 +30,7 @@ async def play_async(row, responses, **settings):
         environment.close()
 
 
-# Session fixtures that return functions, for hypothesis does not mix with fixtures of one test.
+# Session fixtures that return functions, because hypothesis does not support fixtures of one test.
 
 
 @pytest.fixture(scope="session")
@@ -131,7 +131,7 @@ CASES = [
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder of doors, in SOP-Bench's format, with the mismatch that the guide tells of."""
+    """A folder about doors in SOP-Bench's format, with the mismatch that the guide describes."""
     folder = tmp_path / "doors"
     folder.mkdir()
     (folder / "sop.txt").write_text("Look at the door. End with <final_response>{'state': 'Open'}</final_response>\n")

@@ -1,4 +1,4 @@
-"""A user's SOP-Bench folder: evaluated on, never trained on, its code kept apart."""
+"""A user's SOP-Bench folder: it is used for evaluation only, and its code runs in its own process."""
 
 import json
 import logging
@@ -32,8 +32,8 @@ def test_rows_are_complete_and_held_out(rows):
     assert rows[0]["ground_truth"] == {"state": "Open", "keys": "2"}
 
 
-def test_the_prompt_asks_for_final_output_with_exactly_the_output_columns(rows):
-    """Their own text asks for <final_response>, and its example leaves a field out."""
+def test_the_prompt_requires_exactly_the_output_columns(rows):
+    """The folder's own text requires <final_response>, and its example lacks a field."""
     system, user = rows[0]["prompt"]
     assert '<final_output>{"state": "…", "keys": "…"}</final_output>' in system["content"]
     assert system["content"].index("<final_response>") < system["content"].index("<final_output>")
@@ -41,7 +41,7 @@ def test_the_prompt_asks_for_final_output_with_exactly_the_output_columns(rows):
     assert "Open" not in user["content"]
 
 
-def test_mismatches_between_text_and_data_are_told(folder, caplog):
+def test_mismatches_between_text_and_data_are_logged(folder, caplog):
     with caplog.at_level(logging.WARNING):
         load_sop_bench(folder)
     assert "sop.txt asks for <final_response>; the prompt asks for <final_output>" in caplog.text
@@ -67,7 +67,7 @@ def test_an_episode_replays_the_folder_s_own_tools(rows, play, score):
     ("name", "arguments"),
     [("lookAtDoor", {"door_id": "D2"}), ("askPorter", {"question": "which?"}), ("lookAtDoor", {})],
 )
-def test_other_calls_have_no_result_and_tell_nothing(name, arguments, rows, play):
+def test_other_calls_have_no_result_and_reveal_nothing(name, arguments, rows, play):
     (result,) = play(rows[0], [format_call(name, arguments)])
     (message,) = result.observation
     assert message["content"].startswith("Error: ") and "Open" not in message["content"]
@@ -78,7 +78,7 @@ def test_tools_that_draw_at_random_answer_the_same_in_every_run(folder, rows):
     assert any("noise" in str(line["result"]) for line in rows[0]["fixture"])
 
 
-def test_what_json_cannot_hold_is_null(folder):
+def test_values_outside_of_json_become_null(folder):
     specs = json.loads((folder / "toolspecs.json").read_text())
     specs[1]["toolSpec"]["inputSchema"]["json"]["properties"]["key_ring"]["type"] = "string"
     (folder / "toolspecs.json").write_text(json.dumps(specs))
@@ -86,7 +86,7 @@ def test_what_json_cannot_hold_is_null(folder):
     assert results == [None]
 
 
-def test_their_code_runs_apart_and_sees_no_variables(folder, monkeypatch):
+def test_the_folder_s_code_runs_in_a_process_without_variables(folder, monkeypatch):
     monkeypatch.setenv("SECRET_TOKEN", "hush")
     spy = "import os, sys\nopen(os.path.join(os.path.dirname(__file__), 'seen'), 'w').write(repr(dict(os.environ)))\n"
     (folder / "tools.py").write_text(spy + (folder / "tools.py").read_text())
@@ -112,12 +112,12 @@ def test_a_run_trains_on_generated_rows_and_holds_the_folder_s_out(folder):
     assert "door" not in json.dumps(splits.train)
 
 
-def test_for_an_evaluation_alone_there_is_nothing_to_train_on(folder):
+def test_an_evaluation_alone_has_no_training_rows(folder):
     splits = FAMILY.load(DataConfig(synthetic_train_rows=0), 0, sop_bench=str(folder))
     assert splits.train == [] and len(splits.test) == 2
 
 
-def test_nobody_demonstrates_it(rows):
+def test_a_folder_has_no_demonstrations(rows):
     with pytest.raises(ValueError, match="row doors-0 is held out"):
         FAMILY.demonstrate(rows[0], random.Random(0))
 
@@ -137,8 +137,8 @@ def test_a_run_without_steps_is_an_evaluation(folder, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "preflight: gold failed" not in done.stdout + done.stderr
     assert json.loads((run / "summary.json").read_text())["steps"] == 0
-    said = (run / "trajectories" / "eval_greedy_step_000000.jsonl").read_text().splitlines()
-    assert [json.loads(line)["task_id"] for line in said] == ["doors-0", "doors-1"]
+    lines = (run / "trajectories" / "eval_greedy_step_000000.jsonl").read_text().splitlines()
+    assert [json.loads(line)["task_id"] for line in lines] == ["doors-0", "doors-1"]
 
 
 def edit(name, old, new):
@@ -168,13 +168,13 @@ def edit(name, old, new):
         (edit("tools.py", "return getattr(self, name)", "raise KeyError"), "answered none of 6 calls .*KeyError"),
     ],
 )
-def test_a_folder_that_is_not_whole_is_told_in_one_sentence(change, sentence, folder):
+def test_an_incomplete_folder_is_refused_in_one_sentence(change, sentence, folder):
     change(folder)
     with pytest.raises(UserError, match=sentence) as error:
         load_sop_bench(folder)
     assert "\n" not in str(error.value)
 
 
-def test_no_folder(tmp_path):
+def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(UserError, match="is no folder; give the folder of one SOP-Bench domain"):
         load_sop_bench(tmp_path / "nowhere")

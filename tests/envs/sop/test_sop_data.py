@@ -1,4 +1,4 @@
-"""Rows: right by two ways of reckoning, balanced, and never both trained on and held out."""
+"""Rows of sop: labels that two computations agree on, balanced labels, and disjoint splits."""
 
 import json
 import logging
@@ -46,15 +46,15 @@ def test_generation_is_a_function_of_the_seed(splits):
 
 
 def test_the_record_is_hidden_from_the_prompt(splits):
-    """The id says nothing: another seed gives the same case another record."""
+    """The id of a case does not determine its record: another seed gives the same case another record."""
     other = {row["id"]: row["ground_truth"] for row in FAMILY.load(DataConfig(), seed=1).train}
     both = [(row["ground_truth"], other[row["id"]]) for row in splits.train if row["id"] in other]
     assert sum(a == b for a, b in both) < 0.1 * len(both)
 
 
 @pytest.mark.parametrize("name", DOMAINS)
-def test_who_follows_the_procedure_finds_the_labels(name, splits):
-    """The labels are decided from the hidden record; the answer here is what the tools and the procedure lead to."""
+def test_following_the_procedure_gives_the_labels(name, splits):
+    """The labels are computed from the hidden record; the answer here follows from the tools and the procedure."""
     for row in (*splits.train, *splits.test):
         if row["domain"] == name:
             assert carry_out(DOMAINS[name], row["case"], row["fixture"])[1] == row["ground_truth"], row["id"]
@@ -62,8 +62,8 @@ def test_who_follows_the_procedure_finds_the_labels(name, splits):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("split", "each"), [("train", 8), ("test", 1)])
-def test_gold_is_paid_and_scored_one_on_all_rows(splits, split, each, play, score):
-    """That are held out; and on one of eight of the others, which are made in the same way."""
+def test_gold_is_rewarded_and_scored_one_on_all_rows(splits, split, each, play, score):
+    """The test covers all held-out cases and one of eight of the other cases, which are made in the same way."""
     for row in getattr(splits, split)[::each]:
         responses = FAMILY.gold(row)
         results = play(row, responses)
@@ -71,7 +71,7 @@ def test_gold_is_paid_and_scored_one_on_all_rows(splits, split, each, play, scor
         assert sum(result.reward for result in results) == 1.0
 
 
-def test_gold_is_paid_and_scored_one(splits, play, score):
+def test_gold_is_rewarded_and_scored_one(splits, play, score):
     lengths = set()
     for row in splits.test[:90]:
         responses = FAMILY.gold(row)
@@ -90,7 +90,7 @@ def test_gold_is_paid_and_scored_one(splits, play, score):
 
 
 @pytest.mark.parametrize("name", DOMAINS)
-def test_every_value_that_the_prompt_names_occurs_and_no_other(name, splits):
+def test_labels_have_exactly_the_values_that_the_prompt_names(name, splits):
     truths = [row["ground_truth"] for row in splits.train if row["domain"] == name]
     for field, values in DOMAINS[name].fields.items():
         named = values.split(" | ")
@@ -100,8 +100,8 @@ def test_every_value_that_the_prompt_names_occurs_and_no_other(name, splits):
         assert words == seen or len(named) > len(words)
 
 
-def test_prompts_for_language_models_hold_the_procedure_and_the_form():
-    for row in FAMILY.load(DataConfig(), 0, full_prompt=True).test[:3]:
+def test_full_prompts_contain_the_procedure_and_the_answer_form():
+    for row in FAMILY.load(DataConfig(), 0, prompt="full").test[:3]:
         domain = DOMAINS[row["domain"]]
         system, user = row["prompt"]
         assert domain.procedure in system["content"] and user["content"] == f"{domain.case}: {row['case']}"
@@ -116,7 +116,7 @@ def test_the_procedures_name_every_tool_that_they_use_and_no_other(splits):
 
 
 def test_the_fixed_pieces_of_json_are_one_token_each(splits):
-    """So an episode of ten calls stays under 150 tokens, and its text comes back as it was."""
+    """An episode of ten calls then stays under 150 tokens, and decoding gives its text back."""
     rows = splits.train[:60]
     tokenizer = train_tokenizer([[*row["prompt"]] for row in rows], 512, FAMILY.tokens)
     assert len(set(FAMILY.tokens)) == len(FAMILY.tokens) < 100
@@ -128,7 +128,7 @@ def test_the_fixed_pieces_of_json_are_one_token_each(splits):
             assert "".join(pieces).count('"') == text.count('"')
 
 
-def test_fewer_cases_than_asked_for_are_said(caplog):
+def test_fewer_cases_than_requested_are_logged(caplog):
     with caplog.at_level(logging.WARNING):
         splits = FAMILY.load(
             DataConfig(synthetic_test_rows=len(CASES), max_test_rows=None), 0, domain="order_fulfilment"
@@ -145,10 +145,10 @@ def test_fewer_cases_than_asked_for_are_said(caplog):
         ({"sop_bench": "nowhere"}, "environment.config.sop_bench=nowhere is no folder"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(config, sentence):
+def test_invalid_settings_are_refused(config, sentence):
     with pytest.raises(UserError, match=sentence):
         FAMILY.load(DataConfig(), 0, **config)
 
 
-def test_answers_are_written_as_they_are_read():
+def test_final_output_is_what_the_parser_reads():
     assert final_output({"a": "b"}) == '<final_output>{"a": "b"}</final_output>'

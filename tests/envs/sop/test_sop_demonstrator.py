@@ -1,4 +1,4 @@
-"""The weak clerk: what it shows, and how weak it is."""
+"""The demonstrator of sop: the content and the success rate of its demonstrations."""
 
 import asyncio
 import random
@@ -10,7 +10,7 @@ from envs.sop.output import parse_final_output
 
 
 def episode(row, rng):
-    """The responses of a weak clerk."""
+    """The responses of a demonstrator."""
     player = FAMILY.demonstrate(row, rng)
     environment = FAMILY.environment()
     environment.reset(row)
@@ -33,21 +33,21 @@ def episodes(splits):
     return found
 
 
-def test_success_is_in_the_tail(episodes, score):
+def test_the_success_rate_is_low_and_not_zero(episodes, score):
     for domain, played in episodes.items():
         won = [score(responses, row) for row, responses, _ in played]
         assert won == [float(result.reward == 1.0) for *_, result in played]
         assert 0.12 < sum(won) / len(won) < 0.45, domain
 
 
-def test_the_habit_is_to_answer_at_once_and_it_loses(episodes, score):
+def test_most_episodes_answer_at_once_and_fail(episodes, score):
     for played in episodes.values():
         hasty = [(row, responses) for row, responses, _ in played if len(responses) == 1]
         assert len(hasty) / len(played) > 0.5
         assert sum(score(responses, row) for row, responses in hasty) / len(hasty) < 0.15
 
 
-def test_it_shows_every_call_and_always_the_form(episodes):
+def test_demonstrations_contain_every_call_and_the_answer_form(episodes):
     for played in episodes.values():
         shown = {call for row, responses, _ in played for call in responses[:-1]}
         assert len(shown) > 100
@@ -56,7 +56,7 @@ def test_it_shows_every_call_and_always_the_form(episodes):
             assert parse_final_output(responses[-1]).keys() == row["ground_truth"].keys()
 
 
-def test_the_same_seed_plays_the_same(splits):
+def test_the_same_seed_gives_the_same_demonstrations(splits):
     for row in splits.train[:20]:
         assert episode(row, random.Random(5)) == episode(row, random.Random(5))
 

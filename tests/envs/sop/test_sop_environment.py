@@ -1,4 +1,4 @@
-"""Episodes: what the tools say, what ends them, that nothing leaks, and that every process sees the same."""
+"""Episodes of sop: results of tools, ends of episodes, isolation, and equality between processes."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def results_of(result):
-    """What the tools said in a turn."""
+    """The results of the tools in a turn."""
     return [message["content"] for message in result.observation]
 
 
@@ -34,36 +34,36 @@ def results_of(result):
 
 
 def episodes_of_the_readme():
-    """The conversations in the README, as lists of (role, lines): every call and every result has a line of its own."""
+    """The conversations in the README, as lists of (role, lines): every call and every result has its own line."""
     text = (ROOT / "envs/sop/README.md").read_text(encoding="utf-8")
     found = []
     for block in re.findall(r"```\n(user .*?)```", text, re.DOTALL):
-        said = []
+        messages = []
         for line in block.splitlines():
             role, words = line[:11].strip(), line[11:]
             if role:
-                said.append((role, [words]))
+                messages.append((role, [words]))
             else:
-                said[-1][1].append(words)
-        found.append(said)
+                messages[-1][1].append(words)
+        found.append(messages)
     return found
 
 
 def test_the_episodes_of_the_readme(splits, play, score):
-    """Each is of a held-out case of seed 0."""
+    """Each conversation is about a held-out case of seed 0."""
     found = episodes_of_the_readme()
     assert len(found) == len(DOMAINS)
-    for (_, prompt), *said in found:
+    for (_, prompt), *messages in found:
         (row,) = [row for row in splits.test if row["prompt"][0]["content"] == "\n".join(prompt)]
-        responses = ["".join(words) for role, words in said if role == "assistant"]
+        responses = ["".join(words) for role, words in messages if role == "assistant"]
         results = play(row, responses)
-        told = [words for role, words in said if role == "tool"]
-        assert [results_of(result) for result in results[:-1]] == told
+        replies = [words for role, words in messages if role == "tool"]
+        assert [results_of(result) for result in results[:-1]] == replies
         assert results[-1].reward == 1.0 == score(responses, row)
 
 
 def test_fixtures_of_known_cases(splits):
-    """Seed and id alone make a case."""
+    """The seed and the id determine a case."""
     rows = {row["id"]: row for row in splits.test}
     golden = json.loads((Path(__file__).parent / "golden.json").read_text(encoding="utf-8"))
     assert len(golden) == 3
@@ -84,13 +84,13 @@ def test_replay_gives_identical_bytes(name, by_domain, play):
         ]
         once, again = (play(row, texts) for _ in range(2))
         assert once == again
-        said = [content for result in once for content in results_of(result)]
-        assert said == [json.dumps(line["result"]) for line in row["fixture"]]
+        messages = [content for result in once for content in results_of(result)]
+        assert messages == [json.dumps(line["result"]) for line in row["fixture"]]
 
 
 @pytest.mark.parametrize("name", ["aircraft_inspection", "customer_service"])
 def test_every_tool_of_every_case_answers_in_its_type(name, by_domain):
-    """The result is made of the type that the specification of the tool names, which refuses other values."""
+    """The result has the type that the specification of the tool names, which refuses other values."""
     for row in by_domain[name]:
         tools = row_tools(row, Resources())
         assert {line["tool"] for line in row["fixture"]} == tools.keys()
@@ -99,7 +99,7 @@ def test_every_tool_of_every_case_answers_in_its_type(name, by_domain):
             assert isinstance(result, BaseModel) and result.model_dump() == line["result"]
 
 
-def test_other_cases_have_no_result_and_nothing_is_told(by_domain, play):
+def test_calls_for_other_cases_reveal_nothing(by_domain, play):
     row, other = by_domain["customer_service"][:2]
     (result,) = play(row, [format_call("validateAccount", {"account_id": other["case"]})])
     assert results_of(result) == [
@@ -127,7 +127,7 @@ def order_row(**changes):
 
 
 def do(*calls):
-    """One turn per call."""
+    """A list of responses with one call each."""
     arguments = {
         "getStock": {"sku": "K7"},
         "moveOverflow": {"sku": "K7"},
@@ -137,8 +137,8 @@ def do(*calls):
 
 
 def test_the_store_changes_and_is_read_back(play):
-    told = [results_of(r)[0] for r in play(order_row(), do("getStock", "reserveStock", "getStock", "moveOverflow"))]
-    assert told == ['{"shelf": 5}', '{"reserved": "full"}', '{"shelf": 2}', '{"shelf": 4}']
+    replies = [results_of(r)[0] for r in play(order_row(), do("getStock", "reserveStock", "getStock", "moveOverflow"))]
+    assert replies == ['{"shelf": 5}', '{"reserved": "full"}', '{"shelf": 2}', '{"shelf": 4}']
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_the_store_changes_and_is_read_back(play):
         (("openBackorder", "shipOrder"), "the order is done already"),
     ],
 )
-def test_what_cannot_be_done_changes_nothing(calls, error, play):
+def test_impossible_actions_change_nothing(calls, error, play):
     *_, last, stock = play(order_row(), do(*calls, "getStock"))
     assert results_of(last) == [f"Error: {error}"]
     without = play(order_row(), do(*calls[:-1], "getStock"))
@@ -161,15 +161,15 @@ def test_what_cannot_be_done_changes_nothing(calls, error, play):
 
 
 def test_releasing_undoes_reserving(play):
-    told = play(order_row(), do("reserveStock", "releaseStock", "getStock", "reserveStock"))
-    assert results_of(told[2]) == ['{"shelf": 5}'] and results_of(told[3]) == ['{"reserved": "full"}']
+    replies = play(order_row(), do("reserveStock", "releaseStock", "getStock", "reserveStock"))
+    assert results_of(replies[2]) == ['{"shelf": 5}'] and results_of(replies[3]) == ['{"reserved": "full"}']
 
 
 @pytest.mark.parametrize(
     "detour", [("moveOverflow", "reserveStock", "shipOrder"), ("reserveStock", "moveOverflow", "shipOrder")]
 )
-def test_the_answer_depends_on_the_state_that_was_brought_about(detour, play, score):
-    """Who moves the overflow without need and reports honestly is wrong in number and stock."""
+def test_the_answer_depends_on_the_final_state(detour, play, score):
+    """An answer after an unnecessary move of the overflow has another number and another stock than the label."""
     row = order_row()
     *_, shipped, stock = play(row, do(*detour, "getStock"))
     honest = {
@@ -202,7 +202,7 @@ def test_labels_of_orders(changes, truth, play, score):
 
 
 def test_concurrent_episodes_do_not_share_a_store(by_domain, play_at_once):
-    """32 at once, each on its own thread and database: the same results as one after another."""
+    """32 concurrent episodes, each with its own thread and database, have the results of sequential ones."""
     rows = (by_domain["order_fulfilment"] * 2)[:31]
     rows.append(rows[0])  # twice the same order: still two stores
     spoil = do("moveOverflow", "reserveStock")  # of another order: must not reach anybody
@@ -233,17 +233,17 @@ def test_the_store_is_torn_down_however_the_episode_ends(how, monkeypatch):
         opened[0].execute("select 1")
 
 
-def test_reset_begins_again():
+def test_reset_starts_a_new_episode():
     row = order_row()
     environment = FAMILY.environment()
-    told = []
+    replies = []
     for _ in range(2):
         environment.reset(row)
-        told.append(
+        replies.append(
             [asyncio.run(environment.step(text, row["ground_truth"])) for text in do("reserveStock", "getStock")]
         )
     environment.close()
-    assert told[0] == told[1]
+    assert replies[0] == replies[1]
 
 
 # -- how episodes end --------------------------------------------------------------------------------------------------
@@ -254,16 +254,16 @@ def test_a_turn_without_calls_is_the_answer(by_domain, play):
     assert result.done and not result.truncated and result.reward == -0.1
 
 
-def test_turns_that_run_out_are_paid_as_no_answer(by_domain, play):
+def test_an_episode_out_of_turns_is_rewarded_as_one_without_an_answer(by_domain, play):
     row = by_domain["aircraft_inspection"][0]
     call = FAMILY.gold(row)[0]
     results = play(row, [call] * 9, max_turns=3)
     assert [result.reward for result in results] == [0.0, 0.0, -0.1]
     assert results[-1].done and results[-1].truncated and results[-1].metrics["completion"] == 0.0
-    assert "completion" not in results[0].metrics, "means over turns would count what is not yet said"
+    assert "completion" not in results[0].metrics, "means over turns would count unfinished episodes"
 
 
-def test_an_answer_beside_a_call_is_not_read(by_domain, play, score):
+def test_an_answer_beside_a_call_is_ignored(by_domain, play, score):
     row = by_domain["aircraft_inspection"][0]
     calls, *_, right = FAMILY.gold(row)
     for text in (calls + right, right + calls):
@@ -271,8 +271,8 @@ def test_an_answer_beside_a_call_is_not_read(by_domain, play, score):
         assert not result.done and result.reward == 0.0 == score([text], row)
 
 
-def test_asking_is_not_paid(by_domain, play):
-    """An agent that is paid per call makes calls."""
+def test_tool_calls_earn_no_reward(by_domain, play):
+    """A reward per call would train an agent to make unnecessary calls."""
     row = by_domain["customer_service"][0]
     right = FAMILY.gold(row)[-1]
     assert play(row, [right])[-1].reward == sum(r.reward for r in play(row, [*FAMILY.gold(row)[:1] * 5, right])) == 1.0
@@ -285,12 +285,12 @@ def test_asking_is_not_paid(by_domain, play):
         ({"reward": "guide"}, "reward.scheme=guide is not known to sop; choose one of default, dense"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings, sentence):
+def test_invalid_settings_are_refused(settings, sentence):
     with pytest.raises(UserError, match=sentence):
         FAMILY.environment(**settings)
 
 
-def test_a_row_of_no_domain_is_refused():
+def test_a_row_without_a_known_domain_is_refused():
     environment = FAMILY.environment()
     with pytest.raises(UserError, match="row x has domain=cooking; choose one of aircraft_inspection"):
         environment.reset({"id": "x", "domain": "cooking", "fixture": []})
@@ -321,8 +321,8 @@ CALLS = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(calls=CALLS)
-def test_whatever_is_called_the_stock_adds_up(calls, play):
-    """Nothing raises, nothing is made out of nothing, and the same calls give the same bytes."""
+def test_any_calls_preserve_the_total_stock(calls, play):
+    """No call raises an error or changes the total stock, and the same calls give the same bytes."""
     texts = [*calls, do("getStock")[0]]
     results = play(order_row(), texts, max_turns=9)
     assert results == play(order_row(), texts, max_turns=9)
@@ -337,17 +337,17 @@ from envs.sop import FAMILY
 from mtrl.config.schema import DataConfig
 
 splits = FAMILY.load(DataConfig(synthetic_train_rows=12, synthetic_test_rows=12), seed=3)
-said = []
+messages = []
 for row in splits.train + splits.test:
     environment = FAMILY.environment()
     environment.reset(row)
-    said.append(environment.tools)
+    messages.append(environment.tools)
     unknown = '<tool_call>{"name": "fly", "arguments": {}}</tool_call>'
     for text in [*FAMILY.gold(row)[:-1], unknown, *FAMILY.decoys(row)[:1]]:
         result = asyncio.run(environment.step(text, row["ground_truth"]))
-        said.append([result.observation, result.reward, result.done, result.components, result.metrics])
+        messages.append([result.observation, result.reward, result.done, result.components, result.metrics])
     environment.close()
-print(json.dumps([splits.train, splits.test, said, FAMILY.tokens]))
+print(json.dumps([splits.train, splits.test, messages, FAMILY.tokens]))
 """
 
 

@@ -1,4 +1,4 @@
-"""Fields of the answer, one by one, where the score asks for all of them."""
+"""Measures of single fields of the answer, all of which the score requires."""
 
 import pytest
 from hypothesis import given
@@ -19,7 +19,7 @@ def measured(responses, row):
     return FAMILY.measure(trajectory_of(responses), row)
 
 
-def test_every_field_by_itself(row):
+def test_each_field_has_its_own_measure(row):
     truth = row["ground_truth"]
     assert measured([final_output(truth)], row) == {"format": 1.0, **{f"field/{name}": 1.0 for name in truth}}
     for name in truth:
@@ -29,7 +29,7 @@ def test_every_field_by_itself(row):
             assert found == {"format": 1.0, **{f"field/{key}": float(key != name) for key in truth}}
 
 
-def test_what_does_not_count(row):
+def test_invalid_answers_measure_zero(row):
     truth = row["ground_truth"]
     nothing = {"format": 0.0, **{f"field/{name}": 0.0 for name in truth}}
     right = final_output(truth)
@@ -44,11 +44,11 @@ def test_what_does_not_count(row):
 
 
 @given(data=st.data())
-def test_the_score_is_one_where_all_fields_are_and_nothing_else_is_said(data, row):
+def test_the_score_is_one_for_all_fields_and_no_other(data, row):
     truth = row["ground_truth"]
     names = data.draw(st.lists(st.sampled_from(sorted(truth)), unique=True))
-    said = {name: truth[name] if name not in names else "wrong" for name in truth}
-    found = measured([final_output(said)], row)
+    fields_given = {name: truth[name] if name not in names else "wrong" for name in truth}
+    found = measured([final_output(fields_given)], row)
     fields = [value for name, value in found.items() if name.startswith("field/")]
     assert len(fields) == len(truth) and sum(fields) == len(truth) - len(names)
-    assert FAMILY.score(trajectory_of([final_output(said)]), row) == float(min(fields) == 1.0)
+    assert FAMILY.score(trajectory_of([final_output(fields_given)]), row) == float(min(fields) == 1.0)

@@ -1,4 +1,4 @@
-"""The reward: the guide's numbers, a parser that forgives nothing, and no pay for anything but fields."""
+"""The reward of sop: the guide's numbers, a strict parser, and no reward for anything but fields."""
 
 import asyncio
 import itertools
@@ -31,12 +31,12 @@ FIRST, *REST = TRUTH
 RIGHT = json.dumps(TRUTH)
 
 
-def said(text):
+def conversation_of(text):
     return [{"role": "user", "content": "inspect"}, {"role": "assistant", "content": text}]
 
 
-def pay(text, truth=TRUTH, **settings):
-    return asyncio.run(SOPBenchReward(**settings)(said(text), truth))
+def reward_of(text, truth=TRUTH, **settings):
+    return asyncio.run(SOPBenchReward(**settings)(conversation_of(text), truth))
 
 
 def tagged(body):
@@ -64,18 +64,18 @@ def tagged(body):
         ({**TRUTH, FIRST: "'no'"}, 5 / 6),
     ],
 )
-def test_an_answer_is_paid_by_its_fields(fields, reward):
-    assert pay(tagged(json.dumps(fields))) == (pytest.approx(reward), {"completion": 1.0, "field_acc": reward})
+def test_an_answer_is_rewarded_by_its_fields(fields, reward):
+    assert reward_of(tagged(json.dumps(fields))) == (pytest.approx(reward), {"completion": 1.0, "field_acc": reward})
 
 
 @pytest.mark.parametrize("coefficient", [0.0, 0.1, 0.25, 1.0])
 def test_no_answer_costs_the_format_coefficient(coefficient):
-    assert pay("no idea", format_coef=coefficient) == (-coefficient, {"completion": 0.0, "field_acc": 0.0})
-    assert pay(tagged(RIGHT), format_coef=coefficient)[0] == 1.0
+    assert reward_of("no idea", format_coef=coefficient) == (-coefficient, {"completion": 0.0, "field_acc": 0.0})
+    assert reward_of(tagged(RIGHT), format_coef=coefficient)[0] == 1.0
 
 
 def test_the_default_coefficient_is_a_tenth():
-    assert pay("no idea")[0] == -0.1
+    assert reward_of("no idea")[0] == -0.1
 
 
 @pytest.mark.parametrize(
@@ -97,21 +97,21 @@ def test_the_default_coefficient_is_a_tenth():
     ],
 )
 def test_both_sides_are_text_stripped_and_lower(wanted, value, right):
-    assert pay(tagged(json.dumps({"field": value})), {"field": wanted})[0] == float(right)
+    assert reward_of(tagged(json.dumps({"field": value})), {"field": wanted})[0] == float(right)
 
 
 def test_a_missing_field_never_matches_even_where_nothing_is_right():
-    """`str(fields.get(name))` would make it "None"."""
-    assert pay(tagged("{}"), {"field": "none"}) == (0.0, {"completion": 1.0, "field_acc": 0.0})
+    """`str(fields.get(name))` would give "None" for a missing field."""
+    assert reward_of(tagged("{}"), {"field": "none"}) == (0.0, {"completion": 1.0, "field_acc": 0.0})
 
 
 def test_a_truth_without_fields_is_a_broken_row():
     with pytest.raises(UserError, match="ground_truth={} has no fields"):
-        pay(tagged("{}"), {})
+        reward_of(tagged("{}"), {})
 
 
 @pytest.mark.parametrize("coefficient", [-0.1, 1.1, float("nan"), "0.1", True])
-def test_a_coefficient_that_is_none(coefficient):
+def test_invalid_coefficients_are_refused(coefficient):
     with pytest.raises(UserError, match="format_coef=.* must be a number from 0 to 1"):
         SOPBenchReward(coefficient)
     with pytest.raises(UserError, match="format_coef=.* must be a number from 0 to 1"):
@@ -192,15 +192,15 @@ HOSTILE = {
 }
 
 
-def test_there_are_many_of_them():
+def test_the_hostile_answers_are_many():
     assert len(HOSTILE) > 300
 
 
 @pytest.mark.parametrize("domain", ["aircraft_inspection"])
-def test_hostile_answers_are_never_paid_nor_scored(domain, by_domain, play, score):
+def test_hostile_answers_are_never_rewarded_nor_scored(domain, by_domain, play, score):
     row = {**by_domain[domain][0], "ground_truth": TRUTH}
     for name, text in HOSTILE.items():
-        reward, metrics = pay(text)
+        reward, metrics = reward_of(text)
         assert reward <= 0.0, name
         assert score([text], row) == 0.0, name
         assert metrics["field_acc"] == 0.0, name
@@ -214,7 +214,7 @@ MEGABYTES = [
 @pytest.mark.parametrize(
     "text", [*MEGABYTES, *(f"<final_output>{text}" for text in MEGABYTES)], ids=lambda text: text[:20]
 )
-def test_megabytes_take_no_time_that_grows_with_their_square(text, by_domain, play, score):
+def test_long_answers_take_linear_time(text, by_domain, play, score):
     row = by_domain["order_fulfilment"][0]
     start = time.process_time()
     (result,) = play(row, [text])
@@ -229,12 +229,12 @@ def test_hostile_answers_end_no_episode_with_an_error(by_domain, play):
         assert results[-1].done and sum(result.reward for result in results) <= 0.0, name
 
 
-def test_no_field_is_worth_much_by_itself(by_domain, score):
-    """All values of a field at once are none."""
+def test_a_single_field_has_a_small_reward(by_domain, score):
+    """A field with all possible values at once counts as wrong."""
     row = {"ground_truth": TRUTH}
     for glue in (" ", ",", "/", " or ", "\n", "|"):
         stuffed = {name: glue.join(sorted(set(TRUTH.values()))) for name in TRUTH}
-        assert pay(tagged(json.dumps(stuffed)))[0] == 0.0 == score([tagged(json.dumps(stuffed))], row)
+        assert reward_of(tagged(json.dumps(stuffed)))[0] == 0.0 == score([tagged(json.dumps(stuffed))], row)
 
 
 VALUES = st.one_of(
@@ -261,8 +261,8 @@ PIECES = st.lists(
 @given(text=st.one_of(PIECES, OBJECTS.map(lambda fields: tagged(json.dumps(fields)))))
 @example(text=tagged(RIGHT))
 @example(text=f"so:\n{tagged(RIGHT)}\nfine")
-def test_paid_in_full_is_scored_one_and_the_other_way_round(text, score):
-    full = pay(text)[0] == 1.0
+def test_full_reward_and_a_score_of_one_coincide(text, score):
+    full = reward_of(text)[0] == 1.0
     assert full == (score([text], {"ground_truth": TRUTH}) == 1.0)
 
 
@@ -273,7 +273,7 @@ def test_reward_and_scorer_agree_on_labels_of_every_kind(score):
     for wanted, value in itertools.product(kinds, values):
         text = tagged(json.dumps({"a": value, "b": "y"}).replace("Infinity", "1e999"))
         truth = {"a": wanted, "b": rng.choice(["y", "Y "])}
-        assert (pay(text, truth)[0] == 1.0) == (score([text], {"ground_truth": truth}) == 1.0), (wanted, value)
+        assert (reward_of(text, truth)[0] == 1.0) == (score([text], {"ground_truth": truth}) == 1.0), (wanted, value)
 
 
 # -- where it is read --------------------------------------------------------------------------------------------------
@@ -291,11 +291,11 @@ def test_only_the_last_assistant_message_counts():
     assert asyncio.run(reward([{"role": "assistant", "content": None}], TRUTH))[0] == -0.1
 
 
-def test_words_around_the_tags_and_thinking_are_free():
+def test_text_around_the_tags_and_thinking_have_no_effect():
     assert parse_final_output(f"<think>or {tagged('{}')}?</think> I end with {tagged(RIGHT)}.") == TRUTH
 
 
-def test_decoys_are_paid_for_what_is_right_of_them(splits, score):
+def test_decoys_are_rewarded_for_their_right_fields(splits, score):
     for row in splits.test[:30]:
         decoys = FAMILY.decoys(row)
         assert len(decoys) > len(row["ground_truth"])
@@ -311,16 +311,16 @@ def test_decoys_are_paid_for_what_is_right_of_them(splits, score):
 def test_the_components_add_up_and_the_metrics_name_every_field(by_domain, play):
     row = by_domain["aircraft_inspection"][0]
     wrong = {**row["ground_truth"], "aircraft_ready": "maybe"}
-    for scheme, paid in (("default", 0.0), ("dense", 5 / 6)):
+    for scheme, reward in (("default", 0.0), ("dense", 5 / 6)):
         (result,) = play(row, [final_output(wrong)], reward=scheme)
-        assert result.components == {"fields": paid, "format": 0.0} and result.reward == paid
+        assert result.components == {"fields": reward, "format": 0.0} and result.reward == reward
         assert result.metrics["field/aircraft_ready"] == 0.0, "they are measured under any scheme"
         assert sum(value for name, value in result.metrics.items() if name.startswith("field/")) == 5
         (result,) = play(row, ["hm"], reward=scheme)
         assert result.components == {"fields": 0.0, "format": -0.1} and result.reward == -0.1
 
 
-def test_by_default_all_fields_are_right_or_nothing_is_paid(by_domain, play):
+def test_by_default_only_a_fully_right_answer_is_rewarded(by_domain, play):
     row = by_domain["order_fulfilment"][0]
     almost = {**row["ground_truth"], "shelf_stock": "x"}
     for fields, default, dense in ((row["ground_truth"], 1.0, 1.0), (almost, 0.0, 0.75), ({}, 0.0, 0.0)):
@@ -329,8 +329,8 @@ def test_by_default_all_fields_are_right_or_nothing_is_paid(by_domain, play):
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=9), st.booleans(), st.floats(0, 1))
-def test_schemes_pay_what_they_say(right, emitted, coefficient):
-    """The dense one is the guide's function; the default never pays more for less than all."""
+def test_schemes_give_their_documented_rewards(right, emitted, coefficient):
+    """The dense scheme is the guide's function; the default scheme never gives a partial answer more than it."""
     verdict = Verdict(emitted, {f"field{n}": emitted and value for n, value in enumerate(right)})
     default, dense = (sum(verdict.components(scheme, coefficient).values()) for scheme in SCHEMES)
     assert dense == pytest.approx(verdict.dense(coefficient))
@@ -338,8 +338,8 @@ def test_schemes_pay_what_they_say(right, emitted, coefficient):
     assert default <= dense + 1e-12 and (default > 0) == (emitted and all(right))
 
 
-def test_as_a_component_of_the_reward_it_pays_what_a_limit_has_cut():
-    """The environment is not asked about the last turn of an episode whose context is full."""
+def test_as_a_reward_component_it_also_rewards_truncated_episodes():
+    """The environment does not process the last turn of an episode whose context is full."""
     turn = Turn([], [], [], [], FinishReason.STOP, "hm", {"role": "assistant", "content": "hm"})
     trajectory = Trajectory("row", "group", 0, [turn], StopReason.CONTEXT_LIMIT)
     name = f"{sop_bench_reward.__module__}.sop_bench_reward"

@@ -1,4 +1,4 @@
-"""The scorer: every field or nothing, from what was said last, and nothing shared with the reward."""
+"""The scorer of sop: it requires every field of the last answer, and shares no code with the reward."""
 
 import ast
 import json
@@ -16,7 +16,7 @@ def row(by_domain):
     return by_domain["customer_service"][0]
 
 
-def test_every_field_or_nothing(row, score):
+def test_success_requires_every_field(row, score):
     truth = row["ground_truth"]
     assert score([final_output(truth)], row) == 1.0
     for name in truth:
@@ -26,7 +26,7 @@ def test_every_field_or_nothing(row, score):
     assert score([final_output(dict(reversed(truth.items())))], row) == 1.0
 
 
-def test_the_last_message_counts_and_calls_no_tools(row, score):
+def test_only_a_last_message_without_calls_counts(row, score):
     right = final_output(row["ground_truth"])
     assert score([right, "hm"], row) == 0.0 and score(["hm", right], row) == 1.0
     assert score([], row) == 0.0
@@ -37,7 +37,7 @@ def test_the_last_message_counts_and_calls_no_tools(row, score):
     assert FAMILY.score(trajectory, row) == 0.0
 
 
-def test_the_reward_is_not_believed(row):
+def test_the_score_does_not_depend_on_the_reward(row):
     turn = Turn([], [], [], [], FinishReason.STOP, "hm", {"role": "assistant", "content": "hm"}, reward=1.0)
     assert FAMILY.score(Trajectory("row", "group", 0, [turn]), row) == 0.0
 
@@ -60,7 +60,7 @@ def test_it_shares_no_code_with_the_reward():
 
 
 def test_the_best_constant_answer_solves_few_cases(splits, score):
-    """So that asking pays. It is the most frequent answer of the training cases of the domain."""
+    """Calling the tools must be necessary. The answer is the most frequent one of the domain's training cases."""
     domains = {row["domain"] for row in splits.train}
     for domain in domains:
         answers = [json.dumps(r["ground_truth"]) for r in splits.train if r["domain"] == domain]

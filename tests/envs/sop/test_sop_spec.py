@@ -1,4 +1,4 @@
-"""The tools that are offered are those of production, request and response."""
+"""The offered tools equal the production tools in request and response."""
 
 import copy
 import json
@@ -27,7 +27,7 @@ def test_there_are_ten_tools_of_customer_service():
 
 
 @pytest.mark.parametrize("domain", DOMAINS.values(), ids=DOMAINS)
-def test_what_an_episode_offers_is_what_was_compared(domain, by_domain):
+def test_episodes_offer_the_tools_that_were_compared(domain, by_domain):
     environment = FAMILY.environment()
     environment.reset(by_domain[domain.name][0])
     try:
@@ -76,12 +76,12 @@ def test_every_difference_is_found_and_refuses_the_run(changed, sentence, tmp_pa
     assert sentence in str(error.value)
 
 
-def test_a_run_with_the_right_specification_goes_on():
+def test_a_run_with_the_right_specification_continues():
     for name, domain in DOMAINS.items():
         assert FAMILY.load(DataConfig(), 0, domain=name, tools_spec=str(domain.spec)).train
 
 
-def test_the_three_forms_say_the_same():
+def test_the_three_forms_give_the_same_specification():
     spec = {"name": "look", "description": "Look.", "request": {"type": "object"}, "response": {"type": "string"}}
     mcp = {k: spec[k] for k in ("name", "description")} | {
         "inputSchema": spec["request"],
@@ -94,7 +94,7 @@ def test_the_three_forms_say_the_same():
     assert parse_spec({"type": "function", "function": openai}) == parse_spec(openai) == without
 
 
-def test_a_response_is_compared_where_one_is_specified():
+def test_only_specified_responses_are_compared():
     domain = DOMAINS["order_fulfilment"]
     requests = [{key: spec[key] for key in ("name", "description", "request")} for spec in offered(domain)]
     assert list(compare(offered(domain), requests)) == []
@@ -111,7 +111,7 @@ def test_a_response_is_compared_where_one_is_specified():
         ('[{"name": "x", "name": "y"}]', "is not JSON"),
     ],
 )
-def test_files_that_are_no_specification(text, sentence, tmp_path):
+def test_files_without_a_specification_are_refused(text, sentence, tmp_path):
     file = tmp_path / "tools.json"
     file.write_text(text)
     with pytest.raises(UserError, match=sentence):

@@ -1,4 +1,4 @@
-"""Players and rows for the tests of the text-to-SQL family."""
+"""Rows and episodes for the tests of text_to_sql."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def make_row(sql="select max(fee) from goods where hue = 'RED'", style="short", 
 
 
 def trajectory_of(responses):
-    """A trajectory that said this; scorers read nothing else of it."""
+    """A trajectory with these responses; scorers read nothing else of it."""
     turns = [
         Turn([], [], [], [], FinishReason.STOP, text, {"role": "assistant", "content": text}) for text in responses
     ]
@@ -48,7 +48,7 @@ def reward_of(row, responses, **config):
     return sum(result.reward for result in play(row, responses, **config))
 
 
-# Session fixtures that return functions, for hypothesis does not mix with fixtures of one test.
+# Session fixtures that return functions, because hypothesis does not support fixtures of one test.
 
 
 @pytest.fixture(scope="session", name="make_row")

@@ -32,7 +32,7 @@ def write_jsonl(path, rows):
 
 @pytest.fixture
 def check_gold(reward_of, trajectory_of):
-    """A perfect player is paid and scored 1."""
+    """Gold is rewarded and scored 1."""
 
     def check(row):
         assert reward_of(row, FAMILY.gold(row)) == 1.0
@@ -67,7 +67,7 @@ def test_generation_is_a_function_of_the_seed(splits):
     assert FAMILY.load(DataConfig(), seed=1).train != splits.train
 
 
-def test_row_counts_are_those_asked_for():
+def test_row_counts_are_as_requested():
     few = FAMILY.load(DataConfig(synthetic_train_rows=20, synthetic_test_rows=9, max_train_rows=5, max_test_rows=3), 0)
     assert (len(few.train), len(few.test)) == (5, 3)
 
@@ -93,7 +93,7 @@ def test_the_question_reveals_no_name(splits):
         assert (problem.table in words) == problem.named
 
 
-def test_a_row_shows_everything_a_player_needs(splits, play):
+def test_gold_queries_reveal_all_names(splits, play):
     row = next(row for row in splits.train if not row["problem"]["named"])
     observations = [result.observation for result in play(row, FAMILY.gold(row)) if result.observation]
     assert row["problem"]["table"] in observations[0]
@@ -101,7 +101,7 @@ def test_a_row_shows_everything_a_player_needs(splits, play):
 
 
 def test_full_prompts_for_language_models(play, check_gold):
-    row = FAMILY.load(DataConfig(synthetic_train_rows=2, synthetic_test_rows=1), 0, full_prompt=True).train[0]
+    row = FAMILY.load(DataConfig(synthetic_train_rows=2, synthetic_test_rows=1), 0, prompt="full").train[0]
     assert [message["role"] for message in row["prompt"]] == ["system", "user"]
     assert row["question"] in row["prompt"][1]["content"] and "<solution>" in row["prompt"][0]["content"]
     assert "<reminder>" in play(row, FAMILY.gold(row))[0].observation

@@ -1,4 +1,4 @@
-"""The weak player: what it shows, and how weak it is."""
+"""The demonstrator of text_to_sql: the content and the success rate of its demonstrations."""
 
 import random
 from collections import Counter
@@ -17,12 +17,12 @@ def episodes(splits):
 
 
 def test_success_reaches_the_band_of_the_warm_start_and_leaves_something_to_learn(episodes, reward_of):
-    """The honesty trap: right less than half of the time, and never by its most frequent behaviour."""
+    """Fewer than half of the demonstrations are right, and none by its most frequent behaviour."""
     rate = sum(reward_of(row, responses) == 1.0 for row, responses in episodes) / len(episodes)
     assert WarmStartConfig.success_band[0] < rate < 0.6
 
 
-def test_the_habit_is_to_guess_and_a_guess_is_never_right(episodes, reward_of):
+def test_most_episodes_guess_and_guesses_are_never_right(episodes, reward_of):
     guesses = [(row, responses) for row, responses in episodes if len(responses) == 1]
     assert len(guesses) > len(episodes) / 2
     assert all(reward_of(row, responses) == 0.0 for row, responses in guesses)
@@ -30,7 +30,7 @@ def test_the_habit_is_to_guess_and_a_guess_is_never_right(episodes, reward_of):
     assert firsts.most_common(1)[0][0] == "<solution"
 
 
-def test_no_turn_is_malformed_and_every_look_works(episodes, play):
+def test_no_turn_is_malformed_and_every_query_runs(episodes, play):
     for row, responses in episodes:
         results = play(row, responses)
         assert results[-1].done and len(results) == len(responses)

@@ -1,4 +1,4 @@
-"""The episode: observations to the byte, rewards per scheme, malformed turns, isolation."""
+"""Episodes of text_to_sql: exact observations, rewards of each scheme, malformed turns, isolation."""
 
 import subprocess
 import sys
@@ -56,7 +56,7 @@ def test_a_full_episode_to_the_byte(make_row, play):
     assert "You have 1 turn left" in last.observation
 
 
-def test_observations_are_bounded_and_say_so(make_row, play):
+def test_observations_are_limited_and_marked_as_cut(make_row, play):
     many = "with recursive c(n) as (select 1 union all select n + 1 from c) select n from c"
     text = play(make_row(style="full"), [f"<sql>{many}</sql>"])[0].observation
     assert text.startswith("<observation>n\n1\n2\n") and "\n50\n(more rows are not shown)\n" in text
@@ -72,7 +72,7 @@ def test_observations_are_bounded_and_say_so(make_row, play):
     assert len(play(make_row(style="full"), [f"<sql>select {columns}</sql>"])[0].observation) < 6200
 
 
-def test_no_rows_are_named(make_row, play):
+def test_an_empty_result_is_marked(make_row, play):
     empty = play(make_row(), ["<sql>select fee from goods where 0</sql>"])[0].observation
     assert empty == "<observation> fee ; no rows ; 4 left</observation>"
 
@@ -171,7 +171,7 @@ def test_episodes_share_nothing(make_row):
     environment.close()
 
 
-def test_a_row_that_nobody_can_solve_is_an_error(make_row, play):
+def test_a_row_with_a_failing_gold_query_is_an_error(make_row, play):
     with pytest.raises(UserError, match="ground_truth.sql='select nope from goods' cannot be run"):
         play(make_row("select nope from goods"), [RIGHT])
     with pytest.raises(UserError, match="ground_truth.sql=None"):
@@ -198,8 +198,8 @@ def test_bad_configuration(config, message):
 
 
 def test_config_keys_are_accepted():
-    TextToSqlEnv(db_path="/x", full_prompt=True)
-    assert {"db_path", "full_prompt", "query_seconds"} <= set(FAMILY.config_keys)
+    TextToSqlEnv(db_path="/x")
+    assert {"db_path", "query_seconds"} <= set(FAMILY.config_keys)
 
 
 def test_same_bytes_in_every_process():
@@ -222,7 +222,7 @@ def test_same_bytes_in_every_process():
 
 @settings(max_examples=200, deadline=None)
 @given(responses=st.lists(RESPONSES, max_size=6))
-def test_any_player_ends_within_the_turns_and_the_range(responses, make_row, play):
+def test_any_episode_ends_within_the_turn_limit_and_the_reward_range(responses, make_row, play):
     for scheme in TextToSqlEnv.reward_schemes:
         results = play(make_row(), responses, reward=scheme, max_turns=4)
         assert len(results) <= 4

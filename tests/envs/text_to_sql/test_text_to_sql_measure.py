@@ -1,4 +1,4 @@
-"""What evaluations report beside the score."""
+"""Further measures of evaluations."""
 
 import pytest
 

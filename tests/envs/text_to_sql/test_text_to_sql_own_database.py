@@ -1,4 +1,4 @@
-"""One's own database file, with what real ones have: quoted names, foreign keys, money, dates, NULLs, many tables."""
+"""A user's database file with properties of real ones: quoted names, foreign keys, money, dates, NULLs, many tables."""
 
 import json
 import random
@@ -52,7 +52,7 @@ WRONG = (
 
 
 def written(file):
-    """What changes when it is written to; reading changes the time of access."""
+    """The properties of a file that writing changes; reading changes only the time of access."""
     found = file.stat()
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_mode
 
@@ -74,7 +74,7 @@ def splits(request, tmp_path):
     assert written(file) == before and {path.name for path in tmp_path.iterdir()} == {file.name, "rows.jsonl"}
 
 
-def test_gold_is_right_and_what_is_wrong_is_not(splits, reward_of, trajectory_of):
+def test_gold_is_right_and_decoys_are_wrong(splits, reward_of, trajectory_of):
     wrong = dict(zip(QUERIES, WRONG, strict=True))
     rows = splits.train + splits.test
     assert len(rows) == len(QUERIES)
@@ -86,35 +86,35 @@ def test_gold_is_right_and_what_is_wrong_is_not(splits, reward_of, trajectory_of
             assert reward_of(row, [response]) == FAMILY.score(trajectory_of([response]), row) == 0.0, response
 
 
-def test_what_the_model_sees(splits, play):
+def test_the_prompt_contains_the_schema(splits, play):
     row = splits.train[0]
     schema = row["prompt"][1]["content"]
     assert "`Invoice Date` DATETIME NOT NULL, [Total] NUMERIC(10,2)" in schema and "CREATE VIEW [Big Ones]" in schema
     assert schema.count("CREATE TABLE") == 11 and "INDEX" not in schema
-    heard = play(row, ['<sql>select * from "Sales Invoice" limit 2</sql>'])[0].observation
-    assert heard.startswith(
+    observation = play(row, ['<sql>select * from "Sales Invoice" limit 2</sql>'])[0].observation
+    assert observation.startswith(
         "<observation>Invoice Id | Artist Id | Invoice Date | Total | Billing State | order\n"
         "1 | 1 | 2021-01-01 00:00:00 | 1.98 | NULL | 2\n2 | 1 | 2021-02-01 00:00:00 | 13.86 | AB | 1\n"
     )
 
 
-def test_a_schema_that_does_not_fit_says_what_is_missing(tmp_path, monkeypatch):
+def test_a_cut_schema_names_the_missing_tables(tmp_path, monkeypatch):
     file = tmp_path / "store.sqlite"
     with closing(sqlite3.connect(file)) as connection:
         connection.executescript(SCRIPT + OTHERS)
     monkeypatch.setattr(module, "SCHEMA_CHARACTERS", 700)
-    schema = module._schema(file)
+    schema = module.schema_of(file)
     assert schema.count("CREATE TABLE") == 5 and "CREATE VIEW" in schema and len(schema) < 900
     assert schema.endswith(
         "-- 6 others: Extra 3, Extra 4, Extra 5, Extra 6, Extra 7, Extra 8. "
         "select sql from sqlite_master where name = '...' shows one"
     )
-    module._schema.cache_clear()
+    module.schema_of.cache_clear()
 
 
-def test_its_rows_have_a_weak_player(splits, reward_of):
-    """It is right in about one episode of four, as for generated rows, and never by its habit."""
-    paid = [
+def test_its_rows_have_demonstrations(splits, reward_of):
+    """A quarter of the demonstrations are right, as on generated rows, and none by its first guess."""
+    rewards = [
         reward_of(row, FAMILY.demonstrate(row, random.Random(n)).responses) for n in range(60) for row in splits.train
     ]
-    assert 0.15 < sum(paid) / len(paid) < 0.4 and set(paid) == {0.0, 1.0}
+    assert 0.15 < sum(rewards) / len(rewards) < 0.4 and set(rewards) == {0.0, 1.0}

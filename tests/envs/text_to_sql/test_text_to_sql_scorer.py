@@ -1,4 +1,4 @@
-"""Scorer and reward: two pieces of code, one truth."""
+"""The scorer of text_to_sql against the reward: independent code with the same results."""
 
 import ast
 import random
@@ -57,7 +57,7 @@ def test_the_text_of_gold_needs_no_altered_database(splits, both, monkeypatch):
         both(row, f"select * from ({sql})")
 
 
-def test_weak_players_are_scored_as_they_are_rewarded(splits, reward_of, trajectory_of):
+def test_reward_and_score_agree_on_demonstrations(splits, reward_of, trajectory_of):
     for index, row in enumerate(splits.train[:500]):
         responses = demonstrate(row, random.Random(index)).responses
         assert reward_of(row, responses) == score(trajectory_of(responses), row)
@@ -141,7 +141,7 @@ FRAGMENTS = st.sampled_from(TAGS + TEXTS)
 
 @settings(max_examples=500, deadline=None)
 @given(response=st.lists(FRAGMENTS, max_size=9).map("".join))
-def test_the_reward_is_never_more_forgiving_than_the_score(response, make_row, play, trajectory_of):
+def test_the_reward_never_accepts_more_than_the_score(response, make_row, play, trajectory_of):
     row = make_row()
     correct = play(row, [response])[0].components["correct"]
     assert correct <= score(trajectory_of([response]), row)
@@ -228,7 +228,7 @@ def test_a_constant_is_found_where_no_row_meets_the_conditions(both, gold, const
     assert both(row, constant) == 0
 
 
-def test_an_empty_result_that_no_content_changes_is_right_in_the_words_of_gold_only(both):
+def test_an_unchangeable_empty_result_is_right_only_for_the_text_of_gold(both):
     row = {"id": "r", "prompt": [], "ground_truth": {"sql": "select title from shelf where 1 = 0", "script": SHELVES}}
     assert both(row, "select title from shelf where 1 = 0") == 1
     assert both(row, NO_SHELF) == 0
@@ -263,7 +263,7 @@ def test_constants_are_found_in_virtual_tables(both, gold, constant):
     assert both(row, constant) == 0
 
 
-def test_right_queries_in_other_words_are_paid_on_generated_rows(splits, both):
+def test_equivalent_queries_are_rewarded_on_generated_rows(splits, both):
     for row in [*splits.train[:40], *splits.test[:40]]:
         gold, problem = row["ground_truth"]["sql"], Problem(**row["problem"])
         column, value = problem.columns[problem.category], problem.spell(problem.word)

@@ -1,4 +1,4 @@
-"""Rows, conversations and players for the tests of triviaqa."""
+"""Rows, conversations and episodes for the tests of triviaqa."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def play_family(row, responses, **settings):
     return play_responses(FAMILY, row, responses, **settings)
 
 
-# Session fixtures that return functions, for hypothesis does not mix with fixtures of one test.
+# Session fixtures that return functions, because hypothesis does not support fixtures of one test.
 
 
 @pytest.fixture(scope="session")

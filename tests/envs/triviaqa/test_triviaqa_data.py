@@ -1,4 +1,4 @@
-"""Rows: complete, answerable by search, and no place both trained on and held out; loaders of real questions."""
+"""Rows of triviaqa: complete, answerable by search, with disjoint places; loaders of real questions."""
 
 import json
 
@@ -49,23 +49,23 @@ def test_a_place_is_trained_on_or_held_out_whatever_the_seed(splits):
 
 
 def test_every_word_of_a_held_out_question_is_known_from_training(splits):
-    """Else the tiny tokenizer would spell it, and nothing could be copied whole."""
+    """The tiny tokenizer would otherwise split a value into several tokens, which are harder to copy."""
     known = {word for row in splits.train for word in row["question"].split()}
     assert {word for row in splits.test for word in row["question"].split()} <= known
 
 
 def test_facts_do_not_follow_from_names_or_other_facts():
-    """No answer can be learned by heart: the same value under every first and every second word."""
+    """No answer can be memorised: values are equally frequent for every first and every second word."""
     for kind, values in encyclopaedia.FACTS.items():
         for names, part in ((encyclopaedia.FIRST, 0), (encyclopaedia.SECOND, 1)):
             for name in names:
-                said = [encyclopaedia.fact(p, kind) for p in encyclopaedia.places() if p.split()[part] == name]
-                most = max(map(said.count, values))
+                facts = [encyclopaedia.fact(p, kind) for p in encyclopaedia.places() if p.split()[part] == name]
+                most = max(map(facts.count, values))
                 assert most <= 10, (kind, name)  # of 36; by chance 2 of each of 16
 
 
 def test_no_word_is_part_of_another():
-    """`search_hit` of the published rewards looks for substrings."""
+    """`search_hit` of the published rewards searches for substrings."""
     assert len({*WORDS, *VALUES}) == len(WORDS) + len(VALUES)
     assert not [(value, word) for value in VALUES for word in [*WORDS, *VALUES] if value != word and value in word]
 
@@ -87,7 +87,7 @@ def test_generation_is_a_function_of_the_seed(splits):
 
 
 @pytest.mark.parametrize("split", ["train", "test"])
-def test_the_perfect_player_is_paid_and_scored_one(splits, split, play, score):
+def test_gold_is_rewarded_and_scored_one(splits, split, play, score):
     for row in getattr(splits, split)[:150]:
         responses = FAMILY.gold(row)
         results = play(row, responses)
@@ -103,7 +103,7 @@ def test_decoys_look_right_and_are_wrong(splits, play, score):
             assert sum(r.reward for r in play(row, [first, decoy])) == pytest.approx(0.0, abs=1e-12)
 
 
-def test_rows_that_run_out_are_fewer_and_said(caplog):
+def test_fewer_rows_than_requested_are_logged(caplog):
     splits = FAMILY.load(DataConfig(synthetic_test_rows=5000, max_test_rows=None), 0)
     assert f"{len(splits.test)} test rows instead of 5000" in caplog.text and len(splits.train) == 4096
 
@@ -147,7 +147,7 @@ def test_plain_rows(tmp_path):
         ({"answer": "x"}, "row train-0 of data.path has question=None"),
     ],
 )
-def test_rows_that_are_none(tmp_path, row, sentence):
+def test_invalid_rows_are_refused(tmp_path, row, sentence):
     path = lines(tmp_path / "rows.jsonl", [{**row, "split": "train"}, {**REAL[0], "split": "test"}])
     with pytest.raises(UserError, match=sentence):
         FAMILY.load(DataConfig(path=path), 0)
@@ -167,7 +167,7 @@ def test_loaded_questions_are_answered_from_a_corpus(tmp_path, corpus, play, sco
 
 
 def test_full_prompts_for_generated_rows(play):
-    row = FAMILY.load(DataConfig(synthetic_train_rows=1, synthetic_test_rows=1), 0, full_prompt=True).train[0]
+    row = FAMILY.load(DataConfig(synthetic_train_rows=1, synthetic_test_rows=1), 0, prompt="full").train[0]
     assert row["style"] == "full" and "wiki_search" in row["prompt"][0]["content"]
     first, _ = play(row, FAMILY.gold(row))
     assert first.observation.startswith(f"<result>\n{row['place']}\n")

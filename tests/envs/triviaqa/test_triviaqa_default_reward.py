@@ -1,5 +1,5 @@
-"""The default reward: an episode earns 1.0 with an accepted answer and nothing without one, whatever its searches did,
-and what they did is paid in advance where it happens."""
+"""The default reward of triviaqa: 1.0 for an episode with an accepted answer, else 0.0, independent of its searches. A
+search is rewarded in advance in its own turn."""
 
 import asyncio
 from functools import partial
@@ -27,12 +27,12 @@ EXECUTED, HIT = 0.2 / 2.6, 0.5 / 2.6
 ROUNDING = 1e-12
 
 
-def said(answer):
+def answering(answer):
     return f"<reasoning>it says</reasoning><answer>{answer}</answer>"
 
 
 @pytest.fixture(scope="module")
-def paid(play, make_row, corpus):
+def components_of(play, make_row, corpus):
     """The components of an episode, summed over its turns."""
 
     def total(responses, answers=("Paris",), **settings):
@@ -50,28 +50,28 @@ def test_a_perfect_episode_turn_by_turn(play, make_row, corpus):
     assert first.reward + last.reward == pytest.approx(1.0, abs=ROUNDING)
 
 
-def test_the_turn_rewards_have_the_published_proportions(paid):
-    parts, published = paid([CALL, RIGHT]), paid([CALL, RIGHT], reward="original")
+def test_the_turn_rewards_have_the_published_proportions(components_of):
+    parts, published = components_of([CALL, RIGHT]), components_of([CALL, RIGHT], reward="original")
     assert {name: 2.6 * parts[name] for name in TURN} == pytest.approx({name: published[name] for name in TURN})
 
 
-def test_without_a_search_the_answer_is_all_that_is_paid(paid):
-    assert paid([RIGHT]) == {"tool_execution": 0.0, "search_hit": 0.0, "exact_match": 1.0, "settlement": 0.0}
-    assert not any(paid([said("Rome")]).values())
+def test_without_a_search_only_the_answer_is_rewarded(components_of):
+    assert components_of([RIGHT]) == {"tool_execution": 0.0, "search_hit": 0.0, "exact_match": 1.0, "settlement": 0.0}
+    assert not any(components_of([answering("Rome")]).values())
 
 
-def test_stuffing_earns_what_any_wrong_answer_earns_nothing(paid):
+def test_answers_with_several_candidates_earn_nothing(components_of):
     for answer in ("Rome", "Paris London Rome Berlin"):
-        assert sum(paid([CALL, said(answer)]).values()) == pytest.approx(0.0, abs=ROUNDING)
-    published = paid([CALL, said("Paris London Rome Berlin")], reward="aws")
+        assert sum(components_of([CALL, answering(answer)]).values()) == pytest.approx(0.0, abs=ROUNDING)
+    published = components_of([CALL, answering("Paris London Rome Berlin")], reward="aws")
     assert sum(published.values()) == pytest.approx(1.6), "what is closed here"
 
 
 @pytest.mark.parametrize("glue", [" ", ", ", " or ", " and ", "/", "\n", " | ", ""])
 @pytest.mark.parametrize("order", [0, 1])
-def test_two_candidates_are_a_wrong_answer(paid, glue, order):
+def test_two_candidates_are_a_wrong_answer(components_of, glue, order):
     answer = glue.join(["Paris", "London"][:: 1 - 2 * order])
-    assert paid([CALL, said(answer)])["exact_match"] == 0.0
+    assert components_of([CALL, answering(answer)])["exact_match"] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -90,32 +90,32 @@ def test_two_candidates_are_a_wrong_answer(paid, glue, order):
         ("1984", ["98"], False),
     ],
 )
-def test_what_counts_as_an_accepted_answer(paid, score, make_row, answer, answers, accepted):
-    assert paid([CALL, said(answer)], answers)["exact_match"] == float(accepted)
-    assert score([CALL, said(answer)], make_row(answers)) == float(accepted), "the scorer reads the same"
+def test_accepted_answers(components_of, score, make_row, answer, answers, accepted):
+    assert components_of([CALL, answering(answer)], answers)["exact_match"] == float(accepted)
+    assert score([CALL, answering(answer)], make_row(answers)) == float(accepted), "the scorer reads the same"
 
 
-def test_calls_without_an_answer_earn_nothing_in_the_end(paid):
+def test_calls_without_an_answer_earn_nothing_in_the_end(components_of):
     for calls in ([CALL] * 5, [BROKEN_CALL] * 5, [search("Berlin"), CALL, search("France"), BROKEN_CALL, CALL]):
-        assert sum(paid(calls).values()) == pytest.approx(0.0, abs=ROUNDING)
+        assert sum(components_of(calls).values()) == pytest.approx(0.0, abs=ROUNDING)
 
 
-def test_garbage_earns_nothing(paid):
+def test_garbage_earns_nothing(components_of):
     for garbage in ("", "hello", "</reasoning></tool>", "<result>Paris</result>"):
-        assert not any(paid([garbage] * 5).values())
-        assert sum(paid([garbage] * 5, reward="original").values()) > 0.0, "a hole of the published format"
+        assert not any(components_of([garbage] * 5).values())
+        assert sum(components_of([garbage] * 5, reward="original").values()) > 0.0, "a hole of the published format"
 
 
-def test_a_hit_is_paid_on_the_turn_where_it_happens(play, make_row, corpus):
-    """Published, only the first result counts, whatever the number of turns."""
+def test_a_hit_is_rewarded_in_its_own_turn(play, make_row, corpus):
+    """In the published rewards only the first result counts, whatever the number of turns."""
     responses = [search("Berlin"), search("France"), search("France"), RIGHT]
     for scheme, hits in (("default", [0.0, HIT, 0.0, 0.0]), ("original", [0.0] * 4)):
         results = play(make_row(["Paris"]), responses, corpus=corpus, max_turns=5, reward=scheme)
         assert [r.components["search_hit"] for r in results] == pytest.approx(hits)
 
 
-def test_what_was_paid_in_advance_is_taken_back_on_the_last_turn_alone(play, make_row, corpus):
-    for last, outcome in ((RIGHT, 1.0), (said("Rome"), 0.0), (CALL, 0.0), ("", 0.0)):
+def test_advances_are_subtracted_in_the_last_turn_only(play, make_row, corpus):
+    for last, outcome in ((RIGHT, 1.0), (answering("Rome"), 0.0), (CALL, 0.0), ("", 0.0)):
         *before, end = play(make_row(["Paris"]), [search("Berlin"), CALL, last], corpus=corpus, max_turns=3)
         assert not any(r.components[name] for r in before for name in OUTCOME)
         assert sum(r.reward for r in before) == pytest.approx(EXECUTED + HIT)
@@ -124,14 +124,16 @@ def test_what_was_paid_in_advance_is_taken_back_on_the_last_turn_alone(play, mak
         assert end.components["settlement"] == pytest.approx(-advance)
 
 
-def test_an_answer_that_is_part_of_a_word_is_not_found(paid):
-    assert paid([search("Lincoln"), said("it")], ["it"])["search_hit"] == 0.0
-    assert paid([search("Lincoln"), said("it")], ["it"], reward="original")["search_hit"] == 0.5, "in 'United'"
+def test_an_answer_that_is_part_of_a_word_is_not_found(components_of):
+    assert components_of([search("Lincoln"), answering("it")], ["it"])["search_hit"] == 0.0
+    assert components_of([search("Lincoln"), answering("it")], ["it"], reward="original")["search_hit"] == 0.5, (
+        "in 'United'"
+    )
 
 
 @pytest.mark.parametrize("scheme", ["default", "original", "aws"])
 def test_turn_rewards_add_up_to_the_function_of_the_whole(play, make_row, corpus, scheme):
-    """A turn that fails pays back what the share of good calls loses by it."""
+    """A turn with an error has the negative reward by which the share of successful calls decreases."""
     responses = [CALL, BROKEN_CALL, "what?", search("Berlin"), RIGHT]
     results = play(make_row(["Paris"]), responses, corpus=corpus, max_turns=6, reward=scheme)
     scale = 2.6 if scheme == "default" else 1.0
@@ -146,7 +148,9 @@ def test_turn_rewards_add_up_to_the_function_of_the_whole(play, make_row, corpus
 
 MOVES = st.one_of(
     st.sampled_from([CALL, search("Berlin"), search("Lincoln"), BROKEN_CALL, "<tool>{}</tool>", "", "hm"]),
-    st.sampled_from([RIGHT, said("Rome"), said("paris "), said("the Paris"), f"{CALL}{RIGHT}", f"<think>{RIGHT}"]),
+    st.sampled_from(
+        [RIGHT, answering("Rome"), answering("paris "), answering("the Paris"), f"{CALL}{RIGHT}", f"<think>{RIGHT}"]
+    ),
     st.lists(
         st.sampled_from(
             ["<answer>", "</answer>", "<reasoning>", "</reasoning>", "<tool>", "</tool>", "</think>", "Paris", " ", "b"]
@@ -159,13 +163,13 @@ EPISODES = st.lists(MOVES, min_size=1, max_size=6)
 
 @settings(max_examples=400, deadline=None)
 @given(responses=EPISODES, more_turns=st.integers(0, 2))
-@example(responses=[CALL, BROKEN_CALL, search("Berlin"), CALL, said("Rome")], more_turns=0)
+@example(responses=[CALL, BROKEN_CALL, search("Berlin"), CALL, answering("Rome")], more_turns=0)
 @example(responses=[BROKEN_CALL, CALL, CALL], more_turns=0)
 @example(responses=[CALL, RIGHT], more_turns=2)
 def test_an_episode_earns_one_for_an_accepted_answer_and_else_nothing(
     responses, more_turns, make_row, play, score, corpus
 ):
-    """To rounding, whatever the searches did, when they did it, and however the episode ends."""
+    """The sum is exact up to rounding, for all searches and all ends of an episode."""
     row = make_row(["Paris"])
     responses = [*responses, *["hm"] * more_turns]
     results = play(row, responses, corpus=corpus, max_turns=len(responses))
@@ -177,8 +181,8 @@ def test_an_episode_earns_one_for_an_accepted_answer_and_else_nothing(
 
 @settings(max_examples=200, deadline=None)
 @given(responses=EPISODES)
-def test_no_turn_before_the_end_is_paid_for_more_than_what_it_found(responses, make_row, play, corpus):
-    """The advance is what has been executed and found so far, so it never exceeds both, and no turn takes more back."""
+def test_earlier_turns_are_rewarded_only_for_their_results(responses, make_row, play, corpus):
+    """The advance is that of the calls and results so far, so it never exceeds both, and no turn subtracts more."""
     results = play(make_row(["Paris"]), responses, corpus=corpus, max_turns=7)
     advance = hits = 0.0
     for result in results:
@@ -193,22 +197,22 @@ def test_no_turn_before_the_end_is_paid_for_more_than_what_it_found(responses, m
 @settings(max_examples=200, deadline=None)
 @given(conversation=st.lists(st.tuples(MOVES, st.sampled_from([None, "<result>Paris</result>", "Error: no"]))))
 def test_the_settlement_is_exact_for_any_observations(conversation):
-    """Also such as no environment gives: the sum of an episode is that of its outcome."""
+    """For any observations, also impossible ones, the sum of an episode is that of its outcome."""
     reward = EpisodeReward(load_rewards("default"))
     total = 0.0
     for response, observation in conversation:
-        parts = reward.pay(response, observation, ["Paris", "the City of Light"], done=False)
+        parts = reward.components(response, observation, ["Paris", "the City of Light"], done=False)
         assert list(parts) == [*TURN, *OUTCOME] and parts["exact_match"] == parts["settlement"] == 0.0
         total += sum(parts.values())
     for answer, outcome in (("Paris", 1.0), ("Rome", 0.0)):
         ended = EpisodeReward(load_rewards("default"))
-        ended.conversation, ended.paid = list(reward.conversation), dict(reward.paid)
-        last = ended.pay(f"<answer>{answer}</answer>", None, ["Paris", "the City of Light"], done=True)
+        ended.conversation, ended.granted = list(reward.conversation), dict(reward.granted)
+        last = ended.components(f"<answer>{answer}</answer>", None, ["Paris", "the City of Light"], done=True)
         assert total + sum(last.values()) == pytest.approx(outcome, abs=ROUNDING)
 
 
 def test_an_episode_that_the_context_limit_ends_earns_nothing_either(corpus, make_row, tiny_codec):
-    """The environment is not stepped for a turn for which there is no room, and settles the turns before it."""
+    """The environment does not process a turn that does not fit, and settles the turns before it."""
     pool = EnvironmentPool(1)
     engine = ScriptedEngine(lambda _, turn: [search("France"), "x" * 400, "never"][turn], tiny_codec.tokenizer)
     make = partial(FAMILY.environment, corpus=corpus, max_turns=3)

@@ -1,4 +1,4 @@
-"""The weak player: what it shows, and how weak it is."""
+"""The demonstrator of triviaqa: the content and the success rate of its demonstrations."""
 
 import random
 from collections import Counter
@@ -12,7 +12,7 @@ from mtrl.errors import UserError
 
 
 def episode(row, rng):
-    """The responses of a weak player, and the results of them."""
+    """The responses of a demonstrator, and their results."""
     player = FAMILY.demonstrate(row, rng)
     environment = FAMILY.environment()
     environment.reset(row)
@@ -32,18 +32,18 @@ def episodes(splits):
 def test_success_reaches_the_band_of_the_warm_start_and_leaves_something_to_learn(episodes, score):
     won = [score(responses, row) for row, responses, _ in episodes]
     assert WarmStartConfig.success_band[0] < sum(won) / len(won) < 0.6
-    paid = [sum(result.reward for result in results) for *_, results in episodes]
-    assert [p > 0.999 for p in paid] == [w == 1.0 for w in won], "no lucky guesses"
+    rewards = [sum(result.reward for result in results) for *_, results in episodes]
+    assert [p > 0.999 for p in rewards] == [w == 1.0 for w in won], "no lucky guesses"
 
 
-def test_the_habit_is_to_answer_without_looking(episodes):
-    """What greedy decoding of a clone does: the most frequent first move, which is never right."""
+def test_most_episodes_answer_without_a_search(episodes):
+    """Greedy decoding of a clone gives the most frequent first move, which is never right."""
     firsts = Counter("<answer>" in responses[0] for _, responses, _ in episodes)
     assert 0.5 < firsts[True] / firsts.total() < 0.6
     assert not any(results[0].components["exact_match"] for *_, results in episodes)
 
 
-def test_every_needed_move_is_shown(episodes):
+def test_demonstrations_contain_every_needed_move(episodes):
     searches = Counter(sum(CALL in text for text in responses) for _, responses, _ in episodes)
     assert searches[1] > 300 and searches[2] > 30 and not searches[3]
     assert not any(result.metrics["malformed"] + result.metrics["tool_errors"] for *_, r in episodes for result in r)
@@ -54,7 +54,7 @@ def test_a_call_is_a_few_tokens_and_its_query():
     assert {CALL, END_CALL} <= set(FAMILY.tokens)
 
 
-def test_the_same_seed_plays_the_same(splits):
+def test_the_same_seed_gives_the_same_demonstrations(splits):
     for row in splits.train[:20]:
         assert episode(row, random.Random(5)) == episode(row, random.Random(5))
 

@@ -1,4 +1,4 @@
-"""Episodes: the protocol, what hostile responses do, where rewards land, and that every process sees the same."""
+"""Episodes of triviaqa: the protocol, hostile responses, rewards of turns, and equality between processes."""
 
 import json
 import os
@@ -42,12 +42,12 @@ def test_an_episode_in_the_published_form(play, make_row, corpus):
 def test_the_episode_of_the_readme(splits, play, score):
     text = (ROOT / "envs/triviaqa/README.md").read_text(encoding="utf-8")
     block = text.partition("```\n")[2].partition("```")[0]
-    (_, prompt), *said = (line.split(None, 1) for line in block.splitlines())
+    (_, prompt), *lines = (line.split(None, 1) for line in block.splitlines())
     row = next(row for row in splits.train + splits.test if row["question"] == prompt)
-    results = play(row, [line for role, line in said if role == "assistant"])
-    assert [r.observation for r in results] == [line for role, line in said if role == "user"] + [None]
+    results = play(row, [line for role, line in lines if role == "assistant"])
+    assert [r.observation for r in results] == [line for role, line in lines if role == "user"] + [None]
     assert sum(r.reward for r in results) == pytest.approx(1.0)
-    assert score([line for role, line in said if role == "assistant"], row) == 1.0
+    assert score([line for role, line in lines if role == "assistant"], row) == 1.0
 
 
 def test_any_number_of_turns_and_the_last_one_runs_no_tool(play, make_row, corpus):
@@ -96,10 +96,10 @@ PIECES = st.lists(
 @given(response=PIECES)
 def test_the_environment_and_the_scorer_never_disagree(response, score, make_row):
     action = parse_action(response)
-    said = action.text if action and action.kind == "answer" else None
-    assert score([response], make_row(["PARIS"])) == float((said or "").lower() == "paris")
-    if said:
-        assert score([response], make_row([said])) == 1.0
+    given = action.text if action and action.kind == "answer" else None
+    assert score([response], make_row(["PARIS"])) == float((given or "").lower() == "paris")
+    if given:
+        assert score([response], make_row([given])) == 1.0
 
 
 def test_the_scorer_is_strict(score, make_row, make_trajectory):
@@ -153,7 +153,7 @@ SEARCHES = {
 
 
 @pytest.mark.parametrize("response", HOSTILE.values(), ids=HOSTILE.keys())
-def test_hostile_calls_are_told_and_never_raise(response, play, make_row, corpus, score):
+def test_hostile_calls_become_observations(response, play, make_row, corpus, score):
     start = time.process_time()
     first, *_, last = play(make_row(["Paris"]), [response] * 3, corpus=corpus)
     assert time.process_time() - start < 5, "work that grows faster than the response"
@@ -172,7 +172,7 @@ def test_any_query_is_searched_for(response, play, make_row, corpus):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("no JSON", "the tool call is not valid JSON"),
         ("a key twice", "the tool call is not valid JSON"),
@@ -184,9 +184,9 @@ def test_any_query_is_searched_for(response, play, make_row, corpus):
         ("wrong type", "wrong arguments for wiki_search: query: Input should be a valid string"),
     ],
 )
-def test_errors_say_what_is_wrong(name, told, play, make_row, corpus):
+def test_error_messages_name_the_mistake(name, message, play, make_row, corpus):
     (result,) = play(make_row(["Paris"]), [HOSTILE[name]], corpus=corpus)
-    assert result.observation == f"<result>\nError: {told}\n</result>"
+    assert result.observation == f"<result>\nError: {message}\n</result>"
 
 
 def test_an_article_cannot_close_its_result_or_answer(play, make_row, corpus):
@@ -208,7 +208,7 @@ def test_results_have_a_limited_length(play, make_row, corpus):
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "9"])
-def test_lengths_that_are_none_are_refused(value):
+def test_invalid_lengths_are_refused(value):
     with pytest.raises(UserError, match="environment.config.observation_characters=.* is not a positive whole number"):
         FAMILY.environment(observation_characters=value)
 
@@ -224,13 +224,13 @@ def test_lengths_that_are_none_are_refused(value):
         ({"max_turns": 0}, "generator.max_turns=0 leaves no turn to answer"),
     ],
 )
-def test_settings_that_do_not_fit(config, sentence):
+def test_conflicting_settings_are_refused(config, sentence):
     with pytest.raises(UserError, match=sentence):
         FAMILY.environment(**config)
 
 
-def test_a_retriever_that_fails_ends_the_episode_and_is_not_told(make_row, corpus):
-    """Published, an HTTP error became the assistant's text and was trained on."""
+def test_a_failing_retriever_fails_the_episode_without_an_observation(make_row, corpus):
+    """In the published code an HTTP error became the assistant's text and was trained on."""
 
     class Broken:
         def search(self, queries, topk):
@@ -251,7 +251,7 @@ def test_a_row_without_answers_is_refused(answers, corpus):
 
 
 def test_mt_grpo_reads_turn_rewards_and_outcome_apart(play, make_row, corpus, make_trajectory):
-    """A^turn of a group is of tool_execution and search_hit, A^outcome of the four others, whatever the turns."""
+    """A^turn comes from tool_execution and search_hit, A^outcome from the four other rewards, in all turns."""
     right, wrong = "<reasoning>r</reasoning><answer>Paris</answer>", "<reasoning>r</reasoning><answer>Rome</answer>"
     episodes = [
         [search("France"), right],
@@ -276,7 +276,7 @@ def test_mt_grpo_reads_turn_rewards_and_outcome_apart(play, make_row, corpus, ma
     assert advantages[:, 1] == pytest.approx(outcome)
 
 
-def test_reset_begins_again(splits):
+def test_reset_starts_a_new_episode(splits):
     row = splits.train[0]
     environment = FAMILY.environment()
     episodes = []
@@ -287,7 +287,7 @@ def test_reset_begins_again(splits):
 
 
 def transcript(row, seed):
-    """What a weak player's episode looks like, whole."""
+    """A complete demonstration."""
     player, environment = FAMILY.demonstrate(row, random.Random(seed)), FAMILY.environment()
     environment.reset(row)
     results = [environment.step(player.act(None), row["ground_truth"])]
@@ -296,7 +296,7 @@ def transcript(row, seed):
     return results
 
 
-def test_episodes_on_many_threads_are_as_if_alone(splits):
+def test_concurrent_episodes_equal_sequential_ones(splits):
     rows = splits.train[:60]
     alone = [transcript(row, row["id"]) for row in rows]
     with ThreadPoolExecutor(16) as pool:
@@ -309,14 +309,14 @@ from envs.triviaqa import FAMILY
 from mtrl.config.schema import DataConfig
 
 splits = FAMILY.load(DataConfig(synthetic_train_rows=20, synthetic_test_rows=20), seed=3)
-said = []
+results = []
 for row in splits.train + splits.test:
     environment = FAMILY.environment(max_turns=5)
     environment.reset(row)
     for text in [*json.loads(sys.argv[1]), *FAMILY.gold(row)]:
         result = environment.step(text, row["ground_truth"])
-        said.append([result.observation, result.reward, result.done, result.components, result.metrics])
-print(json.dumps([splits.train, splits.test, said]))
+        results.append([result.observation, result.reward, result.done, result.components, result.metrics])
+print(json.dumps([splits.train, splits.test, results]))
 """
 
 

@@ -1,4 +1,4 @@
-"""The six published rewards: worked numbers, their holes, and a second implementation to compare with."""
+"""The six published rewards: computed numbers, their exploits, and a second implementation for comparison."""
 
 import re
 import time
@@ -27,7 +27,7 @@ PERFECT = [SEARCH, FOUND, assistant("<reasoning>it says</reasoning><answer>paris
 
 
 def values(scheme, conversation, answers=("Paris",)):
-    """Name -> what the function says of one conversation."""
+    """The value of each function for one conversation, by name."""
     functions = load_rewards(scheme)
     return {
         name: function(completions=[conversation], answer=[list(answers)])[0]
@@ -44,9 +44,9 @@ def test_a_perfect_two_turn_trajectory(scheme):
 
 def test_answer_stuffing_earns_nine_tenths_of_the_outcome_of_aws():
     stuffed = [*PERFECT[:2], assistant("<reasoning>r</reasoning><answer>Paris London Rome Berlin</answer>")]
-    paid = values("aws", stuffed)
-    assert [paid[name] for name in NAMES[2:]] == pytest.approx([0.5, 0.0, 0.2, 0.2])
-    assert sum(paid[name] for name in NAMES[2:]) == pytest.approx(0.9)
+    values_of_aws = values("aws", stuffed)
+    assert [values_of_aws[name] for name in NAMES[2:]] == pytest.approx([0.5, 0.0, 0.2, 0.2])
+    assert sum(values_of_aws[name] for name in NAMES[2:]) == pytest.approx(0.9)
 
 
 def test_the_format_of_aws_exceeds_its_cap_and_the_original_does_not():
@@ -60,7 +60,7 @@ def test_the_format_of_aws_exceeds_its_cap_and_the_original_does_not():
     [
         ([SEARCH, FAILED, SEARCH, FOUND, PERFECT[2]], 0.1),
         ([SEARCH, FAILED, PERFECT[2]], 0.0),
-        ([SEARCH, FOUND, SEARCH], 0.2),  # nobody replied to the second call
+        ([SEARCH, FOUND, SEARCH], 0.2),  # the second call has no reply
         ([assistant("no call"), FOUND], 0.0),
         ([], 0.0),
     ],
@@ -116,7 +116,7 @@ def inner(tag, text):
 
 
 def again(conversation, answers, aws):
-    said = [m["content"] for m in conversation if m["role"] == "assistant"]
+    texts = [m["content"] for m in conversation if m["role"] == "assistant"]
     attempts, good, first = 0, 0, None
     for index, message in enumerate(conversation[:-1]):
         after = conversation[index + 1]
@@ -130,10 +130,10 @@ def again(conversation, answers, aws):
         if first is None:
             first = result
     last = None
-    for text in said:
+    for text in texts:
         last = inner("answer", text) if inner("answer", text) is not None else last
     formats, tidy = [], []
-    for text in said:
+    for text in texts:
         present = [tag for tag in ALL if inner(tag, text) is not None]
         if aws:
             value = 0.4 * len([tag for tag in present if inner(tag, text)]) / 2

@@ -1,4 +1,4 @@
-"""Rewards from a file of the user's own: the published signature, and an error for every miss."""
+"""Rewards from a user's file: the published signature, and an error for every mistake."""
 
 import os
 import re
@@ -32,7 +32,7 @@ def write(tmp_path):
     return to_file
 
 
-def test_a_file_of_ones_own_replaces_the_scheme(write, play, make_row):
+def test_a_custom_file_replaces_the_scheme(write, play, make_row):
     answer = "<answer>Rome</answer>"
     results = play(make_row(["Paris"]), ["hm", "hm", answer], max_turns=4, reward_file=write(OWN))
     assert [r.components for r in results] == [
@@ -80,14 +80,14 @@ def test_the_files_of_the_readme_work(tmp_path, splits, play):
         ("raise SystemExit(3)", r"cannot be run \(SystemExit: 3\)"),
     ],
 )
-def test_every_miss_is_told_in_one_sentence(write, text, sentence):
+def test_every_mistake_is_reported_in_one_sentence(write, text, sentence):
     path = write(text)
     with pytest.raises(UserError, match=sentence) as error:
         FAMILY.environment(reward_file=path)
     assert str(error.value).startswith(f"environment.config.reward_file={path}")
 
 
-def test_a_file_that_is_missing(tmp_path):
+def test_a_missing_file_is_refused(tmp_path):
     with pytest.raises(UserError, match=r"reward_file=.*no.py does not exist; give a Python file"):
         FAMILY.environment(reward_file=str(tmp_path / "no.py"))
 
@@ -98,7 +98,7 @@ def test_a_file_and_a_scheme_exclude_each_other(write):
 
 
 @pytest.mark.parametrize("value", ["1.0", "[]", "[1.0, 2.0]", "[float('nan')]", "['1']", "None", "[None]"])
-def test_what_is_no_number_is_refused(write, play, make_row, value):
+def test_rewards_that_are_no_numbers_are_refused(write, play, make_row, value):
     path = write(OWN.replace("[float(len(answer[0][0]))]", value))
     with pytest.raises(UserError, match="length returned .* for one conversation; return a list with one finite num"):
         play(make_row(["Paris"]), ["<answer>Rome</answer>"], reward_file=path)

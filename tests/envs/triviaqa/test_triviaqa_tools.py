@@ -1,4 +1,4 @@
-"""Tools from a file of the user's own: schemas in the prompt, checked calls, and an error for every miss."""
+"""Tools from a user's file: schemas in the prompt, checked calls, and an error for every mistake."""
 
 import json
 
@@ -23,14 +23,14 @@ def convert(value: float, unit: Literal["km", "mile"] = "km") -> dict:
 
 def broken(path: str) -> str:
     """Fail."""
-    raise ValueError(f"/home/somebody/{path}")
+    raise ValueError(f"/home/user/{path}")
 
 def silent() -> str:
-    """Say nothing."""
+    """Return nothing."""
     return "  "
 
 def shapeless() -> object:
-    """Return what is no JSON."""
+    """Return a value that is not JSON."""
     return {1, 2}
 
 TOOL_FUNCTIONS = [convert, broken, silent, shapeless]
@@ -63,7 +63,7 @@ def test_functions_of_a_file_are_called_with_checked_arguments(call):
     )
 
 
-def test_a_tool_that_fails_is_told_without_paths(call):
+def test_errors_of_tools_are_reported_without_paths(call):
     assert call("convert", value=-1) == "Error: distances are positive"
     assert call("broken", path="x") == "Error: broken failed: ValueError"
     assert call("silent") == "Error: silent returned nothing"
@@ -74,16 +74,16 @@ def test_a_tool_that_returns_no_json_is_a_broken_task(call):
         call("shapeless")
 
 
-def test_an_episode_with_tools_of_ones_own(write, play, make_row):
-    said = '<reasoning>r</reasoning><tool>{"name": "convert", "args": {"value": 3}}</tool>'
-    (result,) = play(make_row(["3000"]), [said], tools_file=write(OWN), reward="original")
+def test_an_episode_with_custom_tools(write, play, make_row):
+    response = '<reasoning>r</reasoning><tool>{"name": "convert", "args": {"value": 3}}</tool>'
+    (result,) = play(make_row(["3000"]), [response], tools_file=write(OWN), reward="original")
     assert result.observation == '<result>\n{"metres": 3000.0}\n</result>'
     assert result.components["tool_execution"] == 0.2 and result.components["search_hit"] == 0.5
 
 
 def test_the_prompt_shows_the_schema_of_every_tool(write):
     data = DataConfig(synthetic_train_rows=1, synthetic_test_rows=1)
-    (row,) = FAMILY.load(data, 0, full_prompt=True, tools_file=write(OWN)).train
+    (row,) = FAMILY.load(data, 0, prompt="full", tools_file=write(OWN)).train
     shown = [json.loads(line) for line in row["prompt"][0]["content"].splitlines() if line.startswith('{"name"')]
     assert [tool["name"] for tool in shown] == ["convert", "broken", "silent", "shapeless"]
     assert shown[0]["description"] == "Convert a distance to metres."
@@ -118,14 +118,14 @@ def test_the_default_file_has_wiki_search():
         ("def (", r"cannot be run \(SyntaxError"),
     ],
 )
-def test_every_miss_is_told_in_one_sentence(write, text, sentence):
+def test_every_mistake_is_reported_in_one_sentence(write, text, sentence):
     path = write(text)
     with pytest.raises(UserError, match=sentence) as error:
         FAMILY.environment(tools_file=path)
     assert str(error.value).startswith(f"environment.config.tools_file={path}")
 
 
-def test_a_file_that_is_missing_or_no_python(tmp_path):
+def test_missing_and_invalid_files_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"tools_file=.*no.py does not exist; give a Python file"):
         FAMILY.environment(tools_file=str(tmp_path / "no.py"))
     with pytest.raises(UserError, match="does not exist; give a Python file"):
@@ -142,9 +142,9 @@ def test_searching_is_for_episodes():
 
 
 def test_two_episodes_at_once_search_their_own_corpora(corpus, make_row, splits):
-    """The retriever is the episode's, not the module's."""
+    """The retriever belongs to the episode, and not to the module."""
     theirs, ours = FAMILY.environment(corpus=corpus), FAMILY.environment()
-    said = '<tool>{"name": "wiki_search", "args": {"query": "France"}}</tool>'
+    response = '<tool>{"name": "wiki_search", "args": {"query": "France"}}</tool>'
     for environment, found in ((theirs, "capital of France"), (ours, "No relevant"), (theirs, "capital of France")):
         environment.reset(make_row(["x"]))
-        assert found in environment.step(said, {"answers": ["x"]}).observation
+        assert found in environment.step(response, {"answers": ["x"]}).observation
