@@ -79,7 +79,9 @@ def test_every_broken_environment_is_tried():
 
 def test_the_sound_environment_passes():
     results = results_of("sound")
-    assert {r.status for r in results.values() if "model=false" not in r.evidence} == {Status.PASS}, results
+    expected_skips = ("model=false", "environment.prompt is short")
+    checked = [r for r in results.values() if not any(reason in r.evidence for reason in expected_skips)]
+    assert {r.status for r in checked} == {Status.PASS}, results
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED.keys() - {"hanging"}))
