@@ -276,7 +276,7 @@ def _unknown_config_key(name: str, family: str, known: Sequence[str]) -> UserErr
     near = keys.nearest(name, known)
     start = f"environment.config.{name} is not a key of {family}"
     if name == "full_prompt":  # a key of earlier versions
-        return UserError(f"{said}; write environment.prompt=full")
+        return UserError(f"{start}; write environment.prompt=full")
     if near is None and (CONF / "experiment" / f"{family}.yaml").exists():
         return UserError(f"{start}, which has {', '.join(known)}; to change the whole task write experiment={family}")
     return UserError(f"{start}; {did_you_mean(near and f'environment.config.{near}', 'it has', known)}")

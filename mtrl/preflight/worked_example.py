@@ -10,9 +10,9 @@ from mtrl.config.derived import prompt_of
 from mtrl.environments.tool_calls import OPEN
 from mtrl.environments.worked_example import WorkedExample, read_example
 from mtrl.preflight.context import Context, at_most, lacks
-from mtrl.preflight.play import Episode, Script, saying
 from mtrl.preflight.responses import THINKING
 from mtrl.preflight.result import Result, failed, passed, skipped
+from mtrl.preflight.stage import Episode, Script, scripted
 from mtrl.types import Row
 
 FORM = re.compile(r"<([A-Za-z_][\w-]*)>|(?<!#)(####)(?!#)|(\\boxed)|(```\w+)")
@@ -38,11 +38,11 @@ def worked_example(context: Context) -> Result:
         return skipped(lacks(context.family, "worked_example"))
     tasks = [(row, example, context.family.worked_example(row)) for row, example in shown]
     scripts = {
-        number: Script(task, saying(example.responses), str(number))
+        number: Script(task, scripted(example.responses), str(number))
         for number, (_, example, task) in enumerate(tasks)
         if task is not None
     }
-    episodes = context.stage.play(scripts.values())
+    episodes = context.stage.run(scripts.values())
     pairs = [(*tasks[int(episode.label)][:2], episode) for episode in episodes]
     if not pairs:
         return skipped("no worked example can run with these settings and within the time limit")
@@ -94,7 +94,7 @@ def _outcome(context: Context, example: WorkedExample, episode: Episode) -> list
         if _forms([shown]) != _forms([given]):
             rejected.append(f"its example shows the reply {shown[:60]!r}, and the environment replies {given[:60]!r}")
     if not context.succeeds(episode) or not context.claims(episode):
-        rejected.append(f"its example gets reward {episode.own:g} and score {episode.score:g}")
+        rejected.append(f"its example gets reward {episode.environment_reward:g} and score {episode.score:g}")
     return rejected
 
 
