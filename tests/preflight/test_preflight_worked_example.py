@@ -29,7 +29,7 @@ def result_of(*overrides, changes=(), **family):
     )
     splits = Splits(task.splits.train, task.splits.test)
     known = replace(task.family, **family)
-    context = Context(config, known, splits, task.make_environment, rows_played=4, seconds=60.0)
+    context = Context(config, known, splits, task.make_environment, max_rows=4, seconds=60.0)
     return CHECKS["worked_example"](context)
 
 
