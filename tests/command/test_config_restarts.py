@@ -48,10 +48,10 @@ def test_the_attempts_of_a_launch_share_a_folder(attempt, tmp_path, words):
 def test_another_launch_has_a_folder_of_its_own(attempt, tmp_path, monkeypatch):
     first, _ = attempt("run_dir=runs/${now:%f}")
     begin(first, tmp_path)
-    monkeypatch.setattr(process, "_started", lambda pid: "later")
+    monkeypatch.setattr(process, "start_time", lambda pid: "later")
     second, resume = attempt("run_dir=runs/${now:%f}")
     assert second != first and resume == "none"
-    monkeypatch.setattr(process, "_started", lambda pid: "still later")
+    monkeypatch.setattr(process, "start_time", lambda pid: "still later")
     with pytest.raises(UserError, match="already holds a run"):
         attempt(f"run_dir={first}")
 

@@ -74,7 +74,7 @@ def test_a_full_context_and_a_second_request_of_a_trajectory(engine):
     async def twice():
         first = ask(engine, "a")
         await asyncio.sleep(0)
-        with pytest.raises(EngineProcessError, match="AssertionError: a asks for a turn before its last one ended"):
+        with pytest.raises(EngineProcessError, match="AssertionError: a requests a turn before its last one ended"):
             await engine.generate("a", PROMPT, SHORT)
         engine.release("a")
         return await first

@@ -207,7 +207,7 @@ class Drill:
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
 def test_two_servers_survive_all_drills(name, tied_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(replica, "LOOK", 3.0)
+    monkeypatch.setattr(replica, "HEALTH_CHECK_SECONDS", 3.0)
     drill = Drill(name, tied_model, tmp_path, monkeypatch)
     asyncio.run(drill.story())
     for pid in drill.pids:
