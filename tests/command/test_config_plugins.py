@@ -96,8 +96,8 @@ EVERY_KIND = [
     "algorithm.extra={scale: 2.0}",
 ]
 NOTHING = "no warnings"
-MENDED = "; mend the module"
-PLACE = "; write package.module, of the folder where you start or installed"
+MENDED = "; correct the module"
+PLACE = "; write package.module, from the current folder or installed"
 
 SAID = {
     "a name without its plugin": ([method("best_only")], f"{method('best_only')} is not known; .*"),

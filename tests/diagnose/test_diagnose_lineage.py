@@ -67,7 +67,7 @@ def test_several_changes_at_once_are_reported(tmp_path):
         tmp_path, np.full(40, 0.3), np.full(40, 0.3), generator__max_turns=6, algorithm__group_size=4, seed=3
     )
     report = diagnose(child)
-    assert any("changed 3 things" in remark and "generator.max_turns 4 → 6" in remark for remark in report.remarks)
+    assert any("changed 3 settings" in remark and "generator.max_turns 4 → 6" in remark for remark in report.remarks)
 
 
 def test_keys_that_belong_together_are_one_change():

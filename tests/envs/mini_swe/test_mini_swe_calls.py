@@ -115,4 +115,4 @@ def test_gold_that_fails_names_its_call(tmp_path):
     results = check(OmegaConf.to_object(compose([*overrides, "preflight.rows=8"])))
     gold = next(result for result in results if result.name == "gold")
     assert "gold fails on 1. " in gold.evidence
-    assert "the scorer says 0 (m.f(-3) gives 3; 4 is expected)" in gold.evidence
+    assert "the score is 0 (m.f(-3) gives 3; 4 is expected)" in gold.evidence
