@@ -212,7 +212,7 @@ class TestOpenAI:
             return client.chat.completions.create(**{**ask, **options})
 
         root = f"{live.gateway.url}/v1"
-        with pytest.raises(openai.AuthenticationError, match="of no trajectory"):
+        with pytest.raises(openai.AuthenticationError, match="belongs to no trajectory"):
             chat(client_of(session, base_url=root, api_key="wrong"))
         with pytest.raises(openai.PermissionDeniedError):
             chat(client_of(session, default_headers={"X-Mtrl-Trajectory-Id": other.name}))

@@ -62,11 +62,11 @@ def model(tiny_recipe, tiny_codec, rows):
     return model.eval()
 
 
-class KeptEngine(LocalEngine):
-    """Remembers what it was asked and what it answered, in the order in which it was asked."""
+class StoringEngine(LocalEngine):
+    """Stores each prompt and its generation, in the order of the requests."""
 
     async def generate(self, trajectory_id, prompt, sampling):
-        stored = vars(self).setdefault("kept", [])
+        stored = vars(self).setdefault("stored", [])
         stored.append([list(prompt), None])
         requested = stored[-1]
         requested[1] = await super().generate(trajectory_id, prompt, sampling)
@@ -77,7 +77,7 @@ def run_rows(make_loop, model, codec, rows):
     """The trajectories as the groups of their rows, and the engine."""
 
     async def whole():
-        engine = KeptEngine(model, codec.tokenizer, 16, CONTEXT)
+        engine = StoringEngine(model, codec.tokenizer, 16, CONTEXT)
         sampling = SamplingParams(12, TEMPERATURE, stop_token_ids=codec.stop_token_ids)
         loop = make_loop(engine, codec)
         try:

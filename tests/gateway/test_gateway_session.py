@@ -261,15 +261,13 @@ def test_unparsable_tokens_fail_the_call(tiny_codec, monkeypatch):
 
 
 def test_messages_refused_by_the_template(make_chatml_tokenizer):
-    template = (
-        "{% for m in messages %}{% if m['role'] == 'tool' %}{{ raise_exception('no tools') }}{% endif %}{% endfor %}"
-    )
+    template = "{% for m in messages %}{% if m['content'] == 'x' %}{{ raise_exception('no x') }}{% endif %}{% endfor %}"
     tokenizer = make_chatml_tokenizer(template + "<|im_end|>x")
     codec = Codec(tokenizer, make_renderer(tokenizer, "default"))
 
     async def scenario(session, engine):
-        error = await refused(session.chat(chat({"role": "tool", "content": "x"})))
-        assert error.status == 400 and error.param == "messages" and "no tools" in error.message
+        error = await refused(session.chat(chat({"role": "user", "content": "x"})))
+        assert error.status == 400 and error.param == "messages" and "no x" in error.message
 
     run_session(scenario, codec)
 
