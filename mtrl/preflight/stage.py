@@ -13,7 +13,6 @@ from typing import Any
 
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
-from mtrl.environments.tools import Tool
 from mtrl.rewards.component import environment_rewards
 from mtrl.rewards.compose import RewardComposer
 from mtrl.rollout.stepper import Stepper, TimedCalls, text_message, text_turn
@@ -223,6 +222,8 @@ class Stage:
 
 def _tools_of(stepper: Stepper) -> list[dict[str, Any]]:
     """Return the tools that the environment offers by their schemas, or those of its attribute `toolbox`."""
+    from mtrl.environments.tools import Tool  # imports pydantic, which --help does not need
+
     toolbox = getattr(stepper.environment, "toolbox", {})
     schemas = stepper.tools or [tool.schema for tool in toolbox.values() if isinstance(tool, Tool)]
     return [schema["function"] for schema in schemas if isinstance(schema.get("function"), dict)]
