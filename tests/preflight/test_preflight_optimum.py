@@ -117,7 +117,8 @@ def test_failures_of_the_demonstrator_are_one_strategy():
 
 
 ALONE = ("hermetic", "leaks", "concurrency", "worked_example")
-"""Checks that run episodes in fresh processes and need no method, and the check of full prompts, which these rows lack."""
+"""Checks that run episodes in fresh processes and need no method, and the check of full prompts, which these rows are
+not."""
 
 
 def left_out(**methods):
