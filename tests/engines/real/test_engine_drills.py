@@ -148,7 +148,7 @@ class Drill:
 
     async def wrong_requests(self):
         server = self.servers[0]
-        with pytest.raises(UserError, match=f"the token id {self.vocabulary} at place 1"):
+        with pytest.raises(UserError, match=f"the token id {self.vocabulary} at position 1"):
             await self.engine.generate("9/0", [1, self.vocabulary], SHORT)
         assert (await self.engine.generate("9/0", [1] * CONTEXT, SHORT)).finish == FinishReason.LENGTH
         self.check(await self.ask(2, SHORT), self.prompt(2), SHORT)
