@@ -380,7 +380,7 @@ def test_narrow_bounds_around_the_engines_log_probs_remove_the_gradient_of_gspo(
 
 
 def test_narrow_bounds_of_geometric_mask_stale_tokens():
-    """At a shift of 0.02 `geometric` masks all tokens, or all except trajectories whose differences cancel; `mis` masks
+    """`geometric` masks all tokens at a shift of 0.02, or all except trajectories whose differences cancel; `mis` masks
     none."""
     made = [stale(0.02, p=p, rewards=rewards, correction="geometric") for p, rewards in BOTH]
     assert [round(share, 2) for _, share in made] == [0.0, 0.0, 0.29, 0.29]

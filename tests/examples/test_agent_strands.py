@@ -33,6 +33,6 @@ def test_an_agent_that_calls_for_ever_ends(row, tiny_codec):
 
 
 def test_a_refused_call_ends_the_agent_at_once(row, tiny_codec):
-    """By default Strands retries a refused call six times, with pauses of minutes."""
+    """Strands retries a refused call six times by default, with pauses of minutes."""
     trajectory = called(row, [calculator_call("1+2")] * 9, tiny_codec, calls=2)
     assert (len(trajectory.turns), trajectory.stop_reason) == (2, StopReason.MAX_TURNS)

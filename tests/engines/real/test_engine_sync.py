@@ -122,7 +122,7 @@ def test_an_update_works_after_an_interrupted_one(server, make, tied_model, way)
 
 def test_corrupted_weights_are_refused(engine, server, make, tied_model, monkeypatch):
     if engine == "sglang":
-        pytest.skip("SGLang has no checksum of what it receives; the canary tells")
+        pytest.skip("SGLang computes no checksum of received weights; the canary detects wrong ones")
 
     async def scenario(api):
         model, sync = load_model(tied_model), make("disk")
