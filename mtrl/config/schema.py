@@ -284,7 +284,8 @@ class FsdpConfig:
     param_dtype: str | None = one_of(
         None, "bfloat16", "float32", refused={"float16": "needs loss scaling, which mtrl does not have; set bfloat16"}
     )
-    """Dtype of forward and backward passes: bfloat16 | float32; the weights stay in model.dtype. Null: model.dtype."""
+    """Dtype of forward and backward passes: bfloat16 | float32; the weights stay in model.dtype. Null: model.dtype for
+    model=tiny, else bfloat16 where GPU or CPU multiply it."""
     reduce_dtype: str = one_of("float32", "bfloat16")
     """Dtype of the sum of gradients over ranks: float32 | bfloat16"""
     reshard_after_forward: bool = True
@@ -313,10 +314,12 @@ class TrainerConfig:
     update_epochs: int = number(1, at_least=1)
     max_tokens_per_microbatch: int = number(16384, at_least=1)
     """Maximum number of tokens of one forward and backward pass, padding included. `model=tiny` sets 2048."""
-    packing: bool = False
+    packing: bool | None = None
     """Concatenate the samples of a micro-batch in one row instead of padding each to the longest. With FlashAttention
-    and sdpa each sample attends to itself only; with eager, and for models with a sliding window, a mask of tokens x
-    tokens separates the samples, which is slower than padding."""
+    and sdpa each sample attends to itself only, and with sdpa a common prefix of 64 tokens or more, such as the prompt
+    of a group, is computed once for all samples of a micro-batch; with eager, and for models with a sliding window, a
+    mask of tokens x tokens separates the samples, which is slower than padding. Null: true for models other than
+    model=tiny where sdpa computes no such mask."""
     threads: int | None = number(None, at_least=1)
     """Number of CPU threads; null: 1 for models under 5 M parameters, else all cores."""
     gradient_checkpointing: bool = False

@@ -4,6 +4,9 @@ Packed samples must not attend to each other. FlashAttention derives the boundar
 Transformers makes a mask of tokens x tokens, so that attention computes every pair of tokens of the pack and discards
 the pairs across samples: twenty samples cost twenty times too much. Here attention is called sample by sample.
 
+Samples of a pack may share a prefix: a piece whose positions begin at s > 0 continues the first s tokens of the sample
+before it, whose keys and values it attends to. Thus the prompt of a group is computed once for all its trajectories.
+
 In bfloat16 on a CPU, PyTorch's attention kernel takes twice the time of the two plain matrix products, which oneDNN
 computes. With plain products, scores are rounded to bfloat16, as in `eager` attention.
 
@@ -13,11 +16,13 @@ The implementation is registered with Transformers through its attention interfa
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -52,6 +57,12 @@ def use_own_attention(model: Any) -> bool:
     AttentionMaskInterface.register(OWN, _mask)
     model.set_attn_implementation(OWN)
     return True
+
+
+def attention_of(model: Any) -> str:
+    """Return the name of the attention implementation of a causal LM or a value model, also with adapters or shards."""
+    config = next(m.config for m in model.modules() if hasattr(getattr(m, "config", None), "get_text_config"))
+    return str(config.get_text_config()._attn_implementation)
 
 
 def multiplies(dtype: torch.dtype) -> bool:
@@ -94,25 +105,93 @@ def _mask(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwargs: 
     return sdpa_mask(batch_size, q_length, kv_length, *args, **kwargs)
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive tokens of a packed row that belong to one sample."""
+
+    own: slice
+    """The tokens of this piece."""
+    context: tuple[slice, ...]
+    """The tokens of earlier pieces that come before them in the sample, in order; empty for a whole sample."""
+
+
+def pieces(positions: Tensor) -> list[Piece]:
+    """Return the pieces of a packed row from its positions [1, L]; empty for several rows, which are not packed.
+
+    A piece begins where a position is not the one before plus 1. A piece that begins at position s > 0 continues the
+    first s tokens of the sample before it. The positions are read once, since every read waits for a GPU.
+    """
+    if len(positions) != 1:
+        return []
+    if (found := _PIECES.get(positions)) is None:
+        found = _PIECES[positions] = _pieces(positions[0])
+    return found
+
+
+_PIECES: Any = WeakIdKeyDictionary()
+"""Pieces by the tensor of positions, which is the same object in every layer of a pass."""
+
+
+def _pieces(row: Tensor) -> list[Piece]:
+    starts = (row[1:] != row[:-1] + 1).nonzero().flatten() + 1
+    bounds = [0, *starts.tolist(), len(row)]
+    firsts = row[bounds[:-1]].tolist()
+    found: list[Piece] = []
+    sample: tuple[slice, ...] = ()
+    for (start, end), first in zip(pairwise(bounds), firsts, strict=True):
+        context = _first_tokens(sample, first)
+        found.append(Piece(slice(start, end), context))
+        sample = (*context, found[-1].own)
+    return found
+
+
+def _first_tokens(parts: tuple[slice, ...], count: int) -> tuple[slice, ...]:
+    """Return the first `count` tokens of a sample that consists of these parts."""
+    taken: list[slice] = []
+    for part in parts:
+        size = min(count, part.stop - part.start)
+        if size:
+            taken.append(slice(part.start, part.start + size))
+        count -= size
+    return tuple(taken)
+
+
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """Return attention [B, L, heads, dim] from queries [B, heads, L, dim], keys and values [B, kv_heads, L, dim]."""
     positions = kwargs.get("position_ids")
-    sizes = _sizes(positions) if attention_mask is None and positions is not None else []
-    if len(sizes) < 2:
+    row = pieces(positions) if attention_mask is None and positions is not None else []
+    if len(row) < 2:
         return _attend(module, query, key, value, attention_mask, **kwargs), None
-    samples = zip(*(states.split(sizes, 2) for states in (query, key, value)), strict=True)
-    return torch.cat([_attend(module, *states, None, **kwargs) for states in samples], 1), None
+    attended = [
+        _attend(module, query[:, :, piece.own], *(_joined(states, piece) for states in (key, value)), None, **kwargs)
+        for piece in row
+    ]
+    return torch.cat(attended, 1), None
+
+
+def _joined(states: Tensor, piece: Piece) -> Tensor:
+    """Return the keys or values of a piece and of its context."""
+    if not piece.context:
+        return states[:, :, piece.own]
+    return torch.cat([states[:, :, part] for part in (*piece.context, piece.own)], 2)
 
 
 def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> Tensor:
-    """Compute attention of one sample, or of rows with padding."""
+    """Compute attention of one sample, of a piece with its context, or of rows with padding."""
     n, heads, length, _ = query.shape
-    too_many = length != key.shape[2] or n * heads * length**2 > SCORES
-    if too_many or not products_are_faster(query.dtype, query.device) or _has_more(module, kwargs):
+    width = key.shape[2]
+    continues = attention_mask is None and 1 < length < width
+    if continues:  # `sdpa` would align its causal mask to the first key
+        reached = torch.ones(length, width, dtype=torch.bool, device=query.device).tril(width - length)
+        attention_mask = reached[None, None]
+    cached = length != width and not continues
+    if cached or n * heads * length * width > SCORES:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)[0]
+    if not products_are_faster(query.dtype, query.device) or _has_more(module, kwargs):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)[0]
     scaling = kwargs.get("scaling")
     queries = query * (query.shape[3] ** -0.5 if scaling is None else scaling)
@@ -138,14 +217,3 @@ def _bias(mask: Tensor | None, like: Tensor) -> Tensor:
     if mask.dtype != torch.bool:
         return mask.to(like.dtype)
     return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill_(~mask, lowest)
-
-
-def _sizes(positions: Tensor) -> list[int]:
-    """Return the number of tokens of each sample of a pack, from positions [1, L]; empty for several rows, which are
-    not packed."""
-    if len(positions) != 1:
-        return []
-    row = positions[0]
-    starts = (row[1:] != row[:-1] + 1).nonzero().flatten() + 1
-    ends = [0, *starts.tolist(), len(row)]
-    return [end - start for start, end in pairwise(ends)]

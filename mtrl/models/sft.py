@@ -7,11 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from mtrl.models.attention import OWN, attention_of
 from mtrl.models.logits import logits_at
+from mtrl.models.packing import pack
 
 MAX_TOKENS = 4096
 """Default maximum number of tokens of one forward and backward pass, padding included."""
@@ -100,10 +103,11 @@ def update(
         The mean loss per assistant token, before the update.
     """
     model.train()
+    packs = attention_of(model) == OWN
     total = sum(sum(example.mask) for example in batch)
     loss_sum = 0.0
-    for micro in by_length(batch, max_tokens):
-        loss = _token_losses(model, micro).sum() / total
+    for micro in (by_prefix if packs else by_length)(batch, max_tokens):
+        loss = _token_losses(model, packed(micro) if packs else padded(micro)).sum() / total
         loss.backward()
         loss_sum += loss.item()
     torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
@@ -123,14 +127,41 @@ def by_length(examples: Sequence[Example], max_tokens: int) -> list[list[Example
     return out
 
 
-def _token_losses(model: Any, examples: Sequence[Example]) -> torch.Tensor:
-    """Return the cross-entropy of each assistant token of the examples, [N]."""
+def by_prefix(examples: Sequence[Example], max_tokens: int) -> list[list[Example]]:
+    """Return packs of examples in the order of their tokens, so that those with a common prefix follow each other, each
+    of at most `max_tokens` tokens, or of a single longer example."""
+    out: list[list[Example]] = []
+    for example in sorted(examples, key=lambda e: e.ids):
+        if out and packed([*out[-1], example])[0].shape[1] <= max_tokens:
+            out[-1].append(example)
+        else:
+            out.append([example])
+    return out
+
+
+Grid = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
+"""Ids, mask and positions of examples, [B, L] each; positions None: 0 to L-1 in every row."""
+
+
+def padded(examples: Sequence[Example]) -> Grid:
+    """Return a row for each example, padded on the right. Attention is causal, so no token attends to padding."""
     width = max(len(e.ids) for e in examples)
-    ids = torch.tensor([e.ids + [0] * (width - len(e.ids)) for e in examples], device=model.device)
-    mask = torch.tensor([e.mask + [False] * (width - len(e.mask)) for e in examples], device=model.device)
-    # Padding is on the right and attention is causal, so no real token attends to it.
+    ids = torch.tensor([e.ids + [0] * (width - len(e.ids)) for e in examples])
+    return ids, torch.tensor([e.mask + [False] * (width - len(e.mask)) for e in examples]), None
+
+
+def packed(examples: Sequence[Example]) -> Grid:
+    """Return one row with the examples laid end to end, without shared prefixes."""
+    ids, mask, positions = pack([np.array(e.ids) for e in examples], [np.array(e.mask) for e in examples], share=True)
+    return torch.from_numpy(ids), torch.from_numpy(mask), torch.from_numpy(positions)
+
+
+def _token_losses(model: Any, grid: Grid) -> torch.Tensor:
+    """Return the cross-entropy of each assistant token of the examples, [N]."""
+    ids, mask, positions = (part if part is None else part.to(model.device) for part in grid)
     chosen = mask[:, 1:]
-    logits = logits_at(model, chosen, input_ids=ids[:, :-1], use_cache=False)
+    placed = {} if positions is None else {"position_ids": positions[:, :-1]}
+    logits = logits_at(model, chosen, input_ids=ids[:, :-1], use_cache=False, **placed)
     return F.cross_entropy(logits.float(), ids[:, 1:][chosen], reduction="none")
 
 

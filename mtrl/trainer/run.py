@@ -120,12 +120,16 @@ def _lead(given: Config, run: RunDir, console: Console, world: World, hooks: Hoo
         Interrupted: a signal arrived, and the run was saved.
     """
     from mtrl.trainer.loop import Trainer
+    from mtrl.trainer.setup.machine import machine_note, with_machine_settings
     from mtrl.trainer.setup.parts import preparation, set_up
 
     task = load_task(given)
-    config = with_steps(given, len(task.splits.train))
+    planned = with_steps(given, len(task.splits.train))
+    config = with_machine_settings(planned)
     if (epochs := given.trainer.epochs) is not None:
         console.note(f"trainer.epochs={epochs:g}: {config.trainer.max_steps} steps, by {len(task.splits.train)} rows")
+    if note := machine_note(planned, config):
+        console.note(note)
     if checkpoint_to_resume(config, run) is None:
         hooks.at_start(config, task, run.path, console.note, console.warning)
     if serves(config):

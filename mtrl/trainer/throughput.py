@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 import torch
 
-from mtrl.trainer.data.batching import MicroBatch
+from mtrl.trainer.data.batching import MicroBatch, spans
 from mtrl.trainer.flops import ModelFlops
 from mtrl.types import Group
 
@@ -36,18 +36,24 @@ class Work:
 
 def trained(model: ModelFlops, batch: MicroBatch) -> Work:
     """Return the work of a forward and a backward pass over a micro-batch; a filler counts as padding."""
-    lengths, sampled = _tokens(batch)
-    return Work(sum(lengths), batch.token_ids.numel(), model.training(lengths, sampled))
+    tokens = sum(len(sample.token_ids) for sample in batch.samples)
+    return Work(tokens, batch.token_ids.numel(), _flops(model.training, batch))
 
 
 def forwarded(model: ModelFlops, batch: MicroBatch) -> Work:
     """Return the work of a pass without gradients, by the reference or for the log-probs of the old policy."""
-    return Work(flops=model.forward(*_tokens(batch)))
+    return Work(flops=_flops(model.forward, batch))
 
 
-def _tokens(batch: MicroBatch) -> tuple[list[int], int]:
-    """Return the number of tokens of each sample, and the number of sampled tokens of all samples."""
-    return [len(sample.token_ids) for sample in batch.samples], batch.weights.numel() if batch.samples else 0
+def _flops(count: Callable[[Sequence[int], int], float], batch: MicroBatch) -> float:
+    """Return the FLOPs of a pass by the function that counts them for whole samples. Shared prefixes count once."""
+    if not batch.samples:
+        return 0.0
+    sampled = batch.weights.numel()
+    if batch.position_ids is None:
+        return count([len(sample.token_ids) for sample in batch.samples], sampled)
+    starts, ends = spans(batch.position_ids)
+    return count(ends, sampled) - count(starts, 0)
 
 
 @dataclass(frozen=True)
@@ -73,7 +79,8 @@ class Throughput:
         `perf/update_tokens_per_second`    tokens trained, context included, per second of the update
         `perf/rollout_tokens_per_second`   tokens sampled per second in which turns were sampled
         `perf/mfu`                         FLOPs of the update, as a share of the ranks' peak FLOPs in the same time
-        `perf/packing_efficiency`          tokens trained / positions of the micro-batches: 1 is no padding
+        `perf/packing_efficiency`          tokens trained / positions of the micro-batches: lower with padding, above
+                                           1 with shared prefixes
         `perf/rank_balance`                mean FLOPs over ranks / FLOPs of the busiest rank: 1 is no waiting
         `perf/idle_frac`                   share of the step in which the trainer waited for rollouts
         `perf/rollout_idle_frac`           share of the step in which no turn was sampled

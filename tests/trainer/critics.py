@@ -15,7 +15,7 @@ from mtrl.distributed.world import World
 from mtrl.trainer.data.samples import group_samples
 from mtrl.trainer.flops import model_flops
 from mtrl.trainer.update.critic import Critic
-from mtrl.trainer.update.learner import Learners
+from mtrl.trainer.update.learner import Learners, layout_of
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.value_learner import ValueLearner, value_model
 from mtrl.types import Group
@@ -36,7 +36,7 @@ def critic_of(model, config=None, dump=None, head=None):
     config = config or config_of()
     learner = ValueLearner(config, value_model(config, model))
     crew = Crew(World(), SimpleNamespace(critic=learner))
-    critic = Critic(config, Learners(crew, model_flops(learner.model)), dump)
+    critic = Critic(config, Learners(crew, model_flops(learner.model), layout_of(config, [learner.model])), dump)
     critic.learner = learner
     if head is not None:
         with torch.no_grad():

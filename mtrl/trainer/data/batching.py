@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from mtrl.config.schema import TrainerConfig
+from mtrl.models.packing import pack, shared_prefix
 from mtrl.trainer.flops import ModelFlops
 from mtrl.types import Sample
 
@@ -26,7 +28,8 @@ class MicroBatch:
     action_mask: Tensor
     """[B, L-1] bool: True at position i if token i+1, which it predicts, was sampled."""
     position_ids: Tensor | None
-    """[B, L] int64, from 0 again at each sample of a pack; None: 0 to L-1 in every row."""
+    """[B, L] int64, from 0 again at each sample of a pack, or from the length of the prefix that it shares with the
+    sample before it; None: 0 to L-1 in every row."""
     rollout_logprobs: Tensor
     """[N] log-probs that the engine reported."""
     advantages: Tensor
@@ -91,17 +94,22 @@ Grid = tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64] | None]
 
 @dataclass(frozen=True)
 class Layout:
-    """Arrangement of samples in the rows of a micro-batch: `PADDED` or `PACKED`."""
+    """Arrangement of samples in the rows of a micro-batch: `PADDED`, `PACKED` or `SHARED`."""
 
-    partition: Callable[[Sequence[Sequence[int]], int], list[list[int]]]
-    """Function from the lengths of the samples of each unit, and the token budget, to the indices of the units of each
+    partition: Callable[[Sequence[Sequence[Sample]], int], list[list[int]]]
+    """Function from the samples of each unit, and the token budget, to the indices of the units of each
     micro-batch."""
     build_grid: Callable[[Sequence[Sample], Sequence[NDArray[np.bool_]]], Grid]
     """Function from the samples of a micro-batch, and the loss mask of each, to the grid."""
 
 
-def _partition_by_width(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+def _lengths(units: Sequence[Sequence[Sample]]) -> list[list[int]]:
+    return [[len(sample.token_ids) for sample in unit] for unit in units]
+
+
+def _partition_by_width(units: Sequence[Sequence[Sample]], max_tokens: int) -> list[list[int]]:
     """Assign units of similar width to the same micro-batch, the widest first, so that there is little padding."""
+    lengths = _lengths(units)
     plans: list[list[int]] = []
     rows = width = 0
     for unit in sorted(range(len(lengths)), key=lambda unit: -max(lengths[unit])):
@@ -125,9 +133,10 @@ def _pad(samples: Sequence[Sample], masks: Sequence[NDArray[np.bool_]]) -> Grid:
     return ids, mask, None
 
 
-def _partition_first_fit(lengths: Sequence[Sequence[int]], max_tokens: int) -> list[list[int]]:
+def _partition_first_fit(units: Sequence[Sequence[Sample]], max_tokens: int) -> list[list[int]]:
     """Assign each unit, the longest first, to the first pack that has room (first-fit decreasing: at most 11/9 of the
     smallest possible number of packs, plus 1)."""
+    lengths = _lengths(units)
     sizes = np.minimum([sum(unit) for unit in lengths], max_tokens)  # a longer unit fills a pack alone
     room = np.full(len(lengths), max_tokens)
     plans: list[list[int]] = [[] for _ in lengths]
@@ -140,9 +149,37 @@ def _partition_first_fit(lengths: Sequence[Sequence[int]], max_tokens: int) -> l
 
 def _pack(samples: Sequence[Sample], masks: Sequence[NDArray[np.bool_]]) -> Grid:
     """Return a grid of one row with the samples concatenated."""
-    ids = np.concatenate([_array(sample.token_ids, np.int64) for sample in samples])
-    positions = np.concatenate([np.arange(len(sample.token_ids)) for sample in samples])
-    return ids[None], np.concatenate(masks)[None], positions[None]
+    return pack([_array(sample.token_ids, np.int64) for sample in samples], masks, share=False)
+
+
+def _partition_by_prefix(units: Sequence[Sequence[Sample]], max_tokens: int) -> list[list[int]]:
+    """Assign units to packs in the order of their tokens, so that units with a common prefix follow each other."""
+    plans: list[list[int]] = []
+    room = 0
+    before: Sample | None = None
+    for unit in sorted(range(len(units)), key=lambda unit: list(units[unit][0].token_ids)):
+        size = _stored_tokens(units[unit], before)
+        if not plans or size > room:
+            plans.append([])
+            room, size = max_tokens, _stored_tokens(units[unit], None)
+        plans[-1].append(unit)
+        room -= size
+        before = units[unit][-1]
+    return plans
+
+
+def _stored_tokens(unit: Sequence[Sample], before: Sample | None) -> int:
+    """Return the number of tokens that a pack stores for a unit that follows the sample `before`."""
+    chain = [*([before] if before else []), *unit]
+    ids = [_array(sample.token_ids, np.int64) for sample in chain]
+    masks = [_array(sample.loss_mask, np.bool_) for sample in chain]
+    shared = sum(shared_prefix(a, b, mask) for (a, b), mask in zip(pairwise(ids), masks[1:], strict=True))
+    return sum(len(sample.token_ids) for sample in unit) - shared
+
+
+def _pack_shared(samples: Sequence[Sample], masks: Sequence[NDArray[np.bool_]]) -> Grid:
+    """Return a grid of one row with the samples concatenated, without shared prefixes."""
+    return pack([_array(sample.token_ids, np.int64) for sample in samples], masks, share=True)
 
 
 PADDED = Layout(_partition_by_width, _pad)
@@ -150,6 +187,9 @@ PADDED = Layout(_partition_by_width, _pad)
 PACKED = Layout(_partition_first_fit, _pack)
 """Layout with all samples concatenated in one row. The model must keep them apart by their positions
 (`mtrl.models.preparation`)."""
+SHARED = Layout(_partition_by_prefix, _pack_shared)
+"""Layout like `PACKED` in which common prefixes, such as the prompt of a group, are stored and computed once. It needs
+the attention of `mtrl.models.attention`."""
 
 
 def mini_batches(samples: Sequence[Sample], config: TrainerConfig, seed: int, step: int) -> list[list[Sample]]:
@@ -189,8 +229,8 @@ def micro_batches(
     An indivisible unit (a sample or a whole trajectory) that is longer than `max_tokens` gets its own micro-batch.
     """
     units = _trajectories(samples) if whole_trajectories else [[index] for index in range(len(samples))]
-    lengths = [[len(samples[index].token_ids) for index in unit] for unit in units]
-    unit_plans = _divide(layout.partition(lengths, max_tokens), [sum(unit) for unit in lengths], ranks)
+    members = [[samples[index] for index in unit] for unit in units]
+    unit_plans = _divide(layout.partition(members, max_tokens), [sum(unit) for unit in _lengths(members)], ranks)
     plans = [[index for unit in plan for index in units[unit]] for plan in unit_plans]
     return [_collate([samples[i] for i in plan], [weights[i] for i in plan], plan, layout) for plan in plans]
 
@@ -200,9 +240,18 @@ def cost(batch: MicroBatch, model: ModelFlops) -> float:
     if batch.position_ids is None:
         rows, width = batch.token_ids.shape
         return model.training([width] * rows, len(batch.weights))
-    starts = (batch.position_ids[0] == 0).nonzero().flatten().tolist()
-    ends = [*starts[1:], batch.token_ids.shape[1]]
-    return model.training([end - start for start, end in zip(starts, ends, strict=True)], len(batch.weights))
+    starts, ends = spans(batch.position_ids)
+    return model.training(ends, len(batch.weights)) - model.training(starts, 0)
+
+
+def spans(positions: Tensor) -> tuple[list[int], list[int]]:
+    """Return the first position, and the last position plus 1, of each piece of a pack; a piece that shares a prefix of
+    s tokens begins at position s."""
+    row = positions[0]
+    jumps = (row[1:] != row[:-1] + 1).nonzero().flatten()
+    last = torch.cat([jumps, jumps.new_tensor([len(row) - 1])])
+    first = torch.cat([jumps.new_zeros(1), jumps + 1])
+    return row[first].tolist(), (row[last] + 1).tolist()
 
 
 def balance(batches: Sequence[MicroBatch], ranks: int, model: ModelFlops) -> list[list[MicroBatch]]:

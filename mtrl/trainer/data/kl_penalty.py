@@ -45,7 +45,8 @@ class KlPenalty:
     def _k1(self, samples: list[Sample]) -> list[np.ndarray]:
         """Return, for each sample, the rollout minus the reference log-prob of each sampled token."""
         weights = [np.zeros(len(sample.token_ids)) for sample in samples]
-        batches = micro_batches(samples, weights, self.max_tokens, ranks=self.learners.ranks)
+        learners = self.learners
+        batches = micro_batches(samples, weights, self.max_tokens, layout=learners.layout, ranks=learners.ranks)
         found: dict[int, np.ndarray] = {}
         for batch, reference in zip(batches, self.learners.reference_logprobs(batches), strict=True):
             difference = (batch.rollout_logprobs - reference).double().numpy()

@@ -12,7 +12,7 @@ from mtrl.config.schema import Config
 from mtrl.errors import UserError
 from mtrl.models.attention import products_are_faster, use_own_attention
 from mtrl.models.gguf import as_folder
-from mtrl.models.preparation import prepare_packing
+from mtrl.models.preparation import keeps_apart, prepare_packing
 from mtrl.record.checksums import changes
 from mtrl.record.run_dir import RunDir
 from mtrl.utils.hub import is_out_of_reach, model_options
@@ -159,10 +159,14 @@ def fit_attention(model: Any, config: Config) -> None:
     """Prepare the model's attention for packed samples, or select the faster implementation for its device.
 
     Raises:
-        UserError: `trainer.packing` is set, and the model cannot keep packed samples apart.
+        UserError: `trainer.packing` is true, and the model cannot keep packed samples apart.
     """
-    if config.trainer.packing:
+    packing = config.trainer.packing
+    if packing:
         prepare_packing(model)
+    elif packing is None and config.model.name != "tiny":
+        if use_own_attention(model) and not keeps_apart(model):
+            model.set_attn_implementation("sdpa")
     elif products_are_faster(compute_dtype(config), pick_device(config.model.device)):
         use_own_attention(model)
 

@@ -36,7 +36,7 @@ from mtrl.record.checksums import SUMS, changes, write_checksums
 from mtrl.rewards.compose import RewardComposer
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.scoring.heldout import score_groups
-from mtrl.trainer.setup.loading import load_model
+from mtrl.trainer.setup.loading import compute_dtype, fit_attention, load_model
 from mtrl.types import Group, Message
 from mtrl.utils.files import cache_folder, replace_text
 
@@ -123,6 +123,7 @@ def make(config: Config, task: Task, folder: Path, measure: Measure, on_step: On
         model, success = tiny.make_model(sizes, tokenizer, config.seed), None  # random weights, so not measured
     else:
         model, tokenizer = load_model(config, str(config.model.path))
+        fit_attention(model, config)
         success = measure(model, tokenizer)
     band = (settings.success_band[0], settings.success_band[1])
     if success is not None and success >= band[0]:
@@ -153,6 +154,7 @@ class Imitation:
         self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.ema_decay))
         self.warmup = settings.warmup_steps
         self.max_tokens = config.trainer.max_tokens_per_microbatch
+        self.dtype = compute_dtype(config)
         self.steps = 0
 
     @property
@@ -162,7 +164,8 @@ class Imitation:
     def update(self) -> None:
         """Make one update of fine-tuning."""
         scale = min(1.0, (self.steps + 1) / max(self.warmup, 1))
-        sft.update(self.model, self.next_batch(), self.optimizer, scale, self.max_tokens)
+        with torch.autocast(self.model.device.type, self.dtype, enabled=self.dtype != self.model.dtype):
+            sft.update(self.model, self.next_batch(), self.optimizer, scale, self.max_tokens)
         self.average.update_parameters(self.model)
         self.steps += 1
 

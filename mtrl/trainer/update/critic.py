@@ -15,7 +15,7 @@ from mtrl.algorithms.batch import ROUNDING, CreditBatch, Floats, fill
 from mtrl.algorithms.registry import find_estimator
 from mtrl.config.schema import AlgorithmConfig, Config
 from mtrl.errors import UserError
-from mtrl.trainer.data.batching import PACKED, PADDED, MicroBatch, micro_batches, mini_batches
+from mtrl.trainer.data.batching import MicroBatch, micro_batches, mini_batches
 from mtrl.trainer.data.samples import Credited, trajectory_samples
 from mtrl.trainer.update.learner import Learners
 from mtrl.trainer.update.report import NonFiniteError
@@ -107,11 +107,8 @@ class Critic:
         return sampled if self._per_token else sampled & (turns != np.r_[-1, turns[:-1]])
 
     def _batches(self, samples: Sequence[Sample], weights: Sequence[np.ndarray]) -> list[MicroBatch]:
-        trainer = self.config.trainer
-        layout = PACKED if trainer.packing else PADDED
-        return micro_batches(
-            samples, weights, trainer.max_tokens_per_microbatch, layout=layout, ranks=self.learners.ranks
-        )
+        max_tokens, learners = self.config.trainer.max_tokens_per_microbatch, self.learners
+        return micro_batches(samples, weights, max_tokens, layout=learners.layout, ranks=learners.ranks)
 
     def _stopped(self, error: NonFiniteError, step: int, samples: Sequence[Sample]) -> UserError:
         write_jsonl(self.dump, samples, mode="w")

@@ -24,9 +24,10 @@ from mtrl.distributed.crew import Crew
 from mtrl.distributed.sharding import named_tensors
 from mtrl.distributed.world import World, all_sum
 from mtrl.errors import UserError
+from mtrl.models.attention import OWN, attention_of
 from mtrl.trainer.checkpoint.saver import Saver
 from mtrl.trainer.checkpoint.tensors import load_tensors, tensor_names
-from mtrl.trainer.data.batching import MicroBatch, balance
+from mtrl.trainer.data.batching import PACKED, PADDED, SHARED, Layout, MicroBatch, balance
 from mtrl.trainer.flops import ModelFlops, model_flops
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import Policy
@@ -63,6 +64,9 @@ class Learner:
         self.algorithm = config.algorithm
         self.policy, self.reference, self.optimizer = policy, reference, optimizer
         self.critic, self.saver = critic, saver or Saver()
+        models = [policy.model, getattr(reference, "model", None), critic and critic.model]
+        self.layout = layout_of(config, [model for model in models if model is not None])
+        """Layout of micro-batches that all models of this learner can train on."""
         self._loss = find_loss(config.algorithm.loss_fn)
         self._correction = find_correction(config.algorithm.off_policy_correction)
         self._kl = find_kl(config.algorithm.kl_estimator)
@@ -210,6 +214,16 @@ class Learner:
         return self._correction(trainer - tokens.behaviour, tokens, self.algorithm)
 
 
+def layout_of(config: Config, models: Sequence[Any]) -> Layout:
+    """Return the layout for `trainer.packing`, null being true for pretrained models with mtrl's own attention. With
+    this attention packs share prefixes."""
+    packing = config.trainer.packing
+    own = all(attention_of(model) == OWN for model in models)
+    if packing or (packing is None and own and config.model.name != "tiny"):
+        return SHARED if own else PACKED
+    return PADDED
+
+
 Assignments = list[list[list[MicroBatch]]]
 """Micro-batches by optimiser step and rank."""
 
@@ -218,8 +232,8 @@ class Learners:
     """The learners of all ranks, for the leader: it distributes micro-batches to them, and returns results in order.
     With one process it only calls that process's learner."""
 
-    def __init__(self, crew: Crew, model: ModelFlops):
-        self.crew, self.ranks, self.model = crew, crew.world.size, model
+    def __init__(self, crew: Crew, model: ModelFlops, layout: Layout = PADDED):
+        self.crew, self.ranks, self.model, self.layout = crew, crew.world.size, model, layout
 
     def reference_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """Return the reference's log-probs, [N] for each micro-batch, on the CPU."""
@@ -323,4 +337,4 @@ class Learners:
 
 def alone(learner: Learner) -> Learners:
     """Return the learners of a single process."""
-    return Learners(Crew(World(), learner), learner.flops)
+    return Learners(Crew(World(), learner), learner.flops, learner.layout)

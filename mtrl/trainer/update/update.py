@@ -13,7 +13,7 @@ from mtrl.algorithms.reductions import token_weights
 from mtrl.algorithms.registry import find_correction, find_loss
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
-from mtrl.trainer.data.batching import PACKED, PADDED, MicroBatch, micro_batches, mini_batches
+from mtrl.trainer.data.batching import MicroBatch, micro_batches, mini_batches
 from mtrl.trainer.throughput import Work, forwarded, trained
 from mtrl.trainer.update.learner import Assignments, Learners
 from mtrl.trainer.update.report import UpdateReport
@@ -90,7 +90,7 @@ class Updater:
             [sample for sample, _ in pairs],
             [weight for _, weight in pairs],
             self.config.trainer.max_tokens_per_microbatch,
-            layout=PACKED if self.config.trainer.packing else PADDED,
+            layout=self.learners.layout,
             whole_trajectories=self._whole_trajectories,
             ranks=self.learners.ranks,
         )
