@@ -60,9 +60,9 @@ class ServerConfig:
     colocate: bool = False
     """Servers and trainers share GPUs: the servers free their memory while the policy is updated."""
     canary_tolerance: float | None = number(None, at_least=0)
-    """Largest allowed difference, in nats, between the log-probs of a server and of the trainer. After each change of
-    weights every server samples a few tokens for this check. Null: 0.001 in float32, 0.3 in half precision; 0 skips
-    the check."""
+    """Largest allowed mean difference between the log-probs of a server and of the trainer, in nats per token. After
+    each change of weights every server samples 64 tokens for this check. Null: 0.001 in float32, 0.1 in half precision;
+    0 skips the check."""
     start_timeout: float = number(600.0, above=0)
     """Time limit for a server to become ready, in seconds."""
     request_timeout: float = number(600.0, above=0)

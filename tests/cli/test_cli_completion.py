@@ -23,7 +23,7 @@ from mtrl.cli.completion import completions, script
         ("mtrl train trainer.max_steps", ["trainer.max_steps=", "trainer.max_steps_without_signal="]),
         ("mtrl train seed=1 algorithm.loss_fn=pp", ["ppo"]),
         ("mtrl train trainer.packing=", ["true", "false"]),
-        ("mtrl evaluate experiment=text", ["text_to_sql", "text_to_sql_hf"]),
+        ("mtrl evaluate experiment=text", ["text_to_sql", "text_to_sql_hf", "text_to_sql_smollm2"]),
         ("mtrl view out", []),
         ("mtrl nonsense ", []),
         ("mtrl train seed=", []),
