@@ -8,8 +8,8 @@
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE}
 
-# Which PyTorch; a wheel for the CPU alone is smaller: --build-arg TORCH=… and PIP_EXTRA_INDEX_URL=… of its index.
-ARG TORCH=torch==2.13.0
+# Which PyTorch (default: that of vLLM); a wheel for the CPU alone is smaller: --build-arg TORCH=… and PIP_EXTRA_INDEX_URL=… of its index.
+ARG TORCH
 ARG EXTRAS="data lora"
 ARG PIP_EXTRA_INDEX_URL
 ENV DEBIAN_FRONTEND=noninteractive PIP_NO_CACHE_DIR=1 PYTHONUNBUFFERED=1

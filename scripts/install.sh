@@ -5,12 +5,12 @@
 #
 #   VENV=.venv              where
 #   PYTHON=python3.12       with which Python, 3.11 or later (default: the first one found)
-#   TORCH="torch==2.13.0"   which PyTorch: it comes first, so that the rest takes it as it is
+#   TORCH="torch==2.13.0"   which PyTorch: it comes first, so that the rest takes it as it is (default: that of the engine
+#                           in .venv-vllm or .venv-sglang, since NCCL refuses different versions; else vLLM's)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 venv=${VENV:-.venv}
-torch=${TORCH:-torch==2.13.0}
 extras=$(IFS=,; echo "$*")
 
 is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; }
@@ -28,6 +28,20 @@ find_python() {
     return 1
 }
 
+torch_of_engine() {
+    local found
+    for found in .venv-{vllm,sglang}/lib/python3*/site-packages/torch-[0-9]*.dist-info; do
+        if [ -d "$found" ]; then
+            found=${found##*/torch-}
+            found=${found%.dist-info}
+            echo "torch==${found%%+*}" # without the name of the build, such as +cpu
+            return
+        fi
+    done
+    sed -n 's/^\(torch==[^ ;]*\).*/\1/p' requirements/vllm.txt
+}
+
+torch=${TORCH:-$(torch_of_engine)}
 if [ ! -x "$venv/bin/python" ]; then
     python=$(find_python)
     "$python" -m venv "$venv" || {
@@ -35,7 +49,7 @@ if [ ! -x "$venv/bin/python" ]; then
         exit 1
     }
 fi
-echo "installing mtrl${extras:+[$extras]} into $venv; this takes a minute or two"
+echo "installing mtrl${extras:+[$extras]} and $torch into $venv; this takes a minute or two"
 "$venv/bin/python" -m pip install --quiet --quiet "$torch"
 "$venv/bin/python" -m pip uninstall --quiet --quiet --yes mtrl  # the distribution's earlier name
 "$venv/bin/python" -m pip install --quiet --quiet --editable ".${extras:+[$extras]}"

@@ -3,8 +3,8 @@
 
     python scripts/install_engine.py vllm|sglang [--cpu|--cuda] [--venv DIR] [--python PY] [--check]
 
-On a machine without an NVIDIA GPU the script installs the CPU build, with all packages pinned
-(`requirements/NAME-cpu.txt`): about 2.5 GB and a few minutes. With a GPU it installs the engine as published. An
+On a machine without an NVIDIA GPU the script installs the CPU build (`requirements/NAME-cpu.txt`): about 2.5 GB and a
+few minutes. With a GPU it installs the engine as published (`requirements/NAME.txt`). All packages are pinned. An
 interrupted installation resumes, and a finished one returns at once. Packages come from the index that pip is
 configured with.
 """
@@ -28,6 +28,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
+VERSIONS = ROOT / "mtrl" / "engines" / "server" / "versions.py"
 ENGINES = ("vllm", "sglang")
 OLDEST, NEWEST = (3, 11), (3, 14)
 """Oldest and newest Python versions for which both engines have wheels."""
@@ -114,6 +115,8 @@ def install(engine: str, build: str, venv: Path, python: str) -> None:
     found_by_itself = venv == ROOT / f".venv-{engine}"
     setting = f"generator={engine}" + ("" if found_by_itself else f" generator.{engine}.python={venv}/bin/python")
     print(f"use it by: {setting}")
+    if build == "cuda" and (advice := nccl_advice(engine, venv / "bin" / "python", ROOT / ".venv" / "bin" / "python")):
+        print(advice)
 
 
 # -- machine -------------------------------------------------------------------------------------------------------
@@ -158,6 +161,26 @@ def refuse_unfit(engine: str, build: str, interpreter: Interpreter) -> None:
         raise InstallError(f"the wheels of {engine} need Linux with glibc {needed} and this machine {has}")
     if build == "cpu" and interpreter.machine != "x86_64":
         raise InstallError(f"there are no CPU wheels of {engine} for {interpreter.machine}, only for x86_64")
+
+
+def nccl_advice(engine: str, engine_python: Path, trainer_python: Path) -> str:
+    """Return what to install if the trainer has another NCCL than the engine; empty if they agree, or if one of them
+    does not answer."""
+    found = []
+    for python in (engine_python, trainer_python):
+        try:
+            answer = subprocess.run([python, "-I", VERSIONS], capture_output=True, text=True, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return ""
+        found.append(json.loads(answer.stdout))
+    theirs, ours = found
+    if theirs["nccl"] == ours["nccl"]:
+        return ""
+    return (
+        f"the trainer has NCCL {ours['nccl']} (torch {ours['torch']}) and {engine} {theirs['nccl']}, so they cannot "
+        f"broadcast weights (weight_sync=distributed): TORCH=torch=={theirs['torch'].partition('+')[0]} "
+        "scripts/install.sh installs the engine's PyTorch for the trainer"
+    )
 
 
 def megabytes(folder: Path) -> int:
@@ -218,7 +241,7 @@ def install_packages(venv: Path, packages: Path, build: str) -> None:
     count = sum(1 for line in packages.read_text().splitlines() if line and not line.startswith("#"))
     size = f"about {GIGABYTES[build] - 1} GB, some minutes"
     print(f"installing {packages.relative_to(ROOT)} ({count} lines, {size}) into {venv}", flush=True)
-    what = [*(["--no-deps"] if build == "cpu" else []), "-r", str(packages)]
+    what = ["--no-deps", "-r", str(packages)]
     hint = (
         "; it is to be found by pip's settings, such as PIP_INDEX_URL, PIP_EXTRA_INDEX_URL or PIP_FIND_LINKS, and "
         "PyTorch's CPU build (torch==…+cpu) is in the CPU index that pytorch.org names"

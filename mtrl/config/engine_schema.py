@@ -37,8 +37,8 @@ class ServerConfig:
     tensor_parallel_size: int = number(1, at_least=1)
     """Number of GPUs of one replica."""
     devices: list[int] | None = None
-    """Indices of the replicas' GPUs, `tensor_parallel_size` for each replica, in order; null: the GPUs that the
-    trainers do not use, or with `colocate` the GPUs that they use."""
+    """Indices of the replicas' GPUs among the visible ones (CUDA_VISIBLE_DEVICES), `tensor_parallel_size` for each
+    replica, in order; null: the GPUs that the trainers do not use, or with `colocate` the GPUs that they use."""
     prefix_caching: bool = True
     """Cache the keys and values of a conversation for its next turn."""
     args: dict[str, Any] = field(default_factory=dict)
@@ -48,7 +48,7 @@ class ServerConfig:
     """Additional environment variables of the server."""
     weight_sync: str = one_of("disk", "distributed", "tensor")
     """Transport of new weights to the servers. disk: safetensors in `sync_folder` | distributed: broadcast by NCCL or
-    gloo | tensor: shared memory, or CUDA IPC on a GPU"""
+    gloo | tensor: shared memory, or CUDA IPC to servers that see the GPU of rank 0"""
     sync_folder: str | None = None
     """disk: a folder that trainer and servers can access; null: shared memory of this machine."""
     lora: str = one_of("merged", "adapter")

@@ -69,7 +69,7 @@ class ModelConfig:
     dtype: str = one_of("float32", "bfloat16", "float16")
     """float32 | bfloat16 | float16"""
     device: str = "auto"
-    """auto | cpu | cuda | cuda:N"""
+    """auto | cpu | cuda | cuda:N. auto: cuda if the machine has a GPU (an error if PyTorch cannot use it), else cpu"""
     attn_implementation: str = one_of("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
     """sdpa | eager | flash_attention_2 | flash_attention_3 | flex_attention"""
     renderer: str = "auto"

@@ -25,6 +25,7 @@ from mtrl.doctor.packages import BASE, HIDDEN, Found, look, wanted
 from mtrl.errors import UserError
 from mtrl.preflight.result import Result, failed, passed, skipped, warned
 from mtrl.utils.files import cache_folder
+from mtrl.utils.process import usable_cores
 
 GIB = 2**30
 LEAST_PYTHON = (3, 11)
@@ -94,7 +95,7 @@ def devices() -> Result:
 
 def host() -> Result:
     """Check the cores and the main memory."""
-    cores, sizes = machine.cores(), machine.memory()
+    cores, sizes = usable_cores(), machine.memory()
     if sizes is None:
         return passed(f"{cores} cores")
     sizes_text = f"{cores} cores, {sizes[0] / GIB:.0f} GiB of memory, {sizes[1] / GIB:.0f} GiB free"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -81,11 +80,6 @@ def cuda_fits(built: str, driver: str) -> bool:
     """Whether a driver supports a build for a CUDA version: that of the same major version or an older one (CUDA's
     minor version compatibility)."""
     return int(built.split(".")[0]) <= int(driver.split(".")[0])
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def memory() -> tuple[int, int] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +25,7 @@ from mtrl.environments.pool import EnvironmentPool
 from mtrl.evaluation.rollouts import Source
 from mtrl.rollout.episode import EpisodeLoop, Episodes
 from mtrl.types import Row, StopReason, Trajectory
+from mtrl.utils.process import usable_cores
 
 
 @dataclass
@@ -95,7 +95,7 @@ def local_model(source: Source, config: Config, task: Task, rows: Sequence[Row])
     gc.collect()  # frees the memory of the previous model
     model, tokenizer = load(source, config)
     parameters = sum(p.numel() for p in model.parameters())
-    torch.set_num_threads(config.trainer.threads or (1 if parameters <= SMALL_MODEL else os.cpu_count() or 1))
+    torch.set_num_threads(config.trainer.threads or (1 if parameters <= SMALL_MODEL else usable_cores()))
     player = connect(config, task, model.config, tokenizer, rows, partial(shared_engine, config, model, tokenizer))
     player.engine.version = source.step
     return ReadyModel(source, player.loop, player.eval_sampling, tokenizer)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import socket
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from mtrl.gateway.auth import SessionRegistry, new_token
 from mtrl.gateway.session import Session, SessionLimits
 from mtrl.rollout.conversation import Codec
 from mtrl.utils.http_protocol import PatientProtocol
+from mtrl.utils.process import allow_open_files
 from mtrl.utils.serving import address_of, bind
 
 MODEL = "mtrl"
@@ -193,9 +193,5 @@ class _Server(uvicorn.Server):
 def _max_connections() -> int:
     """Return the maximum number of connections, after raising the process's limit of open files as far as needed and
     allowed."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MAX_CONNECTIONS + SPARE_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, soft - SPARE_FILES))
+    limit = allow_open_files(MAX_CONNECTIONS + SPARE_FILES)
+    return MAX_CONNECTIONS if limit is None else max(1, min(MAX_CONNECTIONS, limit - SPARE_FILES))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from mtrl.preflight.responses import FUZZ, final_answers, nonsense
 from mtrl.preflight.stage import Episode, Script, Stage, scripted
 from mtrl.rewards.compose import RewardComposer
 from mtrl.types import Row
+from mtrl.utils.process import usable_cores
 
 if TYPE_CHECKING:
     from mtrl.preflight.optimum import Unsolved
@@ -102,7 +102,7 @@ class Context:
             self.seconds,
             self.patience,
             self.deadline,
-            workers=(os.cpu_count() or 1) if self.family.waits_for_processes else 1,
+            workers=usable_cores() if self.family.waits_for_processes else 1,
         )
 
     def stage_with(self, max_turns: int) -> Stage:

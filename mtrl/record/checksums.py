@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from mtrl.utils.files import replace_text
+from mtrl.utils.process import usable_cores
 
 SUMS = "SHA256SUMS"
 READ = (".json", ".jsonl", ".safetensors")
@@ -42,7 +43,7 @@ def checksums(folder: Path, names: Iterable[str]) -> dict[str, str]:
         OSError: A file cannot be read.
     """
     names = list(names)
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as threads:
+    with ThreadPoolExecutor(min(8, usable_cores())) as threads:
         return dict(zip(names, threads.map(lambda name: checksum(folder / name), names), strict=True))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import threading
 
 from mtrl.errors import UserError
@@ -11,6 +10,7 @@ from mtrl.sandbox.bubblewrap import Namespace, find_programs, forbidden
 from mtrl.sandbox.execution import Execution
 from mtrl.sandbox.limits import ProcessLimits, SandboxError
 from mtrl.sandbox.seccomp import denied_system_calls
+from mtrl.utils.process import allow_open_files
 
 _OLDEST_KERNEL = (5, 14)
 _PRIVILEGES = {"CapEff": "0000000000000000", "NoNewPrivs": "1", "Seccomp": "2"}
@@ -32,7 +32,7 @@ def check_isolation() -> None:
         if not CHECKED.is_set():
             _check_machine()
             _check_command()
-            _allow_descriptors()
+            allow_open_files(_OPEN_FILES)
             CHECKED.set()
 
 
@@ -72,10 +72,3 @@ def _check_command() -> None:
             f"this Python does not run inside the sandbox ({' '.join(python.stderr.split())[:200]}); use one that is "
             "installed under /usr, or one built without --enable-shared"
         )
-
-
-def _allow_descriptors() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(_OPEN_FILES, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

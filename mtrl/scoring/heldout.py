@@ -4,7 +4,6 @@ sampling parameters."""
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -18,6 +17,7 @@ from mtrl.rollout.rollouts import Rollouts
 from mtrl.scoring.measures import val_metrics
 from mtrl.types import Group, Row, Trajectory
 from mtrl.utils.plain_numbers import finite
+from mtrl.utils.process import usable_cores
 from mtrl.utils.user_code import reason
 
 
@@ -33,7 +33,7 @@ async def score_groups(family: Family, groups: Sequence[Group], seconds: float) 
     Raises:
         RunEndedError: the scorer fails, hangs, or returns no finite number.
     """
-    pool = _threads((os.cpu_count() or 1) if family.waits_for_processes else 1)
+    pool = _threads(usable_cores() if family.waits_for_processes else 1)
     await asyncio.gather(*(_score(pool, family, t, group.row, seconds) for group in groups for t in group.trajectories))
 
 

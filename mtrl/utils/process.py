@@ -1,10 +1,11 @@
-"""This process: what `torchrun` reports about its launch, and the settings of its garbage collector. The module imports
-no torch."""
+"""This process: what `torchrun` reports about its launch, its cores and open files, and the settings of its garbage
+collector. The module imports no torch."""
 
 from __future__ import annotations
 
 import gc
 import os
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -53,6 +54,22 @@ def environment_integer(name: str, default: str = "0") -> int:
     if not value.isdecimal():
         raise UserError(f"the environment has {name}={value}, which is not a whole number; start ranks with torchrun")
     return int(value)
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use: those of its CPU affinity, which SLURM, `taskset` and
+    containers restrict; `os.cpu_count()` returns all cores of the machine."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def allow_open_files(wanted: int) -> int | None:
+    """Raise the soft limit of open files (RLIMIT_NOFILE) to `wanted` if it is lower, at most to the hard limit, which
+    only root can raise. Programs that are started later inherit it. Return the soft limit; None if there is none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return None if soft == resource.RLIM_INFINITY else soft
 
 
 @contextmanager

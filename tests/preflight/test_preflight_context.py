@@ -67,7 +67,7 @@ def test_rows_that_the_familys_players_refuse_are_left_out():
 
 def test_tasks_that_wait_for_processes_run_in_parallel(monkeypatch):
     """On as many threads as there are cores, 2 here: each step of 16 episodes waits for a step of another one."""
-    monkeypatch.setattr("mtrl.preflight.context.os.cpu_count", lambda: 2)
+    monkeypatch.setattr("mtrl.preflight.context.usable_cores", lambda: 2)
     for waits in (True, False):
         monkeypatch.setattr(Meeting, "barrier", threading.Barrier(2) if waits else None)
         monkeypatch.setattr(Meeting, "most", 0)

@@ -30,6 +30,7 @@ from mtrl.scoring.measures import (
 from mtrl.scoring.pass_at_k import pass_at_k_by_prompt
 from mtrl.scoring.statistics import success_rate
 from mtrl.types import FinishReason, StopReason
+from mtrl.utils.process import usable_cores
 from tests.evaluation.made import family_of, groups_of, made_episode, scored
 
 EPISODES = [
@@ -191,7 +192,7 @@ def test_concurrent_scoring_gives_the_same_scores():
         threads.clear()
         asyncio.run(score_groups(family, groups, 60.0))
         assert [t.score for group in groups for t in group.trajectories] == [float(number) for number in range(8)]
-        assert len(threads) == 8 and len(set(threads)) == (min(8, os.cpu_count()) if waits else 1)
+        assert len(threads) == 8 and len(set(threads)) == (min(8, usable_cores()) if waits else 1)
 
 
 def returns(value):

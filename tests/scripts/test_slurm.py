@@ -107,3 +107,11 @@ def test_every_node_gets_the_same_command(cluster):
     ranks = "-m torch.distributed.run --nnodes 2 --nproc-per-node 1 --shutdown-timeout 100 --rdzv-backend c10d"
     place = f"--rdzv-endpoint localhost:{20000 + number % 10000} --rdzv-id {number}"
     assert said == {f"{ranks} {place} -m mtrl.main name=a b run_dir=runs/mine resume=latest\n"}
+
+
+def test_tasks_get_the_cores_of_the_job(cluster, monkeypatch):
+    monkeypatch.setenv("SLURM_CPUS_PER_TASK", "48")
+    (cluster / "cores").write_text('#!/bin/sh\necho "$SRUN_CPUS_PER_TASK"\n')
+    (cluster / "cores").chmod(0o755)
+    submit(cluster, 2, python=str(cluster / "cores")).communicate(timeout=120)
+    assert logs(cluster) == "48\n48\n"

@@ -8,7 +8,7 @@ from mtrl.command.compose import compose
 from mtrl.errors import UserError
 from mtrl.models.attention import OWN, multiplies
 from mtrl.models.tiny import save
-from mtrl.trainer.setup.loading import fit_attention, load_model, load_peer
+from mtrl.trainer.setup.loading import fit_attention, load_model, load_peer, pick_device
 from mtrl.trainer.setup.models import reference_model
 
 HALF = OWN if multiplies(torch.bfloat16) else "sdpa"
@@ -106,3 +106,31 @@ def test_a_truncated_model_file_is_an_error_in_one_sentence(make_tiny_model, tin
     (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:100])
     with pytest.raises(UserError, match=r"model.path=.* cannot be loaded \(.+\); give a folder or a Hub name of a"):
         load_model(config_of("model=hf", f"model.path={tmp_path}"), str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("cuda", "failure", "why"),
+    [
+        (None, None, r"it is a build for CPUs; install a build for CUDA, see pytorch\.org"),
+        (
+            "13.0",
+            RuntimeError("The NVIDIA driver on your system is too old (found version 11040). Please update"),
+            r"The NVIDIA driver on your system is too old \(found version 11040\); update the driver, or install",
+        ),
+        ("13.0", None, "it finds no device; check the driver"),
+    ],
+)
+def test_a_gpu_that_pytorch_cannot_use_is_an_error(monkeypatch, cuda, failure, why):
+    def init():
+        if failure:
+            raise failure
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cuda, "init", init)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    with pytest.raises(UserError, match=rf"CUDA_VISIBLE_DEVICES=0 lists GPUs, and torch .* cannot use it \({why}"):
+        pick_device("auto")
+    assert pick_device("cpu") == torch.device("cpu")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert pick_device("auto") == torch.device("cpu")

@@ -128,11 +128,12 @@ class ServerApi(Protocol):
     async def leave(self, group: str) -> None:
         """Leave the group."""
 
-    async def receive_tensors(self, payload: str, version: int, checksum: str | None = None) -> None:
+    async def receive_tensors(self, payloads: Sequence[str], version: int, checksum: str | None = None) -> None:
         """Read tensors from memory that both processes can map.
 
         Args:
-            payload: base64 of the `ForkingPickler` output for `[(name, tensor), …]`.
+            payloads: for each worker of the server, by rank, base64 of its own `ForkingPickler` output for
+                `[(name, tensor), …]`.
         """
 
     async def end_update(self, version: int) -> None:
@@ -155,7 +156,8 @@ class ServerApi(Protocol):
         """Policy version of the weights, as the server itself reports it."""
 
     async def sleep(self) -> None:
-        """Free the GPU's memory, weights included; no turn may be sampled until `wake` and new weights."""
+        """Free the GPU's memory, weights included; no turn may be sampled until `wake` and new weights. With
+        `lora=adapter` the server moves its base weights to main memory, since only adapters are sent to it."""
 
     async def wake(self) -> None:
         """Allocate the GPU's memory again."""

@@ -26,7 +26,7 @@ class Place:
     token: str
     """Token that every request must carry."""
     devices: Sequence[int] | None = None
-    """Indices of the server's GPUs; None: all GPUs of the machine, if it has any."""
+    """Indices of the server's GPUs among those that this process sees; None: all GPUs, if there are any."""
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,12 @@ class TurnLostError(ServerError):
     """No server sampled this turn, after all retries."""
 
 
+def max_in_flight(max_num_seqs: int) -> int:
+    """Return the maximum number of turns that are sent to a server which samples `max_num_seqs` at once: a quarter more
+    (at least 1), so that the server has the next turn when one ends."""
+    return max_num_seqs + max(1, max_num_seqs // 4)
+
+
 class _PendingTurn:
     """A turn that a caller waits for."""
 
@@ -100,8 +106,8 @@ class ServerEngine:
         self.backend, self.sync = backend, sync
         self.vocabulary, self.context = vocabulary, context
         replicas = make_replicas(backend, log_folder, devices)
-        limit = max_num_seqs + max(1, max_num_seqs // 4)
-        self.fleet = Fleet(backend, sync, replicas, pause_mode(backend, in_flight), limit, self._give_up)
+        mode = pause_mode(backend, in_flight)
+        self.fleet = Fleet(backend, sync, replicas, mode, max_in_flight(max_num_seqs), self._give_up)
         self._name = uuid.uuid4().hex[:12]
         """Random id of this engine in the names of its requests, so that they differ from those of other trainers."""
         self._numbers = itertools.count()

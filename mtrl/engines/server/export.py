@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from mtrl.engines.server.model_folder import model_shapes
+from mtrl.engines.server.model_folder import model_folder, model_shapes
 from mtrl.errors import UserError
 
 
@@ -20,9 +22,10 @@ class WeightExport(Protocol):
 
 
 class FullWeights:
-    """A `WeightExport` for a trainer that trains full weights: only their precision changes.
+    """A `WeightExport` for a trainer that trains full weights: their precision changes, and where Transformers stores
+    other tensors than the files of the model, their names and shapes, such as those of stacked experts.
 
-    Their names and shapes must be those of the model that the servers started with. Engines treat other weights
+    Names and shapes must then be those of the model that the servers started with. Engines treat other weights
     differently: SGLang ignores names that it does not know, and ends itself at a wrong shape.
     """
 
@@ -30,6 +33,7 @@ class FullWeights:
         """`model`: folder or Hub name. The weights are not compared with a model without safetensors files."""
         self._model, self._dtype = model, getattr(torch, dtype)
         self._shapes: dict[str, tuple[int, ...]] | None = None
+        self._file_names: FileNames | None = None
 
     def __call__(self, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """
@@ -38,14 +42,62 @@ class FullWeights:
         """
         if self._shapes is None:
             self._shapes = model_shapes(self._model)
+            if self._shapes and trained.keys() != self._shapes.keys():
+                with suppress(OSError, ValueError):  # Transformers does not know the architecture: names are compared
+                    self._file_names = FileNames(self._model)
+        weights = {name: in_precision(value.detach(), self._dtype) for name, value in trained.items()}
+        if self._file_names is not None:
+            weights = self._file_names(weights)
         if self._shapes and (
-            differences := _differences({n: tuple(v.shape) for n, v in trained.items()}, self._shapes)
+            differences := _differences({n: tuple(v.shape) for n, v in weights.items()}, self._shapes)
         ):
             raise UserError(
                 f"model.path={self._model}: the trainer's weights have other names or shapes than its files, from "
                 f"which servers load them ({differences}); use generator.backend=local for this model"
             )
-        return {name: in_precision(value.detach(), self._dtype) for name, value in trained.items()}
+        return weights
+
+
+class FileNames:
+    """Converts the tensors of a Transformers model to those of its files, as `save_pretrained` does.
+
+    Transformers 5 stacks the experts of a layer when it loads a model (`mlp.experts.gate_up_proj`), and its own reverse
+    conversion gives the matrices of each expert back (`mlp.experts.7.gate_proj.weight`).
+    """
+
+    def __init__(self, model: str):
+        """
+        Args:
+            model: folder or Hub name; only its configuration is read.
+
+        Raises:
+            OSError, ValueError: Transformers itself has no such architecture.
+        """
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        config = AutoConfig.from_pretrained(model_folder(model), trust_remote_code=False)
+        with torch.device("meta"):
+            self._skeleton = AutoModelForCausalLM.from_config(config)
+
+    def __call__(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the tensors by the names of the files. Layers are converted one after another and taken out of
+        `weights`, so that only one layer exists twice."""
+        from transformers.core_model_loading import revert_weight_conversion
+
+        layers: dict[str, list[str]] = {}
+        for name in weights:
+            layers.setdefault(_layer(name), []).append(name)
+        converted: dict[str, Tensor] = {}
+        for names in layers.values():
+            part = revert_weight_conversion(self._skeleton, {name: weights.pop(name) for name in names})
+            converted |= {name: value.contiguous() for name, value in part.items()}
+        return converted
+
+
+def _layer(name: str) -> str:
+    """Return the part of a name up to the first number, such as `model.layers.3`; empty for other tensors."""
+    found = re.match(r".*?\.\d+(?=\.)", name)
+    return found[0] if found else ""
 
 
 def _differences(ours: Mapping[str, tuple[int, ...]], theirs: Mapping[str, tuple[int, ...]]) -> str:

@@ -11,6 +11,7 @@ from mtrl.config.engine_schema import ServerConfig
 from mtrl.engines.server.backend import Command, Place
 from mtrl.engines.server.sync import engine_key
 from mtrl.errors import UserError
+from mtrl.utils.gpus import gpu_names
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,9 @@ class Launch:
                 options, a mapping becomes JSON.
             env: environment variables that the engine needs; `settings.env` overrides them.
             token: name of the environment variable for the server's token.
+
+        Raises:
+            UserError: this process does not see the server's GPUs.
         """
         options = [option for name, value in arguments.items() for option in _option(name.replace("_", "-"), value)]
         ours = {
@@ -75,7 +79,7 @@ class Launch:
         if self.is_cpu:  # with two threads, a small model is many times slower
             ours |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         elif place.devices is not None:
-            ours["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, place.devices))
+            ours["CUDA_VISIBLE_DEVICES"] = ",".join(gpu_names(place.devices))
         return Command([self.python, "-m", module, *options], {**ours, **env, **self.settings.env, token: place.token})
 
 

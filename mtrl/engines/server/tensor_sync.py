@@ -62,8 +62,7 @@ class TensorSync:
             was_read = False
             try:
                 digest = await asyncio.to_thread(checksum, shared.tensors)
-                # Each server needs its own payload, since every reader of a payload releases a reference.
-                payloads = {server.url: shared.payload(self._workers) for server in server_group.remaining}
+                payloads = {server.url: shared.payloads(self._workers) for server in server_group.remaining}
                 await server_group.each(
                     lambda server, payloads=payloads, digest=digest: server.receive_tensors(  # type: ignore[misc]
                         payloads[server.url], version, digest
@@ -118,21 +117,23 @@ class SharedTensors:
             for (name, value), part in zip(tensors.items(), parts, strict=True)
         }
 
-    def payload(self, readers: int) -> str:
-        """Return base64 of the `ForkingPickler` output for `[(name, tensor), …]`.
+    def payloads(self, readers: int) -> list[str]:
+        """Return a payload for each of `readers` processes: base64 of the `ForkingPickler` output for
+        `[(name, tensor), …]`.
 
-        Args:
-            readers: number of processes that will read the payload.
+        Every pickling takes a reference to the memory, which its reader releases. CUDA counts the references of each
+        pickling separately, so a payload that no process reads would keep the memory on the GPU for ever, and one that
+        two processes read would free it too early.
         """
-        data = b""
-        for _ in range(readers):  # every reader releases the references of one pickling
-            buffer = io.BytesIO()
-            pickler = ForkingPickler(buffer)
-            pickler.dispatch_table[Tensor] = _reduce
-            with _file_system():
-                pickler.dump(list(self.tensors.items()))
-            data = buffer.getvalue()
-        return base64.b64encode(data).decode()
+        return [self._payload() for _ in range(readers)]
+
+    def _payload(self) -> str:
+        buffer = io.BytesIO()
+        pickler = ForkingPickler(buffer)
+        pickler.dispatch_table[Tensor] = _reduce
+        with _file_system():
+            pickler.dump(list(self.tensors.items()))
+        return base64.b64encode(buffer.getvalue()).decode()
 
     def close(self, was_read: bool) -> None:
         """Free the memory.
@@ -151,6 +152,8 @@ class SharedTensors:
         if is_file and not was_read and watch.expired():
             with suppress(OSError):
                 os.unlink(SHARED_MEMORY / handle.lstrip("/"))
+        if not is_file:
+            torch.cuda.ipc_collect()  # torch itself frees memory that was read only when it needs some
 
 
 def _reduce(tensor: Tensor) -> Any:

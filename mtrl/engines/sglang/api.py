@@ -222,10 +222,9 @@ class SglangApi:
     async def leave(self, group: str) -> None:
         await self._post("/destroy_weights_update_group", {"group_name": group})
 
-    async def receive_tensors(self, payload: str, version: int, checksum: str | None = None) -> None:
+    async def receive_tensors(self, payloads: Sequence[str], version: int, checksum: str | None = None) -> None:
         await self._open_session()
-        body = bodies.tensor_body(payload, self._settings.tensor_parallel_size)
-        await self._post("/update_weights_from_tensor", body)
+        await self._post("/update_weights_from_tensor", bodies.tensor_body(payloads))
 
     async def end_update(self, version: int) -> None:
         if self._in_session:

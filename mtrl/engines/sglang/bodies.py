@@ -87,10 +87,10 @@ def broadcast_body(layouts: Sequence[TensorLayout], group: str) -> Json:
     }
 
 
-def tensor_body(payload: str, workers: int) -> Json:
-    """Return the body of `/update_weights_from_tensor`: every worker receives the same payload and takes its part of
-    the tensors."""
-    return {"serialized_named_tensors": [payload] * workers, "flush_cache": False}
+def tensor_body(payloads: Sequence[str]) -> Json:
+    """Return the body of `/update_weights_from_tensor`: every worker reads its own payload of whole tensors, and takes
+    its part of them."""
+    return {"serialized_named_tensors": list(payloads), "flush_cache": False}
 
 
 def version_body(version: int) -> Json:

@@ -82,6 +82,8 @@ def _with_adapters(launch: Launch) -> dict[str, Any]:
     adapters: dict[str, Any] = {"enable-lora": True, "max-lora-rank": launch.max_lora_rank, "max-loras-per-batch": 3}
     # Without target modules, SGLang requires an adapter at its start.
     adapters["lora-target-modules"] = LINEAR
+    if launch.settings.colocate and not launch.is_cpu:
+        adapters["enable-weights-cpu-backup"] = True  # else the base weights are lost while the server sleeps
     return adapters | ({"lora-backend": "torch_native"} if launch.is_cpu else {})
 
 

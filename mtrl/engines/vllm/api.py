@@ -114,9 +114,9 @@ class VllmApi:
     async def leave(self, group: str) -> None:
         await self._post("/init_weight_transfer_engine", {"init_info": {"leave": group}})
 
-    async def receive_tensors(self, payload: str, version: int, checksum: str | None = None) -> None:
+    async def receive_tensors(self, payloads: Sequence[str], version: int, checksum: str | None = None) -> None:
         """`checksum`: as for `receive_folder`, over these tensors."""
-        await self._update("tensors", payload, checksum)
+        await self._update("tensors", list(payloads), checksum)
 
     async def end_update(self, version: int) -> None:
         """
@@ -149,7 +149,9 @@ class VllmApi:
     # -- memory ------------------------------------------------------------------------------------------------------
 
     async def sleep(self) -> None:
-        await self._post("/sleep", params={"level": "2", "mode": "wait"})
+        # Level 2 discards the weights. Level 1 moves them to main memory, since adapters need the same base again.
+        level = "1" if self._settings.lora == "adapter" else "2"
+        await self._post("/sleep", params={"level": level, "mode": "wait"})
 
     async def wake(self) -> None:
         await self._post("/wake_up")
@@ -187,7 +189,7 @@ def sampling_body(sampling: SamplingParams, max_tokens: int, prompt_tokens: int)
     body: Json = {
         "max_tokens": max_tokens,
         "temperature": sampling.temperature,
-        "logprobs": 0,  # only the log-prob of the sampled token
+        "logprobs": 0,  # only the log-prob of the sampled token; `flat_logprobs` gives the same answer, no faster
         "ignore_eos": True,
         "stop_token_ids": list(sampling.stop_token_ids),
         "detokenize": bool(sampling.stop),

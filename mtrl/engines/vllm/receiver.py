@@ -42,7 +42,7 @@ class Step(WeightTransferUpdateInfo):
     """Kind of the step: folder | broadcast | tensors | check | abandon"""
     value: Any = None
     """Value by kind. folder: its path | broadcast: `{"group": name, "tensors": [{"name", "dtype", "shape"}, …]}` |
-    tensors: see `payload` | abandon: the reason"""
+    tensors: a payload for each worker, by rank, see `payload` | abandon: the reason"""
     checksum: str | None = None
     """The trainer's checksum of the tensors of this step; None: it is not compared."""
 
@@ -103,7 +103,7 @@ class Receiver(WeightTransferEngine[GroupInfo, Step]):
             case "broadcast":
                 weights = self._receive(step.value["group"], step.value["tensors"])
             case "tensors":
-                weights = unpack(step.value)
+                weights = unpack(step.value[self.parallel_config.rank])
             case "check":
                 reload.check()
                 return

@@ -15,6 +15,7 @@ from mtrl.models.gguf import as_folder
 from mtrl.models.preparation import keeps_apart, prepare_packing
 from mtrl.record.checksums import changes
 from mtrl.record.run_dir import RunDir
+from mtrl.utils.gpus import gpu_evidence
 from mtrl.utils.hub import is_out_of_reach, model_options
 
 UNREADABLE = (OSError, ValueError, ImportError, SafetensorError)
@@ -177,8 +178,31 @@ def compute_dtype(config: Config) -> torch.dtype:
 
 
 def pick_device(name: str) -> torch.device:
+    """Return the device for the value of `model.device`.
+
+    Raises:
+        UserError: a GPU is requested and there is none, or PyTorch cannot use the GPU that there is.
+    """
+    if name == "auto" and torch.cuda.is_available():
+        return torch.device("cuda")
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if (evidence := gpu_evidence()) is not None:
+            raise UserError(
+                f"{evidence}, and torch {torch.__version__} cannot use it ({_why_no_cuda()}); set model.device=cpu to "
+                "train without it"
+            )
+        return torch.device("cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(f"model.device={name} needs a GPU, and this machine has none; use model.device=cpu")
     return torch.device(name)
+
+
+def _why_no_cuda() -> str:
+    """Return why PyTorch finds no GPU, with the fix."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        return "it is a build for CPUs; install a build for CUDA, see pytorch.org"
+    try:
+        torch.cuda.init()
+    except Exception as error:  # such as a driver that is too old for this build
+        return f"{_first_line(error).partition('. ')[0]}; update the driver, or install a build for its CUDA version"
+    return "it finds no device; check the driver, and whether the container passes the GPU on"

@@ -23,6 +23,7 @@ from mtrl.trainer.update.learner import Learner
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import Policy
 from mtrl.trainer.update.value_learner import ValueLearner, value_model
+from mtrl.utils.process import usable_cores
 
 SMALL_MODEL = 5_000_000
 """Number of parameters up to which one CPU thread is faster than several, because of the barriers between threads."""
@@ -83,7 +84,7 @@ def set_threads(config: Config, world: World) -> None:
     """Set the number of CPU threads: as configured, else 1 for the tiny policy, whose warm start must not depend on the
     machine, else this rank's share of the cores."""
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", 1)) if world.size > 1 else 1
-    default = 1 if config.model.name == "tiny" else max(1, (os.cpu_count() or 1) // ranks_here)
+    default = 1 if config.model.name == "tiny" else max(1, usable_cores() // ranks_here)
     torch.set_num_threads(config.trainer.threads or default)
 
 

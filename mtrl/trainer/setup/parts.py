@@ -25,6 +25,7 @@ from mtrl.rollout.episode import EpisodeLoop, Episodes, Limits
 from mtrl.trainer.setup.engine import has_copy, shared_engine, training_engine
 from mtrl.trainer.setup.loading import compute_dtype
 from mtrl.trainer.setup.models import make_learner, set_threads
+from mtrl.trainer.setup.servers import check_servers
 from mtrl.trainer.setup.warm_start import OnStep, WarmStartResult, success_of, warm_start
 from mtrl.trainer.update.learner import Learner, Learners
 from mtrl.trainer.update.policy import Policy
@@ -84,11 +85,15 @@ def set_up(
             "there are no training rows: check data.path and data.train_split, or evaluate only, with "
             "trainer.max_steps=0 and model=hf"
         )
+    check_servers(config, world)
     set_threads(config, world)
     path, warm_start_result = prepared_start(config, task, on_warm_start)
     world.broadcast((config, path))
     learner = make_learner(config, world, path)
-    policy = learner.policy
+    crew, policy = Crew(world, learner), learner.policy
+    # The call returns when all ranks have moved their shards: servers on the same GPUs measure the free memory at their
+    # start, and would otherwise reserve what a rank still needs.
+    crew.run("release")
     rows = [*task.splits.train, *task.splits.validation, *task.splits.test]
     engine = partial(training_engine, config, world, path, policy)
     player = connect(config, task, policy.model.config, policy.tokenizer, rows, engine)
@@ -97,7 +102,7 @@ def set_up(
         family=task.family,
         splits=task.splits,
         learner=learner,
-        crew=Crew(world, learner),
+        crew=crew,
         sends_weights=has_copy(config, world),
         warm_start_result=warm_start_result,
     )

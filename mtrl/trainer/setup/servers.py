@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from functools import partial
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,9 +17,10 @@ from mtrl.config.schema import Config
 from mtrl.distributed.world import World
 from mtrl.engines.base import Engine
 from mtrl.engines.server.backend import Backend
-from mtrl.engines.server.engine import ServerEngine
+from mtrl.engines.server.engine import ServerEngine, max_in_flight
 from mtrl.engines.server.launch import Launch
 from mtrl.engines.server.sync import make_sync
+from mtrl.engines.server.versions import own_versions, versions_of
 from mtrl.engines.sglang.api import SglangApi
 from mtrl.engines.sglang.command import sglang_command
 from mtrl.engines.vllm.api import VllmApi
@@ -27,6 +29,9 @@ from mtrl.errors import UserError
 from mtrl.trainer.canary import TOKENS, Canary
 from mtrl.trainer.setup.loading import compute_dtype, pick_device
 from mtrl.trainer.work_thread import WorkThread
+from mtrl.utils.gpus import listed_gpus
+from mtrl.utils.process import allow_open_files
+from mtrl.utils.text import one_line
 
 if TYPE_CHECKING:
     from mtrl.trainer.setup.parts import Parts
@@ -38,6 +43,11 @@ HALF_TOLERANCE = 0.1
 0.01 on average (experiments/canary)."""
 FLOAT32_TOLERANCE = 1e-3
 """Default tolerance of the canary in float32, in nats per token."""
+SPARE_FILES = 512
+"""Number of files that the trainer opens beside its connections to servers: data, records, libraries, sandboxes."""
+FILES_PER_SERVER = 16
+"""Number of files per server besides the connections of turns: its log, its supervisor, and connections for updates and
+health checks."""
 
 
 def server_settings(config: Config) -> ServerConfig:
@@ -85,6 +95,68 @@ def server_engine(config: Config, world: World, path: str, model_config: Any, co
     )
 
 
+def check_servers(config: Config, world: World) -> None:
+    """Check before models are loaded that this machine can run the servers of the configuration, and raise its limit
+    of open files as far as they need it. Servers at `urls` are not contacted.
+
+    Raises:
+        UserError: the machine has too few GPUs or open files, the servers cannot see the GPU from which weights are
+            sent, or the versions of NCCL differ.
+    """
+    if not serves(config):
+        return
+    settings, name = server_settings(config), config.generator.backend
+    devices = server_devices(name, settings, training_gpus(world.size, pick_device(config.model.device)))
+    _check_open_files(name, settings, config.generator.max_num_seqs)
+    if devices is None or (config.model.lora_rank and settings.lora == "adapter"):
+        return
+    if settings.weight_sync == "tensor":
+        _check_shared_gpu(name, settings, devices, torch.cuda.current_device())
+    elif settings.weight_sync == "distributed":
+        _check_nccl(name, engine_python(name, settings.python))
+
+
+def _check_shared_gpu(name: str, settings: ServerConfig, devices: Sequence[int], source: int) -> None:
+    """Check that every replica sees the GPU `source`, which holds the weights for CUDA IPC: a process can map memory
+    only of a GPU that it sees."""
+    each = settings.tensor_parallel_size
+    for i in range(settings.replicas):
+        own = devices[i * each : (i + 1) * each]
+        if source not in own:
+            raise UserError(
+                f"generator.{name}.weight_sync=tensor shares weights on GPU {source}, and replica {i} sees only "
+                f"{', '.join(map(str, own))}; use generator.{name}.weight_sync="
+                + ("disk" if settings.colocate else "distributed, or disk")
+                + f", or one replica on that GPU (generator.{name}.colocate=true)"
+            )
+
+
+def _check_nccl(name: str, python: str) -> None:
+    """Check that trainer and engine have the same NCCL, which refuses a group of different versions."""
+    try:
+        ours, theirs = own_versions(), versions_of(python)
+    except (RuntimeError, PackageNotFoundError) as error:
+        raise UserError(f"the versions of torch cannot be compared with those of {name}: {one_line(error)}") from error
+    if ours.nccl != theirs.nccl:
+        raise UserError(
+            f"generator.{name}.weight_sync=distributed needs the same NCCL on both sides, and the trainer has NCCL "
+            f"{ours.nccl} (torch {ours.torch}), {name} has {theirs.nccl} (torch {theirs.torch}); run pip install "
+            f"torch=={theirs.torch.partition('+')[0]} for the trainer, or use generator.{name}.weight_sync=disk"
+        )
+
+
+def _check_open_files(name: str, settings: ServerConfig, turns: int) -> None:
+    """Check that this process can open a connection for every turn in flight."""
+    servers = len(settings.urls) or settings.replicas
+    needed = SPARE_FILES + servers * (FILES_PER_SERVER + max_in_flight(turns))
+    limit = allow_open_files(needed)
+    if limit is not None and limit < needed:
+        raise UserError(
+            f"generator.max_num_seqs={turns} on {servers} servers of {name} needs {needed} open files, and this "
+            f"process may open {limit} (ulimit -Hn); raise the limit, or lower generator.max_num_seqs"
+        )
+
+
 def server_devices(name: str, settings: ServerConfig, trainers: int) -> Sequence[int] | None:
     """Return the indices of the GPUs of all replicas, in order; None without a GPU, or for servers that run already.
 
@@ -98,18 +170,20 @@ def server_devices(name: str, settings: ServerConfig, trainers: int) -> Sequence
     if settings.urls or not torch.cuda.is_available():
         return None
     found, needed = torch.cuda.device_count(), settings.replicas * settings.tensor_parallel_size
+    listed = listed_gpus()
+    shown = "this machine has" if listed is None else f"CUDA_VISIBLE_DEVICES={','.join(listed)} shows"
     if settings.devices is not None:
         if max(settings.devices) >= found:
             raise UserError(
-                f"generator.{name}.devices={list(settings.devices)} names GPU {max(settings.devices)}, and this "
-                f"machine has {found}; name indices from 0 to {found - 1}"
+                f"generator.{name}.devices={list(settings.devices)} names GPU {max(settings.devices)}, and "
+                f"{shown} {found}; name indices from 0 to {found - 1}"
             )
         return list(settings.devices)
     free = list(range(trainers) if settings.colocate else range(trainers, found))
     if len(free) < needed:
         raise UserError(
             f"generator.{name}.replicas={settings.replicas} x generator.{name}.tensor_parallel_size="
-            f"{settings.tensor_parallel_size} need {needed} GPUs, and of this machine's {found} there are {len(free)} "
+            f"{settings.tensor_parallel_size} need {needed} GPUs, and {shown} {found}, of which there are {len(free)} "
             + (
                 "that ranks train on; lower one of them"
                 if settings.colocate

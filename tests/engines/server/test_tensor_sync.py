@@ -63,11 +63,48 @@ def test_memory_is_freed_if_a_server_did_not_read_it(fault, words):
     asyncio.run(scenario())
 
 
+def test_every_worker_reads_a_payload_of_its_own(monkeypatch):
+    """CUDA counts the references of each pickling separately: every pickling needs exactly one reader. Only a GPU can
+    show that the memory is freed, so numbers stand for CUDA's handles here."""
+    made, read = [], []
+
+    def reduce(tensor):
+        made.append(len(made))
+        return int, (made[-1],)
+
+    class Worker:
+        url = "http://127.0.0.1:1"
+
+        async def begin_update(self):
+            pass
+
+        async def receive_tensors(self, payloads, version, checksum):
+            read.extend(number for payload in payloads for _, number in pickle.loads(base64.b64decode(payload)))
+            assert len(payloads) == 3
+
+        async def end_update(self, version):
+            pass
+
+    monkeypatch.setattr(torch.multiprocessing.reductions, "reduce_tensor", reduce)
+    asyncio.run(make_sync(tensor_parallel_size=3).send([Worker()], WEIGHTS, 1))
+    assert made and sorted(read) == made
+
+
+def test_the_memory_of_several_workers_is_freed():
+    async def scenario():
+        before = shared_files()
+        async with WeightServer() as server:
+            await make_sync(tensor_parallel_size=2).send([server], WEIGHTS, 1)
+            assert await server.state() == (1, checksum(WEIGHTS)) and shared_files() == before
+
+    asyncio.run(scenario())
+
+
 TRAINER = """
 import sys, torch
 from mtrl.engines.server.tensor_sync import SharedTensors
 shared = SharedTensors({"a": torch.arange(9.0)}, None)
-print(shared.payload(1), flush=True)
+print(*shared.payloads(1), flush=True)
 sys.stdin.read()
 """
 

@@ -101,8 +101,8 @@ class WeightServer:
     async def leave(self, group: str) -> None:
         await self.ask("leave", group=group)
 
-    async def receive_tensors(self, payload: str, version: int, checksum: str | None = None) -> None:
-        await self.ask("receive_tensors", payload=payload, checksum=checksum)
+    async def receive_tensors(self, payloads: Sequence[str], version: int, checksum: str | None = None) -> None:
+        await self.ask("receive_tensors", payloads=payloads, checksum=checksum)
 
     async def end_update(self, version: int) -> None:
         await self.ask("end_update", version=version)
@@ -165,7 +165,8 @@ class Weights:
                 if group := self.groups.pop(order["group"], None):
                     broadcast.leave(group)
             case "receive_tensors":
-                self.take(dict(pickle.load(io.BytesIO(base64.b64decode(order["payload"])))), order["checksum"])
+                for payload in order["payloads"]:  # as many workers as payloads
+                    self.take(dict(pickle.load(io.BytesIO(base64.b64decode(payload)))), order["checksum"])
             case "load_adapter":
                 return sorted(path.name for path in Path(order["folder"]).iterdir())
             case "end_update":

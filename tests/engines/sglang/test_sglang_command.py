@@ -40,10 +40,13 @@ def test_settings_become_arguments_of_sglang():
     assert "--disable-radix-cache" not in argv and "--device" not in argv and "--enable-lora" not in argv
 
 
-def test_the_server_sees_only_its_own_gpus():
+def test_the_server_sees_only_its_own_gpus(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert command().env["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert "CUDA_VISIBLE_DEVICES" not in command(place=Place(1234, TOKEN)).env
     assert command(is_cpu=True).env["CUDA_VISIBLE_DEVICES"] == ""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-1,7")
+    assert command().env["CUDA_VISIBLE_DEVICES"] == "GPU-1,7"
 
 
 def test_without_a_gpu_the_server_uses_plain_pytorch_on_one_thread():
@@ -73,6 +76,12 @@ def test_boolean_settings_become_flags():
     assert value(adapters, "--max-lora-rank") == "16" and "--enable-lora" in adapters
     assert "--lora-backend" not in adapters
     assert value(command(max_lora_rank=16, is_cpu=True).argv, "--lora-backend") == "torch_native"
+
+
+def test_base_weights_of_adapters_survive_the_sleep_of_colocated_servers():
+    flag = "--enable-weights-cpu-backup"
+    assert flag in command(SglangConfig(colocate=True), max_lora_rank=16).argv
+    assert flag not in command(SglangConfig(colocate=True)).argv + command(max_lora_rank=16).argv
 
 
 def test_additional_arguments_have_the_names_of_sglang():

@@ -23,7 +23,7 @@ class Answering:
         self.answer, self.requests = answer, []
 
     async def request(self, method, path, body=None, *, seconds, params=None):
-        self.requests.append((path, body, seconds))
+        self.requests.append((path, params if body is None else body, seconds))
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -141,3 +141,10 @@ def test_an_update_is_checked_before_it_is_finished():
         ("/update_weights", 3.0), ("/finish_weight_update", 3.0)
     ]  # fmt: skip
     assert json.loads(json.dumps(http.requests[1][1])) == {"weight_version": "12"}
+
+
+@pytest.mark.parametrize(("lora", "level"), [("merged", "2"), ("adapter", "1")])
+def test_only_servers_with_adapters_store_their_base_weights_while_they_sleep(lora, level):
+    http = Answering(None)
+    asyncio.run(VllmApi("http://127.0.0.1:1", None, VllmConfig(lora=lora), http).sleep())
+    assert [request[:2] for request in http.requests] == [("/sleep", {"level": level, "mode": "wait"})]

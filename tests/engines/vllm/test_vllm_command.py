@@ -96,7 +96,10 @@ def test_the_token_is_only_in_the_environment():
     assert found.env["MTRL_SERVER_TOKEN"] == TOKEN and found.env["HF_HOME"] == "/cache"
 
 
-def test_the_server_sees_only_its_own_gpus():
+def test_the_server_sees_only_its_own_gpus(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert command().env["CUDA_VISIBLE_DEVICES"] == "2,3"
     assert "CUDA_VISIBLE_DEVICES" not in command(place=Place(1234, TOKEN)).env
     assert command(is_cpu=True).env["CUDA_VISIBLE_DEVICES"] == ""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-1,7")
+    assert command().env["CUDA_VISIBLE_DEVICES"] == "GPU-1,7"

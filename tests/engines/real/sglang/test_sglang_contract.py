@@ -70,7 +70,7 @@ async def use_all(api):
     await api.join(Rendezvous("127.0.0.1", 1234, 3, 1, "gloo", "meeting"))
     await api.receive_broadcast([layout], "meeting", 1)
     await api.leave("meeting")
-    await api.receive_tensors(base64.b64encode(b"tensors").decode(), 1)
+    await api.receive_tensors([base64.b64encode(b"tensors").decode()], 1)
     await api.receive_folder("/folder", 1)
     await api.end_update(1)
     await api.load_adapter("policy-1", "/folder")

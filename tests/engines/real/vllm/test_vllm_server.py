@@ -342,7 +342,7 @@ def test_a_wrong_checksum_is_reported(server, policy):
             await api.receive_folder("/nonsense", 1)
         with pytest.raises(ServerError, match="does not rebuild a tensor"):
             await api.begin_update()
-            await api.receive_tensors("Y29zCnN5c3RlbQou", 1)  # a pickle that names os.system
+            await api.receive_tensors(["Y29zCnN5c3RlbQou"], 1)  # a pickle that names os.system
         assert await api.version() == policy.version
 
     server.ask(lambda api: act(api, WAYS["folder"]))
@@ -453,7 +453,7 @@ async def send_everything(api: VllmApi):
     await api.join(Rendezvous("127.0.0.1", 1, 2, 1, "gloo", "g"))
     await api.receive_broadcast([TensorLayout("a", "float32", (1, 2))], "g", 1, "00")
     calls = [
-        api.resume(), api.begin_update(), api.receive_folder("f", 1), api.receive_tensors("p", 1, "00"),
+        api.resume(), api.begin_update(), api.receive_folder("f", 1), api.receive_tensors(["p"], 1, "00"),
         api.end_update(1), api.drop_cache(), api.leave("g"), api.load_adapter("a", "f"), api.drop_adapter("a"),
         api.version(), api.sleep(), api.wake(),
     ]  # fmt: skip

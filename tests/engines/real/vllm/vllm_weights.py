@@ -44,7 +44,7 @@ async def by_tensors(api, weights, version, checksum=None):
     buffer = io.BytesIO()
     ForkingPickler(buffer).dump(shared)
     payload = base64.b64encode(buffer.getvalue()).decode()
-    await api.receive_tensors(payload, version, checksum or checksum_of(weights))
+    await api.receive_tensors([payload], version, checksum or checksum_of(weights))
 
 
 @asynccontextmanager
