@@ -203,7 +203,7 @@ def load_state(module: nn.Module, state: Mapping[str, Tensor], trainable_only: b
     if problem := _misfit(own, given):
         raise ValueError(problem)
     for name, value in own.items():
-        _local(value).copy_(_local(_sharded_like(value, given[name])))
+        local_part(value).copy_(local_part(_sharded_like(value, given[name])))
 
 
 def _dtype(name: str | None) -> torch.dtype | None:
@@ -267,7 +267,7 @@ def _receive(value: Tensor, whole: Tensor | None) -> None:
     buffer = torch.empty(value.shape, dtype=value.dtype, device=value.device_mesh.device_type)
     if whole is not None:
         buffer.copy_(whole)
-    value.to_local().copy_(distribute_tensor(buffer, value.device_mesh, value.placements).to_local())
+    value.tolocal_part().copy_(distribute_tensor(buffer, value.device_mesh, value.placements).tolocal_part())
 
 
 def _sharded_like(value: Tensor, given: Tensor) -> Tensor:
@@ -277,5 +277,6 @@ def _sharded_like(value: Tensor, given: Tensor) -> Tensor:
     return distribute_tensor(whole, value.device_mesh, value.placements, src_data_rank=None)
 
 
-def _local(value: Any) -> Tensor:
-    return value.to_local() if isinstance(value, DTensor) else value
+def local_part(value: Any) -> Tensor:
+    """Return this rank's slice of a DTensor, or the tensor itself."""
+    return value.tolocal_part() if isinstance(value, DTensor) else value

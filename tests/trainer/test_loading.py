@@ -3,12 +3,13 @@
 import pytest
 import torch
 from omegaconf import OmegaConf
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtrl.command.compose import compose
 from mtrl.errors import UserError
 from mtrl.models.attention import OWN, multiplies
 from mtrl.models.tiny import save
-from mtrl.trainer.setup.loading import fit_attention, load_model, load_peer
+from mtrl.trainer.setup.loading import cast_parameters, fit_attention, load_model, load_peer, parameters_of
 from mtrl.trainer.setup.models import reference_model
 
 HALF = OWN if multiplies(torch.bfloat16) else "sdpa"
@@ -106,3 +107,35 @@ def test_a_truncated_model_file_is_an_error_in_one_sentence(make_tiny_model, tin
     (tmp_path / file).write_bytes((tmp_path / file).read_bytes()[:100])
     with pytest.raises(UserError, match=r"model.path=.* cannot be loaded \(.+\); give a folder or a Hub name of a"):
         load_model(config_of("model=hf", f"model.path={tmp_path}"), str(tmp_path))
+
+
+class _Arrivals(TorchDispatchMode):
+    """Records the dtypes of tensors that are made on the meta device, which stands for a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.is_meta and result.ndim > 1:
+            self.dtypes.add(result.dtype)
+        return result
+
+
+def test_weights_are_cast_before_they_are_moved(make_tiny_model):
+    with _Arrivals() as arrivals:
+        cast_parameters(make_tiny_model(), torch.bfloat16).to("meta")
+    assert arrivals.dtypes == {torch.bfloat16}
+
+
+def test_rotary_frequencies_stay_in_float32(make_tiny_model):
+    before = dict(make_tiny_model().named_buffers())
+    model = cast_parameters(make_tiny_model(), torch.bfloat16)
+    assert model.dtype == torch.bfloat16
+    assert before and all(torch.equal(value, before[name]) for name, value in model.named_buffers())
+
+
+def test_parameters_are_counted_without_memory(make_tiny_model):
+    model = make_tiny_model()
+    assert parameters_of(model.config) == sum(parameter.numel() for parameter in model.parameters())

@@ -171,6 +171,23 @@ def fit_attention(model: Any, config: Config) -> None:
         use_own_attention(model)
 
 
+def parameters_of(model_config: Any) -> int:
+    """Return the number of parameters of a causal LM with this Hugging Face configuration. No memory is allocated."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(model_config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def cast_parameters(model: Any, dtype: torch.dtype) -> Any:
+    """Cast the parameters of a model in place, and return the model. Buffers keep their dtype, as in a sharded model
+    with mixed precision: the frequencies of rotary positions in half precision would change the log-probs."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
+
+
 def compute_dtype(config: Config) -> torch.dtype:
     """Return the dtype of forward and backward passes."""
     return getattr(torch, config.trainer.fsdp.param_dtype or config.model.dtype)
