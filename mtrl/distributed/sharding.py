@@ -64,9 +64,26 @@ def shard(module: nn.Module, settings: FsdpConfig, world: World, device: torch.d
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)  # gloo supports only a plain sum, which is as fast with NCCL
-    # Ranks process different tokens: an expert that one rank did not use must not desynchronise the ranks.
-    module.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
+    reduce_unused(module, world.size)
     return module
+
+
+def reduce_unused(module: nn.Module, ranks: int) -> None:
+    """Sum the gradients of parameters that only some ranks used. Ranks process different tokens, and an expert that one
+    rank did not use must not desynchronise them.
+
+    Raises:
+        UserError: PyTorch is older than 2.13, which brought this, and the experts of the model are separate modules.
+    """
+    if isinstance(module, FSDPModule) and hasattr(module, "set_reduce_scatter_unused_params"):
+        module.set_reduce_scatter_unused_params(True)
+    elif ranks > 1 and any(
+        isinstance(part, nn.ModuleList) for layer in decoder_layers(module) for part in layer.modules()
+    ):
+        raise UserError(
+            f"torch {torch.__version__} cannot shard the separate experts of {type(module).__name__} over {ranks} "
+            "ranks; install torch 2.13 or later"
+        )
 
 
 def make_mesh(settings: FsdpConfig, size: int, device: torch.device) -> DeviceMesh:
@@ -267,7 +284,7 @@ def _receive(value: Tensor, whole: Tensor | None) -> None:
     buffer = torch.empty(value.shape, dtype=value.dtype, device=value.device_mesh.device_type)
     if whole is not None:
         buffer.copy_(whole)
-    value.tolocal_part().copy_(distribute_tensor(buffer, value.device_mesh, value.placements).tolocal_part())
+    value.to_local().copy_(distribute_tensor(buffer, value.device_mesh, value.placements).to_local())
 
 
 def _sharded_like(value: Tensor, given: Tensor) -> Tensor:
@@ -279,4 +296,4 @@ def _sharded_like(value: Tensor, given: Tensor) -> Tensor:
 
 def local_part(value: Any) -> Tensor:
     """Return this rank's slice of a DTensor, or the tensor itself."""
-    return value.tolocal_part() if isinstance(value, DTensor) else value
+    return value.to_local() if isinstance(value, DTensor) else value

@@ -22,6 +22,7 @@ from mtrl.distributed.sharding import (
     load_state,
     named_tensors,
     needs_sharding,
+    reduce_unused,
     reshard,
     shard,
 )
@@ -346,3 +347,13 @@ def test_compiled_layers_have_the_same_names_and_results():
     compile_eagerly(model)
     torch.testing.assert_close(loss_of(model, batch), expected)
     assert list(model.state_dict()) == names
+
+
+def test_an_older_torch_shards_all_models_but_those_with_separate_experts():
+    """A module without FSDP lacks the method, as sharded modules of torch 2.11 and 2.12 do."""
+    reduce_unused(make_lm(), ranks=2)
+    reduce_unused(Experts(), ranks=1)
+    with pytest.raises(
+        UserError, match="cannot shard the separate experts of Experts over 2 ranks; install torch 2.13"
+    ):
+        reduce_unused(Experts(), ranks=2)
