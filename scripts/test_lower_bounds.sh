@@ -27,7 +27,7 @@ if [ ! -e "$stamp" ]; then
         unset TORCH
     fi
     VENV=$venv scripts/install.sh lora
-    "$venv/bin/python" -m pip install --quiet pytest hypothesis "$(grep '^transformers==' "$bounds")"
+    "$venv/bin/python" -m pip install --quiet pytest pytest-xdist hypothesis "$(grep '^transformers==' "$bounds")"
     touch "$stamp"
 fi
 "$venv/bin/python" -c 'import torch, transformers; print("torch", torch.__version__, "transformers", transformers.__version__)'

@@ -68,6 +68,54 @@ def shard(module: nn.Module, settings: FsdpConfig, world: World, device: torch.d
     return module
 
 
+@torch.no_grad()
+def shard_from_leader(
+    module: nn.Module, settings: FsdpConfig, world: World, device: torch.device | None = None
+) -> nn.Module:
+    """Shard a module whose weights only rank 0 has, and send every rank its slices, one tensor at a time. See `shard`.
+
+    Args:
+        module: rank 0: the module with weights. Other ranks: a module of the same structure, whose parameters and
+            buffers, on the meta device or not, are replaced.
+    """
+    leader = world.rank == 0
+    whole = {name: value.detach() for name, value in module.named_parameters()} if leader else {}
+    described = [{name: value.dtype for name, value in whole.items()}, dict(module.named_buffers())]
+    dist.broadcast_object_list(described, src=0)  # buffers are small, and a checkpoint does not hold all of them
+    dtypes, buffers = described
+    if not leader:
+        aliases = _aliases(module)
+        device = device or torch.device("cpu")
+        module.to("meta")
+        for name, dtype in dtypes.items():
+            module.get_parameter(name).data = module.get_parameter(name).data.to(dtype)
+        _set_buffers(module, buffers)
+        _tie(module, aliases)
+    shard(module, settings, world, device)
+    if not leader:
+        aliases = _aliases(module)
+        buffers = dict(module.named_buffers())
+        module.to_empty(device="cpu" if settings.cpu_offload else device)
+        _set_buffers(module, buffers)
+        _tie(module, aliases)
+    for name, value in module.named_parameters():
+        _receive(value, whole.pop(name, None))
+    return module
+
+
+def _set_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    for name, value in buffers.items():
+        owner, _, leaf = name.rpartition(".")
+        module.get_submodule(owner)._buffers[leaf] = value
+
+
+def _tie(module: nn.Module, aliases: Mapping[str, str]) -> None:
+    """Make each parameter of `aliases` the same object as the parameter that it names, as before a conversion."""
+    for alias, first in aliases.items():
+        owner, _, leaf = alias.rpartition(".")
+        module.get_submodule(owner)._parameters[leaf] = module.get_parameter(first)
+
+
 def reduce_unused(module: nn.Module, ranks: int) -> None:
     """Sum the gradients of parameters that only some ranks used. Ranks process different tokens, and an expert that one
     rank did not use must not desynchronise them.

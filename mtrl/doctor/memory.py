@@ -262,11 +262,13 @@ class Memory:
     # The main memory of the machine
 
     def host(self) -> dict[str, int]:
-        """Return the bytes of the first machine's main memory: while every rank loads whole models, and during a
-        step."""
+        """Return the bytes of the first machine's main memory: while rank 0 loads whole models, of which it sends the
+        other ranks their slices, and during a step."""
         layout, model = self.layout, self.model
         copies = 1 + needs_reference(self.config) + (self._critic() > 0)
-        loading = layout.ranks_here * copies * model.parameters * layout.stored
+        loading = copies * model.parameters * layout.stored
+        if self.config.trainer.fsdp.cpu_offload:
+            loading += layout.ranks_here * loading // layout.shards
         away = sum(self.states().values()) if self.config.trainer.fsdp.cpu_offload else 0
         if self.config.trainer.optimizer.offload and not away:
             away = self.states()["moments of Adam"]

@@ -1,11 +1,17 @@
 """GPUs of servers: those that no rank trains on, or with `colocate` the ranks' own."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from omegaconf import OmegaConf
+from transformers import Qwen3Config
 
+from mtrl.command.compose import merge
 from mtrl.config.engine_schema import VllmConfig
+from mtrl.config.overrides import normalise
 from mtrl.errors import UserError
-from mtrl.trainer.setup.servers import server_devices, training_gpus
+from mtrl.trainer.setup.servers import server_devices, training_gpus, turns_at_once
 
 
 @pytest.fixture
@@ -70,3 +76,25 @@ def test_the_number_of_gpus_that_ranks_train_on(monkeypatch):
     assert training_gpus(4, cuda) == 4
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     assert training_gpus(16, cuda) == 8
+
+
+@pytest.mark.parametrize(("memory", "context", "expected"), [(80, 16384, 79), (80, 1024, 512), (24, 16384, 32)])
+def test_servers_sample_as_many_turns_at_once_as_their_memory_holds(gpus, monkeypatch, memory, context, expected):
+    """A server of Qwen3-8B in bfloat16 needs 2.25 GiB for keys and values of 16,384 tokens."""
+    gpus(1)
+    properties = SimpleNamespace(total_memory=memory * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr("mtrl.trainer.setup.servers.parameters_of", lambda shape: 8_190_735_360)
+    words = ["model=qwen3_8b", "generator=vllm", "model.dtype=bfloat16", "generator.gpu_memory_utilization=0.8"]
+    config = OmegaConf.to_object(merge(normalise(words)))
+    sizes = {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8}
+    shape = Qwen3Config(**sizes, head_dim=128, intermediate_size=12288, vocab_size=151936, tie_word_embeddings=False)
+    assert turns_at_once(config, shape, context) == expected
+    config.generator.max_num_seqs = 7
+    assert turns_at_once(config, shape, context) == 7
+
+
+def test_servers_on_a_cpu_sample_128_turns_at_once(gpus):
+    gpus(0)
+    config = OmegaConf.to_object(merge(normalise(["model=qwen3_8b", "generator=vllm"])))
+    assert turns_at_once(config, None, 1024) == 128

@@ -93,14 +93,14 @@ def turns_at_once(config: Config, model_config: Any, context: int) -> int:
         model_config: Hugging Face configuration of the model.
         context: maximum length of a whole conversation, in tokens.
     """
-    settings, device = server_settings(config), pick_device("auto")
-    if config.generator.max_num_seqs is not None or settings.urls or device.type != "cuda":
+    settings = server_settings(config)
+    if config.generator.max_num_seqs is not None or settings.urls or not torch.cuda.is_available():
         return sequences(config)
     size, text = compute_dtype(config).itemsize, model_config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     workers = settings.tensor_parallel_size
-    share = int(config.generator.gpu_memory_utilization * torch.cuda.get_device_properties(device).total_memory)
+    share = int(config.generator.gpu_memory_utilization * torch.cuda.get_device_properties(0).total_memory)
     room = share - parameters_of(model_config) * size // workers - SERVER_ALLOWANCE
     conversation = 2 * text.num_hidden_layers * heads * width * size * context // min(workers, heads)
     return server_sequences(room, conversation)
