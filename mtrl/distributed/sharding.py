@@ -220,16 +220,24 @@ def named_tensors(module: nn.Module, trainable_only: bool = False) -> dict[str, 
 
 
 @torch.no_grad()
-def full_state(module: nn.Module, trainable_only: bool = False) -> dict[str, Tensor] | None:
+def full_state(
+    module: nn.Module, trainable_only: bool = False, dtype: torch.dtype | None = None
+) -> dict[str, Tensor] | None:
     """Return whole copies of `named_tensors` in CPU memory, on rank 0; None on the other ranks.
 
     All ranks must call it. They gather one tensor at a time, so that the peak of memory is small. For a module that is
     not sharded, each process returns its own copy and communicates with no other rank.
+
+    Args:
+        dtype: dtype to which larger parameters are rounded, before they are gathered; None: they keep theirs. Buffers
+            keep theirs.
     """
     leader = not is_sharded(module) or dist.get_rank() == 0
     state: dict[str, Tensor] = {}
+    parameters = {name for name, _ in module.named_parameters()}
     for name, value in named_tensors(module, trainable_only).items():
-        whole = _gathered(value)
+        is_cast = dtype is not None and name in parameters and dtype.itemsize < value.dtype.itemsize
+        whole = _gathered(value.to(dtype) if is_cast else value)
         if leader:
             state[name] = whole.to("cpu", copy=True)
     return state if leader else None

@@ -272,7 +272,9 @@ class Memory:
         away = sum(self.states().values()) if self.config.trainer.fsdp.cpu_offload else 0
         if self.config.trainer.optimizer.offload and not away:
             away = self.states()["moments of Adam"]
-        sent = self.adapters * FLOAT32 if self.adapters else model.parameters * layout.stored
+        # The weights in the engine's precision; servers' weights twice, since restarted servers need them too.
+        copies = 1 if layout.servers is None else 2
+        sent = self.adapters * FLOAT32 if self.adapters else copies * model.parameters * layout.computed
         files = 3 * model.parameters * layout.computed if self._by_shared_memory() else 0
         return {"loading": loading, "step": layout.ranks_here * away + sent + files}
 

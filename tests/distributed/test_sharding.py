@@ -12,6 +12,7 @@ from sharded_models import KINDS, Experts, adamw, loss_of, make_batches, make_lm
 from torch import nn
 
 from mtrl.config.schema import FsdpConfig
+from mtrl.distributed import sharding
 from mtrl.distributed.sharding import (
     compile_layers,
     compute_device,
@@ -401,3 +402,26 @@ def test_ranks_receive_their_slices_from_rank_0(tmp_path):
         assert first[pair]["buffers"].keys() == second[pair]["buffers"].keys()
         for name, value in first[pair]["buffers"].items():
             assert torch.equal(value, second[pair]["buffers"][name])
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_weights_are_rounded_before_they_are_gathered(sharded, monkeypatch):
+    """The bits are those of whole weights that are rounded, and half as many bytes are gathered."""
+    expected = {name: value.to(torch.bfloat16) for name, value in full_state(make_lm()).items()}
+    module = shard(make_lm(), FsdpConfig(), SimpleNamespace(rank=0, size=1)) if sharded else make_lm()
+    gathered = []
+    monkeypatch.setattr("mtrl.distributed.sharding._gathered", recording_bytes(gathered))
+    found = full_state(module, dtype=torch.bfloat16)
+    assert all(torch.equal(value, found[name]) for name, value in expected.items()) and found.keys() == expected.keys()
+    assert sum(gathered) == sum(value.nbytes for value in expected.values())
+    assert {value.dtype for value in full_state(module, dtype=torch.float64).values()} == {torch.float32}
+
+
+def recording_bytes(sizes, gather=sharding._gathered):
+    """Return the function that gathers a tensor, which first adds the bytes of the whole tensor to `sizes`."""
+
+    def gathered(value):
+        sizes.append(value.numel() * value.element_size())
+        return gather(value)
+
+    return gathered

@@ -18,7 +18,7 @@ from mtrl.models.lora import add_adapters, without_adapters
 from mtrl.models.preparation import checkpoint_gradients
 from mtrl.trainer.checkpoint.saver import BackgroundSaver, Saver
 from mtrl.trainer.data.batching import MicroBatch
-from mtrl.trainer.setup.loading import fit_attention, load_model, load_peer, pick_device, set_attention
+from mtrl.trainer.setup.loading import compute_dtype, fit_attention, load_model, load_peer, pick_device, set_attention
 from mtrl.trainer.update.learner import Learner
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import Policy
@@ -50,7 +50,9 @@ def make_learner(config: Config, world: World, path: str) -> Learner:
         checkpoint_gradients(model)
     if world.is_leader:
         fit_attention(model, config)
-    set_attention(model, world.broadcast(model.config._attn_implementation))
+        world.broadcast(model.config._attn_implementation)
+    else:
+        set_attention(model, world.broadcast(None))
     values, reference = value_model(config, model), reference_model(config, model)
     if config.model.lora_rank:
         model = add_adapters(model, config.model, config.seed)
@@ -61,7 +63,7 @@ def make_learner(config: Config, world: World, path: str) -> Learner:
         temperature=config.generator.sampling_params.temperature,
         max_logits=trainer.max_logits_per_chunk,
     )
-    policy = as_policy(model, entropy_gradient=algorithm.entropy_coef != 0)
+    policy = as_policy(model, entropy_gradient=algorithm.entropy_coef != 0, sent_dtype=compute_dtype(config))
     frozen = None
     if needs_reference(config):
         frozen = WithoutAdapters(policy) if reference is None else as_policy(reference)
