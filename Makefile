@@ -17,7 +17,7 @@ HOW = [ -n "$$VIRTUAL_ENV" ] || printf '\nfor the commands above, in your shell:
 export VENV TORCH
 
 .DEFAULT_GOAL := help
-.PHONY: help install train test test-fast test-engines lint types format clean
+.PHONY: help install train test test-fast test-engines test-lower-bounds lint types format clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ test-engines: $(VENV)/.dev ## install vLLM and SGLang (.venv-vllm, .venv-sglang)
 	$(PY) scripts/install_engine.py vllm
 	$(PY) scripts/install_engine.py sglang
 	OMP_NUM_THREADS=1 $(PY) -m pytest tests/engines/real tests/test_benchmark_engines.py tests/test_docs.py
+
+test-lower-bounds: ## the fast tests of ranks, models and updates with the oldest PyTorch and Transformers, in the cache
+	scripts/test_lower_bounds.sh
 
 lint: $(VENV)/.dev ## ruff: mistakes and format
 	$(PY) -m ruff check .

@@ -10,8 +10,8 @@ VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "mtrl" / "__init__.py").rea
 
 # Kept light: what a run on the embedded defaults imports, and nothing else.
 REQUIRES = [
-    "torch>=2.9,<3",  # 2.9 brought torch.optim.Muon, which the warm start uses
-    "transformers>=5,<6",
+    "torch>=2.11,<3",  # the oldest of both: requirements/lower-bounds.txt
+    "transformers>=5.17,<6",
     "tokenizers>=0.22,<1",
     "renderers>=0.1.12,<0.2",
     "openai>=2,<4",  # renderers brings it

@@ -32,6 +32,7 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mtrl.algorithms.advantages import turn_advantages
+from mtrl.config.derived import sequences
 from mtrl.config.schema import AlgorithmConfig, Config, FsdpConfig, TrainerConfig
 from mtrl.distributed.world import World
 from mtrl.engines.base import SamplingParams
@@ -197,7 +198,7 @@ class Bench:
         sampled = copy.deepcopy(model).to(getattr(torch, fsdp.param_dtype)) if fsdp.param_dtype else model
         fit_attention(model, self.config)
         self.policy = TimedPolicy(prepared(model, self.config, World()), self.tokenizer)
-        self.engine = LocalEngine(sampled, self.tokenizer, self.config.generator.max_num_seqs, context)
+        self.engine = LocalEngine(sampled, self.tokenizer, sequences(self.config), context)
         self.pool = EnvironmentPool(self.config.environment.max_workers)
         make_environment = partial(Hashed, sizes.turns, self._text(sizes.tool_tokens - TOOL_FRAME, 0), sizes.seed)
         make_conversation = partial(Conversation, Codec(self.tokenizer, FixedRenderer(self.tokenizer)))

@@ -58,10 +58,11 @@ def run(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> float | N
 
     show(cfg)
 
+    from mtrl.doctor.at_start import plan_at_start
     from mtrl.preflight.at_start import check_at_start
     from mtrl.trainer.hooks import Hooks, nothing
     from mtrl.trainer.run import train
 
-    summary = train(cfg, Hooks(check_at_start, on_evaluation or nothing))
+    summary = train(cfg, Hooks(check_at_start, plan_at_start, on_evaluation or nothing))
     value = summary.get(cfg.objective)
     return None if value is None else float(value)

@@ -246,3 +246,11 @@ def test_no_file_names_a_machine_or_a_registry():
         if found := forbidden.search(path.read_text(encoding="utf-8")):
             named[path] = found[0]
     assert not named
+
+
+def test_the_lower_bounds_that_are_tested_are_those_of_the_package():
+    lines = (ROOT / "requirements" / "lower-bounds.txt").read_text().splitlines()
+    bounds = dict(line.split("==") for line in lines if not line.startswith("#"))
+    required = {name: version for name, version in re.findall(r'"([\w-]+)>=([\d.]+),', (ROOT / "setup.py").read_text())}
+    for name, version in bounds.items():
+        assert version.startswith(required[name]), name

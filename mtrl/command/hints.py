@@ -15,6 +15,7 @@ from mtrl.config import keys
 from mtrl.config.choices import ALIASES, BOUNDS, CHOICES, WITH_TORCH
 from mtrl.config.derived import is_deterministic, is_sharded, overlaps, plays_agent, ranks, serves
 from mtrl.config.model_schema import TinyConfig
+from mtrl.utils.gpus import visible_gpus
 
 Condition = Callable[[DictConfig], bool]
 
@@ -134,6 +135,11 @@ CONDITIONAL: list[tuple[Condition, str]] = [
         lambda c: c.placement.ranks is not None and ranks() != c.placement.machines * c.placement.ranks,
         "placement.ranks={c.placement.ranks} (x {c.placement.machines} machines) is not the number of ranks that run; "
         "start it with torchrun --nnodes {c.placement.machines} --nproc-per-node {c.placement.ranks} -m mtrl.main",
+    ),
+    (
+        lambda c: c.model.name == "hf" and not serves(c) and c.model.device != "cpu" and visible_gpus() > 0,
+        "generator.backend=local samples on one GPU, much slower than a server; install one by python "
+        "scripts/install_engine.py vllm and take generator=auto",
     ),
     (
         lambda c: c.model.name == "hf" and c.trainer.optimizer.lr > 1e-4 and c.model.lora_rank == 0,

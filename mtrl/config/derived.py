@@ -5,21 +5,72 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from mtrl.config.overrides import CONF
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
+from mtrl.utils.gpus import visible_gpus
 
 PROGRAM_KEYS = ("target", "command", "url")
 """Keys of `generator.agent` that name the program; at most one may be set."""
+DEVICES = Path("/dev")
+SHARED_GPU, OWN_GPU = 0.4, 0.8
+"""Share of a GPU's memory for a server beside a rank that trains, and on a GPU of its own."""
+SEQUENCES = 128
+"""Number of trajectories that an engine holds at once, if its memory is not known."""
+SERVER_SEQUENCES = (32, 512)
+"""Bounds of the number of turns that a server on a GPU samples at once, by default. CUDA graphs of more rows need more
+memory than they save time."""
+SERVER_ALLOWANCE = 4 * 2**30
+"""Bytes of a server's share that are neither weights nor keys and values: CUDA's context, prefill, CUDA graphs."""
+CACHE_SHARE = 0.5
+"""Share of the memory that weights and optimiser leave free on a GPU for the keys and values of the embedded engine.
+The other part is for the activations of the update."""
 
 
 def ranks() -> int:
     """Return the number of processes that `torchrun` has started for this job."""
     return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def ranks_here() -> int:
+    """Return the number of processes of this job on this machine."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", ranks()))
+
+
+def of_machine(name: str, root: DictConfig) -> Any:
+    """Return a setting of the engine that depends on the GPUs of this machine (`${machine:NAME}` in
+    `conf`).
+
+    Args:
+        name: `has_gpu`; `backend`: an engine that is installed if there is a GPU, else `local`; `colocate`: true if
+            ranks train on all GPUs; `replicas`: the number of servers for which there are GPUs;
+            `gpu_memory_utilization`.
+        root: the whole configuration.
+    """
+    gpus = 0 if root.model.device == "cpu" else visible_gpus()
+    if name == "has_gpu":
+        return gpus > 0
+    if name == "backend":
+        return (installed_engine(root) or "local") if gpus else "local"
+    settings = root.generator[root.generator.backend] if serves(root) else None
+    if settings is None or settings.urls or not gpus:
+        return {"colocate": False, "replicas": 1, "gpu_memory_utilization": OWN_GPU}[name]
+    colocated = ranks_here() >= gpus and not overlaps(root)
+    if name == "colocate":
+        return colocated
+    if name == "gpu_memory_utilization":
+        return SHARED_GPU if settings.colocate else OWN_GPU
+    free = ranks_here() if settings.colocate else gpus - ranks_here()
+    return max(1, free // settings.tensor_parallel_size)
+
+
+OmegaConf.register_new_resolver("machine", lambda name, *, _root_: of_machine(name, _root_), replace=True)
 
 
 def is_sharded(cfg: DictConfig) -> bool:
@@ -35,6 +86,34 @@ def overlaps(cfg: DictConfig | Config) -> bool:
 def serves(cfg: DictConfig | Config) -> bool:
     """Return whether inference servers, each with its own copy of the weights, sample the turns."""
     return cfg.generator.backend != "local"
+
+
+def sequences(cfg: DictConfig | Config) -> int:
+    """Return the maximum number of trajectories that an engine holds at once, before the memory of a GPU limits it."""
+    return int(cfg.generator.max_num_seqs or SEQUENCES)
+
+
+def cache_budget(free: int, reserved: int) -> int:
+    """Return the number of bytes for the keys and values of the embedded engine on a GPU.
+
+    Args:
+        free: bytes that are free when the weights are loaded.
+        reserved: bytes of gradients and moments, which the first update allocates.
+    """
+    return int(CACHE_SHARE * max(0, free - reserved))
+
+
+def server_sequences(room: int, conversation: int) -> int:
+    """Return the number of turns that a server samples at once, if `generator.max_num_seqs` is null: four for each
+    conversation of maximum length that its memory holds, since most conversations are shorter, and a server that runs
+    out of memory only delays turns.
+
+    Args:
+        room: bytes for keys and values on one GPU of the server.
+        conversation: bytes of the longest conversation on that GPU.
+    """
+    fewest, most = SERVER_SEQUENCES
+    return min(most, max(fewest, 4 * room // conversation))
 
 
 def is_deterministic(cfg: DictConfig | Config) -> bool:
@@ -58,6 +137,15 @@ def program_path() -> str:
     """Return the PATH for agent programs. The folder of this interpreter comes first, so that `python` is the
     interpreter that trains."""
     return os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
+
+
+def installed_engine(cfg: DictConfig) -> str | None:
+    """Return the name of an engine whose environment exists, vLLM first; None if there is none."""
+    for name in ("vllm", "sglang"):
+        with suppress(UserError):
+            engine_python(name, cfg.generator[name].python)
+            return name
+    return None
 
 
 def engine_python(name: str, chosen: str | None) -> str:

@@ -257,8 +257,9 @@ class GeneratorConfig:
     sampling_params: SamplingConfig = field(default_factory=SamplingConfig)
     eval_sampling_params: EvalSamplingConfig | None = None
     """Sampling parameters of evaluations; null: sampling_params, but greedy."""
-    max_num_seqs: int = number(128, at_least=1)
-    """Maximum number of trajectories that the engine holds at once."""
+    max_num_seqs: int | None = number(None, at_least=1)
+    """Maximum number of trajectories that the engine holds at once. Null: 128; servers on GPUs: from 32 to 512, by the
+    memory that they have for keys and values. The embedded engine holds fewer if the memory of its GPU requires it."""
     gpu_memory_utilization: float = number(0.8, above=0, at_most=1)
     """vllm, sglang: share of a GPU's memory that a server takes; 0.7 leaves headroom for long conversations."""
     local: LocalEngineConfig = field(default_factory=LocalEngineConfig)

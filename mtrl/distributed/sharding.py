@@ -64,9 +64,74 @@ def shard(module: nn.Module, settings: FsdpConfig, world: World, device: torch.d
         if isinstance(part, FSDPModule):
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)  # gloo supports only a plain sum, which is as fast with NCCL
-    # Ranks process different tokens: an expert that one rank did not use must not desynchronise the ranks.
-    module.set_reduce_scatter_unused_params(True)  # type: ignore[operator]
+    reduce_unused(module, world.size)
     return module
+
+
+@torch.no_grad()
+def shard_from_leader(
+    module: nn.Module, settings: FsdpConfig, world: World, device: torch.device | None = None
+) -> nn.Module:
+    """Shard a module whose weights only rank 0 has, and send every rank its slices, one tensor at a time. See `shard`.
+
+    Args:
+        module: rank 0: the module with weights. Other ranks: a module of the same structure, whose parameters and
+            buffers, on the meta device or not, are replaced.
+    """
+    leader = world.rank == 0
+    whole = {name: value.detach() for name, value in module.named_parameters()} if leader else {}
+    described = [{name: value.dtype for name, value in whole.items()}, dict(module.named_buffers())]
+    dist.broadcast_object_list(described, src=0)  # buffers are small, and a checkpoint does not hold all of them
+    dtypes, buffers = described
+    if not leader:
+        aliases = _aliases(module)
+        device = device or torch.device("cpu")
+        module.to("meta")
+        for name, dtype in dtypes.items():
+            module.get_parameter(name).data = module.get_parameter(name).data.to(dtype)
+        _set_buffers(module, buffers)
+        _tie(module, aliases)
+    shard(module, settings, world, device)
+    if not leader:
+        aliases = _aliases(module)
+        buffers = dict(module.named_buffers())
+        module.to_empty(device="cpu" if settings.cpu_offload else device)
+        _set_buffers(module, buffers)
+        _tie(module, aliases)
+    for name, value in module.named_parameters():
+        _receive(value, whole.pop(name, None))
+    return module
+
+
+def _set_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    for name, value in buffers.items():
+        owner, _, leaf = name.rpartition(".")
+        module.get_submodule(owner)._buffers[leaf] = value
+
+
+def _tie(module: nn.Module, aliases: Mapping[str, str]) -> None:
+    """Make each parameter of `aliases` the same object as the parameter that it names, as before a conversion."""
+    for alias, first in aliases.items():
+        owner, _, leaf = alias.rpartition(".")
+        module.get_submodule(owner)._parameters[leaf] = module.get_parameter(first)
+
+
+def reduce_unused(module: nn.Module, ranks: int) -> None:
+    """Sum the gradients of parameters that only some ranks used. Ranks process different tokens, and an expert that one
+    rank did not use must not desynchronise them.
+
+    Raises:
+        UserError: PyTorch is older than 2.13, which brought this, and the experts of the model are separate modules.
+    """
+    if isinstance(module, FSDPModule) and hasattr(module, "set_reduce_scatter_unused_params"):
+        module.set_reduce_scatter_unused_params(True)
+    elif ranks > 1 and any(
+        isinstance(part, nn.ModuleList) for layer in decoder_layers(module) for part in layer.modules()
+    ):
+        raise UserError(
+            f"torch {torch.__version__} cannot shard the separate experts of {type(module).__name__} over {ranks} "
+            "ranks; install torch 2.13 or later"
+        )
 
 
 def make_mesh(settings: FsdpConfig, size: int, device: torch.device) -> DeviceMesh:
@@ -155,16 +220,24 @@ def named_tensors(module: nn.Module, trainable_only: bool = False) -> dict[str, 
 
 
 @torch.no_grad()
-def full_state(module: nn.Module, trainable_only: bool = False) -> dict[str, Tensor] | None:
+def full_state(
+    module: nn.Module, trainable_only: bool = False, dtype: torch.dtype | None = None
+) -> dict[str, Tensor] | None:
     """Return whole copies of `named_tensors` in CPU memory, on rank 0; None on the other ranks.
 
     All ranks must call it. They gather one tensor at a time, so that the peak of memory is small. For a module that is
     not sharded, each process returns its own copy and communicates with no other rank.
+
+    Args:
+        dtype: dtype to which larger parameters are rounded, before they are gathered; None: they keep theirs. Buffers
+            keep theirs.
     """
     leader = not is_sharded(module) or dist.get_rank() == 0
     state: dict[str, Tensor] = {}
+    parameters = {name for name, _ in module.named_parameters()}
     for name, value in named_tensors(module, trainable_only).items():
-        whole = _gathered(value)
+        is_cast = dtype is not None and name in parameters and dtype.itemsize < value.dtype.itemsize
+        whole = _gathered(value.to(dtype) if is_cast else value)
         if leader:
             state[name] = whole.to("cpu", copy=True)
     return state if leader else None
@@ -203,7 +276,7 @@ def load_state(module: nn.Module, state: Mapping[str, Tensor], trainable_only: b
     if problem := _misfit(own, given):
         raise ValueError(problem)
     for name, value in own.items():
-        _local(value).copy_(_local(_sharded_like(value, given[name])))
+        local_part(value).copy_(local_part(_sharded_like(value, given[name])))
 
 
 def _dtype(name: str | None) -> torch.dtype | None:
@@ -277,5 +350,6 @@ def _sharded_like(value: Tensor, given: Tensor) -> Tensor:
     return distribute_tensor(whole, value.device_mesh, value.placements, src_data_rank=None)
 
 
-def _local(value: Any) -> Tensor:
+def local_part(value: Any) -> Tensor:
+    """Return this rank's slice of a DTensor, or the tensor itself."""
     return value.to_local() if isinstance(value, DTensor) else value

@@ -1,8 +1,8 @@
 """Estimate of the GPU memory of a run, by phase. docs/machines.md has the formulas and their sources.
 
 States (weights, gradients, moments of Adam) are exact, up to the padding of shards; activations of a layer are exact
-too. Other memory is covered by the allowances `PROCESS`, `ENGINE`, `IN_FLIGHT` and `SLACK`. No part of the estimate was
-measured on a GPU.
+too. Other memory is covered by the allowances `PROCESS`, `SERVER_ALLOWANCE`, `IN_FLIGHT` and `SLACK`. No part
+of the estimate was measured on a GPU.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from mtrl.config.derived import SERVER_ALLOWANCE, cache_budget, sequences
 from mtrl.config.schema import Config
 from mtrl.doctor.activations import FLOAT32, adapter_bytes, layer_bytes
 from mtrl.doctor.architecture import Architecture
@@ -17,9 +18,6 @@ from mtrl.doctor.layout import GIB, Layout, context_of, needs_critic, needs_refe
 
 PROCESS = 2 * GIB
 """Allowance for a process on a GPU, in bytes: CUDA's context, workspaces of cuBLAS, buffers of NCCL."""
-ENGINE = 4 * GIB
-"""Allowance for the part of a server's share that is neither weights nor keys and values, in bytes: CUDA's context,
-prefill, CUDA graphs."""
 IN_FLIGHT = 0.5
 """Allowance for gradients of a layer's activations during its backward pass, as a share of the activations."""
 SLACK = 0.05
@@ -94,11 +92,15 @@ class Memory:
         untied = 0 if self.model.tie_word_embeddings else self.model.head
         return self.model.parameters - untied + self.model.hidden_size + 1
 
-    def held(self, learning: bool) -> Iterator[Part]:
-        """Yield the memory that a rank's GPU holds permanently; gradients only during training."""
+    def held(self, learning: bool, server: int = 0) -> Iterator[Part]:
+        """Yield the memory that a rank's GPU holds permanently; gradients only during training.
+
+        Args:
+            server: bytes of the GPU that an awake server takes, whose own allocator manages them.
+        """
         trainer = self.config.trainer
         yield Part("process", PROCESS)
-        yield Part("slack", int(SLACK * self.room))
+        yield Part("slack", int(SLACK * (self.room - server)))
         for name, size in self.states().items():
             away = trainer.fsdp.cpu_offload or (name == "moments of Adam" and trainer.optimizer.offload)
             if not away and (learning or name != "gradients"):
@@ -118,7 +120,18 @@ class Memory:
         if process:
             yield Part("engine's process", PROCESS)
         capacity = 1 << max(6, (self.context - 1).bit_length())  # the same rounding as in SlotCache
-        yield Part("engine's keys and values", config.generator.max_num_seqs * capacity * model.cached(size))
+        slot = capacity * model.cached(size)
+        slots = min(sequences(config), max(1, self._cache_budget() // slot))
+        yield Part("engine's keys and values", slots * slot)
+
+    def _cache_budget(self) -> int:
+        """Return the bytes that the embedded engine may use for keys and values (`cache_budget`)."""
+        states, trainer = self.states(), self.config.trainer
+        later = ("gradients", "moments of Adam")
+        loaded = 0 if trainer.fsdp.cpu_offload else sum(size for name, size in states.items() if name not in later)
+        copy = self.model.parameters * self.layout.computed if self.layout.sharded or self.adapters else 0
+        free = self.room - int(SLACK * self.room) - PROCESS - loaded - copy
+        return cache_budget(free, 0 if trainer.fsdp.cpu_offload else sum(states[name] for name in later))
 
     # Temporary memory during training
 
@@ -191,8 +204,7 @@ class Memory:
         root = self.whole_gradients(self.model.root)
         offloaded = self.config.trainer.optimizer.offload and not self.config.trainer.fsdp.cpu_offload
         share = 0 if self.config.trainer.fsdp.cpu_offload else self.trained // self.layout.shards
-        step = [Part("scratch of the optimiser", share)]
-        step += [Part("moments of Adam", 2 * share)] if offloaded else []
+        step = [Part("moments of Adam", 2 * share)] if offloaded else []  # fused AdamW needs no other memory
         for when, parts in {
             "log-probs": [weights, stored, Part("logits", self.logits())],
             "backward of a layer": [
@@ -207,12 +219,13 @@ class Memory:
             yield Moment(where, when, tuple(part for part in [*held, *parts] if part.bytes), self.room)
 
     def _sampling(self) -> Moment:
-        """Return the phase in which the server is awake beside the rank's permanent memory, and receives new weights
-        tensor by tensor."""
+        """Return the phase in which the server is awake beside the rank's permanent memory. It receives new weights
+        tensor by tensor, and then the ranks compute log-probs for the canary, for which they gather weights."""
         share = Part("server", int(self.config.generator.gpu_memory_utilization * self.room))
-        sent = Part("tensor on its way", self.model.largest * self.layout.stored)
-        parts = (part for part in [*self.held(learning=False), share, sent] if part.bytes)
-        return Moment("GPU of a rank and a server", "sampling", tuple(parts), self.room)
+        sent = Part("tensor on its way", 2 * self.model.largest * self.layout.computed)  # the slices, and the whole
+        gathered = Part("gathered weights", self.gathered())
+        parts = (*self.held(False, share.bytes), share, max(sent, gathered, key=lambda part: part.bytes))
+        return Moment("GPU of a rank and a server", "sampling", tuple(part for part in parts if part.bytes), self.room)
 
     def _serving(self) -> Moment:
         """Return the minimum of a server: its weights and one whole conversation. The remaining memory holds further
@@ -222,7 +235,7 @@ class Memory:
         parts = (
             Part("weights", self.model.parameters * self.layout.computed // self.layout.servers.tensor_parallel_size),
             Part("one conversation", self.conversation()),
-            Part("engine", ENGINE),
+            Part("engine", SERVER_ALLOWANCE),
         )
         return Moment("share of a server", "sampling", parts, share)
 
@@ -249,15 +262,19 @@ class Memory:
     # The main memory of the machine
 
     def host(self) -> dict[str, int]:
-        """Return the bytes of the first machine's main memory: while every rank loads whole models, and during a
-        step."""
+        """Return the bytes of the first machine's main memory: while rank 0 loads whole models, of which it sends the
+        other ranks their slices, and during a step."""
         layout, model = self.layout, self.model
         copies = 1 + needs_reference(self.config) + (self._critic() > 0)
-        loading = layout.ranks_here * copies * model.parameters * layout.stored
+        loading = copies * model.parameters * layout.stored
+        if self.config.trainer.fsdp.cpu_offload:
+            loading += layout.ranks_here * loading // layout.shards
         away = sum(self.states().values()) if self.config.trainer.fsdp.cpu_offload else 0
         if self.config.trainer.optimizer.offload and not away:
             away = self.states()["moments of Adam"]
-        sent = self.adapters * FLOAT32 if self.adapters else model.parameters * layout.stored
+        # The weights in the engine's precision; servers' weights twice, since restarted servers need them too.
+        copies = 1 if layout.servers is None else 2
+        sent = self.adapters * FLOAT32 if self.adapters else copies * model.parameters * layout.computed
         files = 3 * model.parameters * layout.computed if self._by_shared_memory() else 0
         return {"loading": loading, "step": layout.ranks_here * away + sent + files}
 

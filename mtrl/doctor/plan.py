@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -72,29 +72,35 @@ def plan_of(cfg: DictConfig) -> Plan:
         UserError: see `make_plan`.
     """
     cfg = cfg.copy()
-    OmegaConf.resolve(cfg)  # resolving is slow, so it is done once
     if cfg.model.name == "tiny":
         raise UserError(
             "model=tiny has under a million parameters and fits every machine; plan another, for example model=qwen3_8b"
         )
     with _elsewhere(cfg):
+        OmegaConf.resolve(cfg)  # resolving is slow, so it is done once
         warnings = check(cfg)
     check_sampling(cfg)
     model = find(str(cfg.model.path))
     check_limits(_typed(cfg), model)
-    memory = Memory(_typed(cfg), model)
-    gpus = cfg.placement.gpus or memory.layout.gpus_needed
-    plan = Plan(str(cfg.model.path), memory, tuple(memory.moments()), gpus, tuple(warnings), None)
-    if plan.fits:
-        return plan
-    return Plan(plan.path, memory, plan.moments, gpus, plan.warnings, _mend(memory.config, model, cfg.placement.gpus))
+    return plan_run(_typed(cfg), model, warnings)
+
+
+def plan_run(config: Config, model: Architecture, warnings: Sequence[str] = ()) -> Plan:
+    """Compute the memory of a checked configuration."""
+    memory = Memory(config, model)
+    gpus = config.placement.gpus or memory.layout.gpus_needed
+    plan = Plan(str(config.model.path), memory, tuple(memory.moments()), gpus, tuple(warnings), None)
+    return plan if plan.fits else replace(plan, change=_mend(config, model, config.placement.gpus))
 
 
 @contextmanager
 def _elsewhere(cfg: DictConfig) -> Iterator[None]:
-    """Simulate the environment of another machine for the checks: with the ranks of the placement, and with engines."""
+    """Simulate the environment of another machine for the checks: with the ranks of the placement, with its GPUs, or as
+    many as ranks, and with engines."""
     variables = {f"MTRL_{name}_PYTHON": sys.executable for name in ("VLLM", "SGLANG")}
-    variables["WORLD_SIZE"] = str(ranks_here(cfg.placement) * cfg.placement.machines)
+    here = ranks_here(cfg.placement)
+    variables |= {"WORLD_SIZE": str(here * cfg.placement.machines), "LOCAL_WORLD_SIZE": str(here)}
+    variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(cfg.placement.gpus or here)))
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from mtrl.config.derived import is_deterministic
+from mtrl.config.derived import is_deterministic, sequences
 from mtrl.config.schema import Config
 from mtrl.engines.base import Engine, SamplingParams
 from mtrl.engines.endpoints.budget import Budget
@@ -151,7 +151,7 @@ def batch_size_of(source: Source, config: Config) -> int | None:
     batch. A resumed evaluation must give each trajectory the same batch as an uninterrupted one.
     """
     together = source.kind != "endpoint" and is_deterministic(config)
-    return config.generator.max_num_seqs if together else None
+    return sequences(config) if together else None
 
 
 def endpoint_model(source: Source, config: Config, task: Task, budget: Budget) -> ReadyModel:

@@ -25,5 +25,8 @@ class Hooks:
     at_start: Callable[[Config, Task, Path, Show, Show], None] = nothing
     """Called before the first step of a new run with the configuration, the task, the folder of the run, and the
     functions that show a note and a warning. A `UserError` from it ends the run."""
+    plan: Callable[[Config, Show, Show], None] = nothing
+    """Called at the start of each run, also of one that is resumed, with the configuration and the functions that show
+    a note and a warning."""
     on_evaluation: OnEvaluation = nothing
     """Called with step and metrics after each evaluation; see `Trainer`."""

@@ -130,6 +130,7 @@ def _lead(given: Config, run: RunDir, console: Console, world: World, hooks: Hoo
         console.note(f"trainer.epochs={epochs:g}: {config.trainer.max_steps} steps, by {len(task.splits.train)} rows")
     if note := machine_note(planned, config):
         console.note(note)
+    hooks.plan(config, console.note, console.warning)
     if checkpoint_to_resume(config, run) is None:
         hooks.at_start(config, task, run.path, console.note, console.warning)
     if serves(config):

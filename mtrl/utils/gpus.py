@@ -28,6 +28,13 @@ def listed_gpus() -> list[str] | None:
     return entries
 
 
+def visible_gpus() -> int:
+    """Return the number of NVIDIA GPUs that this process may use: the entries of CUDA_VISIBLE_DEVICES, or else the
+    devices of the driver."""
+    listed = listed_gpus()
+    return sum(1 for _ in DEVICES.glob("nvidia[0-9]*")) if listed is None else len(listed)
+
+
 def gpu_names(indices: Sequence[int]) -> list[str]:
     """Return the entries of CUDA_VISIBLE_DEVICES with which another process sees the GPUs that have these indices in
     this process. CUDA reads the variable of each process by the numbers of the machine, not by those of its parent.

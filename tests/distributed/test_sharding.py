@@ -12,6 +12,7 @@ from sharded_models import KINDS, Experts, adamw, loss_of, make_batches, make_lm
 from torch import nn
 
 from mtrl.config.schema import FsdpConfig
+from mtrl.distributed import sharding
 from mtrl.distributed.sharding import (
     compile_layers,
     compute_device,
@@ -22,14 +23,18 @@ from mtrl.distributed.sharding import (
     load_state,
     named_tensors,
     needs_sharding,
+    reduce_unused,
     reshard,
     shard,
+    shard_from_leader,
 )
 from mtrl.errors import UserError
 from mtrl.models.preparation import checkpoint_gradients
 from mtrl.models.value_head import ValueModel
 
 STEPS = 2
+RECEIVED = [*((kind, "default") for kind in KINDS), ("tied", "offload"), ("plain", "bfloat16")]
+"""Kinds of models and settings with which ranks receive their slices from rank 0."""
 SETTINGS = {
     "default": FsdpConfig(),
     "keep gathered": FsdpConfig(reshard_after_forward=False),
@@ -109,6 +114,27 @@ def learn_with_other_experts(rank):
     model = shard(Experts(), FsdpConfig(), world())
     model(torch.ones(1, 4), expert=rank).sum().backward()
     return {name: whole(p.grad) for name, p in model.named_parameters()}
+
+
+def without_weights(kind):
+    """Return a module as a follower makes it: on the meta device, with tied parameters tied."""
+    if kind == "tied":
+        with torch.device("meta"):
+            return make_lm(tied=True)
+    return make_model(kind).to("meta")
+
+
+def receive_on_ranks(rank):
+    """Rank 0 alone has the weights, and the other rank has none."""
+    found = {}
+    for kind, name in RECEIVED:
+        module = shard_from_leader(without_weights(kind) if rank else make_model(kind), SETTINGS[name], world())
+        buffers = {name: value.clone() for name, value in module.named_buffers()}
+        batches, before, parameters = own(make_batches()), full_state(module), len(list(module.parameters()))
+        learned = train(module, batches)
+        states = {"before": before, "after": full_state(module)}
+        found[kind, name] = {**learned, **states, "buffers": buffers, "parameters": parameters}
+    return found
 
 
 def load_on_ranks(rank):
@@ -346,3 +372,56 @@ def test_compiled_layers_have_the_same_names_and_results():
     compile_eagerly(model)
     torch.testing.assert_close(loss_of(model, batch), expected)
     assert list(model.state_dict()) == names
+
+
+def test_an_older_torch_shards_all_models_but_those_with_separate_experts():
+    """A module without FSDP lacks the method, as sharded modules of torch 2.11 and 2.12 do."""
+    reduce_unused(make_lm(), ranks=2)
+    reduce_unused(Experts(), ranks=1)
+    with pytest.raises(
+        UserError, match="cannot shard the separate experts of Experts over 2 ranks; install torch 2.13"
+    ):
+        reduce_unused(Experts(), ranks=2)
+
+
+def test_ranks_receive_their_slices_from_rank_0(tmp_path):
+    """The training is that of ranks which all load the weights, bit for bit."""
+    (tmp_path / "each").mkdir()
+    (tmp_path / "one").mkdir()
+    each = run_ranks(2, learn_on_ranks, tmp_path / "each", RECEIVED)
+    first, second = run_ranks(2, receive_on_ranks, tmp_path / "one")
+    for pair in RECEIVED:
+        for key in ("before", "after", "gradients"):
+            expected = each[0][pair][key]
+            assert expected.keys() == first[pair][key].keys()
+            assert all(torch.equal(value, first[pair][key][name]) for name, value in expected.items()), (pair, key)
+        for rank, found in enumerate((first, second)):
+            assert found[pair]["losses"] == each[rank][pair]["losses"]
+            assert found[pair]["norms"] == each[rank][pair]["norms"]
+        assert first[pair]["parameters"] == second[pair]["parameters"], "tied parameters stay tied"
+        assert first[pair]["buffers"].keys() == second[pair]["buffers"].keys()
+        for name, value in first[pair]["buffers"].items():
+            assert torch.equal(value, second[pair]["buffers"][name])
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_weights_are_rounded_before_they_are_gathered(sharded, monkeypatch):
+    """The bits are those of whole weights that are rounded, and half as many bytes are gathered."""
+    expected = {name: value.to(torch.bfloat16) for name, value in full_state(make_lm()).items()}
+    module = shard(make_lm(), FsdpConfig(), SimpleNamespace(rank=0, size=1)) if sharded else make_lm()
+    gathered = []
+    monkeypatch.setattr("mtrl.distributed.sharding._gathered", recording_bytes(gathered))
+    found = full_state(module, dtype=torch.bfloat16)
+    assert all(torch.equal(value, found[name]) for name, value in expected.items()) and found.keys() == expected.keys()
+    assert sum(gathered) == sum(value.nbytes for value in expected.values())
+    assert {value.dtype for value in full_state(module, dtype=torch.float64).values()} == {torch.float32}
+
+
+def recording_bytes(sizes, gather=sharding._gathered):
+    """Return the function that gathers a tensor, which first adds the bytes of the whole tensor to `sizes`."""
+
+    def gathered(value):
+        sizes.append(value.numel() * value.element_size())
+        return gather(value)
+
+    return gathered

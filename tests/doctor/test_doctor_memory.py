@@ -149,7 +149,8 @@ def test_a_conversation_is_never_cut_so_it_bounds_the_micro_batch():
 
 def test_a_plan_names_one_change_that_makes_it_fit():
     words = ["model=qwen3_4b", "placement=1_gpu", "generator.backend=vllm", "model.lora_rank=0", "model.lora_alpha=16"]
-    cfg = merge(normalise([*words, "model.dtype=float32", "trainer.optimizer.lr=1e-6"]))
+    words += ["model.dtype=float32", "trainer.optimizer.lr=1e-6", "placement.gpu_memory=60"]
+    cfg = merge(normalise(words))
     plan = plan_of(cfg)
     assert not plan.fits and plan.tightest.over > 0
     assert plan.change["model.lora_rank"] == 64

@@ -20,6 +20,23 @@ def make(cache, dtype=torch.float32):
 
 
 @pytest.mark.parametrize("cache", CACHES)
+def test_the_bytes_of_a_row_are_those_of_its_memory(cache):
+    cache = make(cache, torch.bfloat16)
+    size = cache.row_bytes(100)
+    cache.reserve(5, 100)
+    assert size * 5 == sum(block.nbytes for store in (cache.keys, cache.values) for block in store)
+
+
+def test_the_cache_of_an_engine_is_limited(tiny_model):
+    """An engine holds as many trajectories as its memory has room for at their maximum length, and at least one."""
+    row = LocalEngine(tiny_model, None, max_context_length=100).runner.cache.row_bytes(100)
+    limits = {None: 8, 100 * row: 8, 3 * row + 1: 3, 0: 1}
+    for limit, rows in limits.items():
+        engine = LocalEngine(tiny_model, None, max_num_seqs=8, max_context_length=100, cache_bytes=limit)
+        assert engine.max_num_seqs == rows
+
+
+@pytest.mark.parametrize("cache", CACHES)
 @given(data=st.data())
 def test_rows_survive_growth_shrinking_and_moves(cache, data):
     cache, held = make(cache), [[] for _ in range(ROWS)]

@@ -10,7 +10,7 @@ from torch import nn
 
 from mtrl.config.schema import OptimizerConfig
 from mtrl.errors import UserError
-from mtrl.trainer.update.optimizer import Optimizer, clip_gradients, lr_scale
+from mtrl.trainer.update.optimizer import Optimizer, clip_gradients, is_fused, lr_scale
 from tests.distributed.ranks import run_ranks
 
 CONFIG = OptimizerConfig(lr=1e-2, max_grad_norm=0.5, schedule="linear", warmup_steps=2, weight_decay=0.1)
@@ -137,12 +137,14 @@ def test_offloaded_moments_are_in_cpu_memory_between_steps(monkeypatch):
     """The GPU is simulated: its tensors have shapes and devices, and no numbers."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    locked = []
     monkeypatch.setattr("mtrl.trainer.update.optimizer.clip_gradients", lambda groups, limit: 1.0)
+    monkeypatch.setattr("mtrl.trainer.update.optimizer.pinned", lambda tensor: locked.append(tensor) or tensor)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = nn.ParameterDict({"weight": nn.Parameter(torch.empty(3, 2, device="cuda"))})
         for offload, between in ((True, "cpu"), (False, "cuda")):
             optimizer = Optimizer(model, OptimizerConfig(offload=offload), TOTAL)
-            seen = []
+            seen, _ = [], locked.clear()
             monkeypatch.setattr(torch.optim.AdamW, "step", recording(seen))
             for step in range(2):
                 for parameter in model.parameters():
@@ -152,8 +154,21 @@ def test_offloaded_moments_are_in_cpu_memory_between_steps(monkeypatch):
                     between
                 }
             assert set(seen) == {"cuda"}
+            assert len(locked) == 2 * offload, "the memory of each moment is locked once"
             places = Optimizer(model, OptimizerConfig(offload=offload), TOTAL).allocate(["weight.exp_avg"])
             assert places["weight.exp_avg"].device.type == between
+
+
+def test_adamw_is_fused_on_gpus_alone():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    assert is_fused(list(Small().parameters())) is None
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        parameters = [nn.Parameter(torch.empty(3, 2, device="cuda"))]
+        assert is_fused(parameters)
+        optimizer = Optimizer(nn.ParameterDict({"weight": parameters[0]}), CONFIG, TOTAL)
+        state = optimizer.allocate(["weight.step", "weight.exp_avg"])
+        assert {value.device.type for value in state.values()} == {"cuda"}, "as fused AdamW makes them"
 
 
 def recording(seen, step=torch.optim.AdamW.step):

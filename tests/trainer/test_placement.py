@@ -3,18 +3,21 @@ machine besides. GPUs are simulated: only a machine with GPUs can show that NCCL
 
 import os
 import resource
+from types import SimpleNamespace
 
 import pytest
 import torch
 from omegaconf import OmegaConf
+from transformers import Qwen3Config
 
-from mtrl.command.compose import compose
+from mtrl.command.compose import compose, merge
 from mtrl.config.engine_schema import VllmConfig
+from mtrl.config.overrides import normalise
 from mtrl.distributed.world import World
 from mtrl.engines.server.versions import Versions
 from mtrl.errors import UserError
 from mtrl.trainer.setup import servers
-from mtrl.trainer.setup.servers import check_servers, server_devices, training_gpus
+from mtrl.trainer.setup.servers import check_servers, server_devices, training_gpus, turns_at_once
 
 
 @pytest.fixture
@@ -157,3 +160,25 @@ def test_a_file_limit_below_the_turns_in_flight_is_an_error():
         finally:
             os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@pytest.mark.parametrize(("memory", "context", "expected"), [(80, 16384, 79), (80, 1024, 512), (24, 16384, 32)])
+def test_servers_sample_as_many_turns_at_once_as_their_memory_holds(gpus, monkeypatch, memory, context, expected):
+    """A server of Qwen3-8B in bfloat16 needs 2.25 GiB for keys and values of 16,384 tokens."""
+    gpus(1)
+    properties = SimpleNamespace(total_memory=memory * 2**30)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr("mtrl.trainer.setup.servers.parameters_of", lambda shape: 8_190_735_360)
+    words = ["model=qwen3_8b", "generator=vllm", "model.dtype=bfloat16", "generator.gpu_memory_utilization=0.8"]
+    config = OmegaConf.to_object(merge(normalise(words)))
+    sizes = {"hidden_size": 4096, "num_hidden_layers": 36, "num_attention_heads": 32, "num_key_value_heads": 8}
+    shape = Qwen3Config(**sizes, head_dim=128, intermediate_size=12288, vocab_size=151936, tie_word_embeddings=False)
+    assert turns_at_once(config, shape, context) == expected
+    config.generator.max_num_seqs = 7
+    assert turns_at_once(config, shape, context) == 7
+
+
+def test_servers_on_a_cpu_sample_128_turns_at_once(gpus):
+    gpus(0)
+    config = OmegaConf.to_object(merge(normalise(["model=qwen3_8b", "generator=vllm"])))
+    assert turns_at_once(config, None, 1024) == 128

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from mtrl.config.derived import SEQUENCES
 from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
@@ -90,7 +91,7 @@ def _less_memory(record: Record) -> tuple[Proposal, ...]:
             propose("headroom for the cache of long conversations", generator__gpu_memory_utilization=0.7,
                     generator__max_num_seqs=256)
         )  # fmt: skip
-    sequences = int(record.setting("generator.max_num_seqs"))
+    sequences = int(record.setting("generator.max_num_seqs") or SEQUENCES)
     found.append(propose("fewer concurrent conversations", generator__max_num_seqs=max(1, min(256, sequences // 2))))
     tokens = int(record.setting("trainer.max_tokens_per_microbatch"))
     found.append(propose("smaller micro-batches", trainer__max_tokens_per_microbatch=max(256, tokens // 2)))

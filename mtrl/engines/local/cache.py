@@ -38,6 +38,11 @@ class SlotCache:
             size *= 2
         return size
 
+    def row_bytes(self, capacity: int) -> int:
+        """Return the number of bytes of one row with room for `capacity` tokens."""
+        heads, dim = self.shape
+        return 2 * len(self.keys) * heads * self.rounded(capacity) * dim * self.dtype.itemsize
+
     def _resize(self, slots: int, capacity: int) -> None:
         old_slots, copied = self.slots, min(capacity, self.capacity)
         self.slots, self.capacity = slots, capacity

@@ -77,6 +77,7 @@ class LocalEngine:
         deterministic: bool = True,
         in_flight: str = "continue",
         apply_weights: Callable[[Any, Mapping[str, Tensor]], None] = copy_weights,
+        cache_bytes: int | None = None,
     ):
         """
         Args:
@@ -88,12 +89,17 @@ class LocalEngine:
             deterministic, in_flight: see above.
             apply_weights: function that writes the weights passed to `load_weights` into the model, in place. It must
                 copy the tensors, because they may be overwritten later.
+            cache_bytes: maximum number of bytes of the cache when all its rows have the maximum length; it lowers
+                `max_num_seqs`, to 1 at least. None: no limit.
 
         Raises:
             UserError: the engine cannot run this model.
         """
         self.runner = make_runner(model, fused_decode)
         self.model, self.stops = model, StopStrings(tokenizer)
+        if cache_bytes is not None:
+            rows = cache_bytes // self.runner.cache.row_bytes(max_context_length)
+            max_num_seqs = max(1, min(max_num_seqs, rows))
         self.max_num_seqs, self.max_context_length = max_num_seqs, max_context_length
         self.deterministic = deterministic
         self.apply_weights = apply_weights

@@ -7,29 +7,30 @@ from typing import Any
 
 import torch
 
-from mtrl.config.derived import is_deterministic, overlaps, serves
+from mtrl.config.derived import cache_budget, is_deterministic, overlaps, sequences, serves
 from mtrl.config.schema import Config
-from mtrl.distributed.sharding import needs_sharding
+from mtrl.distributed.sharding import local_part, needs_sharding
 from mtrl.distributed.world import World
 from mtrl.engines.base import Engine
 from mtrl.engines.local.engine import LocalEngine, copy_weights
 from mtrl.engines.local.process import ProcessEngine
 from mtrl.models.lora import LoraWeights
 from mtrl.record.run_dir import RunDir
-from mtrl.trainer.setup.loading import compute_dtype, load_model
+from mtrl.trainer.setup.loading import cast_parameters, compute_dtype, load_model, pick_device
 from mtrl.trainer.setup.servers import server_engine
 from mtrl.trainer.update.policy import Policy
 
 
-def shared_engine(config: Config, model: Any, tokenizer: Any, context: int) -> Engine:
+def shared_engine(config: Config, model: Any, tokenizer: Any, context: int, reserved: int = 0) -> Engine:
     """Return an embedded engine that shares the model's weights.
 
     Args:
         context: maximum length of a whole conversation, in tokens.
+        reserved: bytes on the model's GPU that the trainer will allocate.
     """
-    generator = config.generator
-    fused, deterministic = generator.local.fused, is_deterministic(config)
-    return LocalEngine(model, tokenizer, generator.max_num_seqs, context, fused, deterministic)
+    fused, deterministic = config.generator.local.fused, is_deterministic(config)
+    limit = cache_bytes(model.device, reserved)
+    return LocalEngine(model, tokenizer, sequences(config), context, fused, deterministic, cache_bytes=limit)
 
 
 def training_engine(config: Config, world: World, path: str, policy: Policy, context: int) -> Engine:
@@ -44,22 +45,43 @@ def training_engine(config: Config, world: World, path: str, policy: Policy, con
         logs = RunDir(config.run_dir).engine
         return server_engine(config, world, path, policy.model.config, context, logs)
     if not has_copy(config, world):
-        return shared_engine(config, policy.model, policy.tokenizer, context)
-    model, _ = load_model(config, path)
-    model = model.to(compute_dtype(config))  # turns are sampled in the dtype in which the trainer computes
+        return shared_engine(config, policy.model, policy.tokenizer, context, bytes_to_come(policy.model))
+    model, _ = load_model(config, path, device="cpu")
+    # Turns are sampled in the dtype in which the trainer computes. The weights are cast before they are moved, since a
+    # GPU may not hold them in the dtype in which they are stored.
+    model = cast_parameters(model, compute_dtype(config)).to(pick_device(config.model.device))
     generator = config.generator
     # Beside the trainer, the engine gets half as many threads, but at least one, since rollouts mostly wait.
     make = partial(ProcessEngine, threads=max(1, torch.get_num_threads() // 2))
     return (make if in_a_process(config) else LocalEngine)(
         model,
         policy.tokenizer,
-        generator.max_num_seqs,
+        sequences(config),
         context,
         generator.local.fused,
         is_deterministic(config),
         in_flight=config.async_config.in_flight,
         apply_weights=LoraWeights.of(policy.model) if config.model.lora_rank else copy_weights,
+        cache_bytes=cache_bytes(model.device, bytes_to_come(policy.model)),
     )
+
+
+def cache_bytes(device: torch.device, reserved: int) -> int | None:
+    """Return the maximum number of bytes of the engine's cache on a GPU; None on other devices.
+
+    Args:
+        reserved: bytes that the trainer will allocate on this GPU.
+    """
+    if device.type != "cuda":
+        return None
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return cache_budget(torch.cuda.mem_get_info(device)[0] + unused, reserved)
+
+
+def bytes_to_come(module: torch.nn.Module) -> int:
+    """Return the bytes of gradients and moments that the first update allocates for this rank's weights on a GPU."""
+    trained = (value for value in map(local_part, module.parameters()) if value.requires_grad and value.is_cuda)
+    return 3 * sum(value.nbytes for value in trained)
 
 
 def has_copy(config: Config, world: World) -> bool:

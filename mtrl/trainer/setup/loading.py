@@ -10,7 +10,7 @@ from safetensors import SafetensorError
 
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
-from mtrl.models.attention import products_are_faster, use_own_attention
+from mtrl.models.attention import OWN, products_are_faster, use_own_attention
 from mtrl.models.gguf import as_folder
 from mtrl.models.preparation import keeps_apart, prepare_packing
 from mtrl.record.checksums import changes
@@ -28,7 +28,7 @@ def load_model(config: Config, path: str, key: str = "model.path", device: str |
 
     Args:
         key: setting that names the model, for error messages.
-        device: device in the form of `model.device`; None: `model.device`.
+        device: device in the form of `model.device`; None: `model.device`. `meta`: the module has no weights.
 
     Raises:
         UserError: the model cannot be loaded.
@@ -42,12 +42,15 @@ def load_model(config: Config, path: str, key: str = "model.path", device: str |
         tokenizer = AutoTokenizer.from_pretrained(path, **_given(config, path))
     except UNREADABLE as error:
         raise _cannot_load(key, path, error) from error
-    return _load_module(config, path, key, getattr(torch, config.model.dtype)).to(target), tokenizer
+    dtype = getattr(torch, config.model.dtype)
+    if target.type == "meta":
+        return make_structure(config, path, key, dtype), tokenizer
+    return _load_module(config, path, key, dtype).to(target), tokenizer
 
 
 def load_peer(config: Config, path: str, key: str, policy: Any) -> Any:
     """Load a module that reads the policy's tokens, with the policy's dtype, device and attention: a reference, or a
-    critic's body.
+    critic's body. It has no weights if the policy has none, on the meta device.
 
     Args:
         key: setting that names the model, for error messages.
@@ -57,14 +60,18 @@ def load_peer(config: Config, path: str, key: str, policy: Any) -> Any:
     """
     check_export(path, key)
     path = as_folder(path, key)
-    model = _load_module(config, path, key, policy.dtype, ", or null for the policy's own weights")
+    otherwise, has_weights = ", or null for the policy's own weights", policy.device.type != "meta"
+    model = (_load_module if has_weights else make_structure)(config, path, key, policy.dtype, otherwise)
     own, wanted = (m.config.get_text_config().vocab_size for m in (model, policy))
     if own != wanted:
         raise UserError(
             f"{key}={path} has a vocabulary of {own} and the policy one of {wanted}, so their tokens "
             "differ; give a model with the policy's tokenizer, or null for the policy's own weights"
         )
-    fit_attention(model, config)
+    if has_weights:
+        fit_attention(model, config)
+    else:
+        set_attention(model, policy.config._attn_implementation)
     return model.to(policy.device)
 
 
@@ -136,6 +143,27 @@ def _load_module(config: Config, path: str, key: str, dtype: torch.dtype, otherw
     return model.eval()
 
 
+def make_structure(config: Config, path: str, key: str, dtype: torch.dtype, otherwise: str = "") -> Any:
+    """Make the module of a folder or Hub name on the meta device, in evaluation mode and without weights, which other
+    ranks receive from rank 0.
+
+    Raises:
+        UserError: its configuration cannot be loaded.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    trust = config.model.trust_remote_code
+    try:
+        shape = AutoConfig.from_pretrained(path, **_given(config, path))
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(
+                shape, dtype=dtype, attn_implementation=config.model.attn_implementation, trust_remote_code=trust
+            )
+    except UNREADABLE as error:
+        raise _cannot_load(key, path, error, otherwise) from error
+    return model.eval()
+
+
 def _given(config: Config, path: str) -> dict[str, bool]:
     """Arguments of `from_pretrained` of a tokenizer or a configuration."""
     return {"trust_remote_code": config.model.trust_remote_code, "local_files_only": is_out_of_reach(path)}
@@ -170,6 +198,31 @@ def fit_attention(model: Any, config: Config) -> None:
             model.set_attn_implementation("sdpa")
     elif products_are_faster(compute_dtype(config), pick_device(config.model.device)):
         use_own_attention(model)
+
+
+def set_attention(model: Any, name: str) -> None:
+    """Select the attention that rank 0 has selected by `fit_attention`."""
+    if name == OWN:
+        use_own_attention(model)
+    else:
+        model.set_attn_implementation(name)
+
+
+def parameters_of(model_config: Any) -> int:
+    """Return the number of parameters of a causal LM with this Hugging Face configuration. No memory is allocated."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(model_config)
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def cast_parameters(model: Any, dtype: torch.dtype) -> Any:
+    """Cast the parameters of a model in place, and return the model. Buffers keep their dtype, as in a sharded model
+    with mixed precision: the frequencies of rotary positions in half precision would change the log-probs."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return model
 
 
 def compute_dtype(config: Config) -> torch.dtype:

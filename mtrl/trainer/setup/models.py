@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from mtrl.config.schema import Config
-from mtrl.distributed.sharding import compile_layers, needs_sharding, shard
+from mtrl.distributed.sharding import compile_layers, needs_sharding, shard, shard_from_leader
 from mtrl.distributed.world import World
 from mtrl.models.lora import add_adapters, without_adapters
 from mtrl.models.preparation import checkpoint_gradients
 from mtrl.trainer.checkpoint.saver import BackgroundSaver, Saver
 from mtrl.trainer.data.batching import MicroBatch
-from mtrl.trainer.setup.loading import fit_attention, load_model, load_peer, pick_device
+from mtrl.trainer.setup.loading import compute_dtype, fit_attention, load_model, load_peer, pick_device, set_attention
 from mtrl.trainer.update.learner import Learner
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import Policy
@@ -38,16 +38,22 @@ def make_learner(config: Config, world: World, path: str) -> Learner:
     """
     trainer, algorithm = config.trainer, config.algorithm
     set_threads(config, world)
-    # A model that will be sharded is moved to the GPU layer by layer, since the whole model may not fit.
+    # A model that will be sharded is moved to the GPU layer by layer, since the whole model may not fit. Followers
+    # receive their slices from the leader, since a machine's memory may not hold whole models for all its ranks.
     sharded = needs_sharding(trainer.fsdp, world)
-    model, tokenizer = load_model(config, path, device="cpu" if sharded else config.model.device)
+    device = config.model.device if not sharded else "cpu" if world.is_leader else "meta"
+    model, tokenizer = load_model(config, path, device=device)
     if trainer.optimizer.offload and pick_device(config.model.device).type == "cpu":
         warnings.warn("trainer.optimizer.offload=true has no effect on a CPU, where moments are anyway", stacklevel=1)
     if trainer.threads is None and sum(p.numel() for p in model.parameters()) <= SMALL_MODEL:
         torch.set_num_threads(1)
     if trainer.gradient_checkpointing:
         checkpoint_gradients(model)
-    fit_attention(model, config)
+    if world.is_leader:
+        fit_attention(model, config)
+        world.broadcast(model.config._attn_implementation)
+    else:
+        set_attention(model, world.broadcast(None))
     values, reference = value_model(config, model), reference_model(config, model)
     if config.model.lora_rank:
         model = add_adapters(model, config.model, config.seed)
@@ -58,7 +64,7 @@ def make_learner(config: Config, world: World, path: str) -> Learner:
         temperature=config.generator.sampling_params.temperature,
         max_logits=trainer.max_logits_per_chunk,
     )
-    policy = as_policy(model, entropy_gradient=algorithm.entropy_coef != 0)
+    policy = as_policy(model, entropy_gradient=algorithm.entropy_coef != 0, sent_dtype=compute_dtype(config))
     frozen = None
     if needs_reference(config):
         frozen = WithoutAdapters(policy) if reference is None else as_policy(reference)
@@ -97,7 +103,9 @@ def prepared(module: Any, config: Config, world: World) -> Any:
         compile_layers(module)
     if not needs_sharding(config.trainer.fsdp, world):
         return module
-    return shard(module, config.trainer.fsdp, world, pick_device(config.model.device))
+    return (shard if world.size == 1 else shard_from_leader)(
+        module, config.trainer.fsdp, world, pick_device(config.model.device)
+    )
 
 
 def needs_reference(config: Config) -> bool:

@@ -23,7 +23,7 @@ from mtrl.models.renderer import make_renderer
 from mtrl.rollout.conversation import Codec, Conversation, SingleMessageConversation
 from mtrl.rollout.episode import EpisodeLoop, Episodes, Limits
 from mtrl.trainer.setup.engine import has_copy, shared_engine, training_engine
-from mtrl.trainer.setup.loading import compute_dtype
+from mtrl.trainer.setup.loading import cast_parameters, compute_dtype
 from mtrl.trainer.setup.models import make_learner, set_threads
 from mtrl.trainer.setup.servers import check_servers
 from mtrl.trainer.setup.warm_start import OnStep, WarmStartResult, success_of, warm_start
@@ -192,7 +192,7 @@ def prepared_start(config: Config, task: Task, on_warm_start: OnStep) -> tuple[s
         return as_folder(config.model.path or "", "model.path"), None
 
     def connected(model: Any, tokenizer: Any) -> Player:
-        model = model.to(compute_dtype(config))  # as in training
+        model = cast_parameters(model, compute_dtype(config))  # as in training
         return connect(config, task, model.config, tokenizer, [], partial(shared_engine, config, model, tokenizer))
 
     return warm_start(config, task, partial(success_of, config, task, connected), on_warm_start)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mtrl.config.derived import engine_python, serves
+from mtrl.config.derived import SERVER_ALLOWANCE, engine_python, sequences, server_sequences, serves
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.config.schema import Config
 from mtrl.distributed.world import World
@@ -27,7 +27,7 @@ from mtrl.engines.vllm.api import VllmApi
 from mtrl.engines.vllm.command import vllm_command
 from mtrl.errors import UserError
 from mtrl.trainer.canary import TOKENS, Canary
-from mtrl.trainer.setup.loading import compute_dtype, pick_device
+from mtrl.trainer.setup.loading import compute_dtype, parameters_of, pick_device
 from mtrl.trainer.work_thread import WorkThread
 from mtrl.utils.gpus import listed_gpus
 from mtrl.utils.process import allow_open_files
@@ -70,11 +70,12 @@ def server_engine(config: Config, world: World, path: str, model_config: Any, co
     generator, settings, name = config.generator, server_settings(config), config.generator.backend
     api, command = ENGINES[name]
     dtype = str(compute_dtype(config)).removeprefix("torch.")
+    at_once = turns_at_once(config, model_config, context)
     launch = Launch(
         settings,
         model=path,
         context=context,
-        max_num_seqs=generator.max_num_seqs,
+        max_num_seqs=at_once,
         gpu_memory_utilization=generator.gpu_memory_utilization,
         dtype=dtype,
         python="" if settings.urls else engine_python(name, settings.python),
@@ -88,7 +89,7 @@ def server_engine(config: Config, world: World, path: str, model_config: Any, co
         make_sync(settings, model=path, dtype=dtype, lora_scaling=scaling),
         vocabulary=model_config.get_text_config().vocab_size,
         context=context,
-        max_num_seqs=generator.max_num_seqs,
+        max_num_seqs=at_once,
         in_flight=config.async_config.in_flight,
         log_folder=logs,
         devices=devices,
@@ -107,7 +108,7 @@ def check_servers(config: Config, world: World) -> None:
         return
     settings, name = server_settings(config), config.generator.backend
     devices = server_devices(name, settings, training_gpus(world.size, pick_device(config.model.device)))
-    _check_open_files(name, settings, config.generator.max_num_seqs)
+    _check_open_files(name, settings, sequences(config))
     if devices is None or (config.model.lora_rank and settings.lora == "adapter"):
         return
     if settings.weight_sync == "tensor":
@@ -155,6 +156,26 @@ def _check_open_files(name: str, settings: ServerConfig, turns: int) -> None:
             f"generator.max_num_seqs={turns} on {servers} servers of {name} needs {needed} open files, and this "
             f"process may open {limit} (ulimit -Hn); raise the limit, or lower generator.max_num_seqs"
         )
+
+
+def turns_at_once(config: Config, model_config: Any, context: int) -> int:
+    """Return the number of turns that one server samples at once: as configured, or by the memory of its GPUs.
+
+    Args:
+        model_config: Hugging Face configuration of the model.
+        context: maximum length of a whole conversation, in tokens.
+    """
+    settings = server_settings(config)
+    if config.generator.max_num_seqs is not None or settings.urls or not torch.cuda.is_available():
+        return sequences(config)
+    size, text = compute_dtype(config).itemsize, model_config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    workers = settings.tensor_parallel_size
+    share = int(config.generator.gpu_memory_utilization * torch.cuda.get_device_properties(0).total_memory)
+    room = share - parameters_of(model_config) * size // workers - SERVER_ALLOWANCE
+    conversation = 2 * text.num_hidden_layers * heads * width * size * context // min(workers, heads)
+    return server_sequences(room, conversation)
 
 
 def server_devices(name: str, settings: ServerConfig, trainers: int) -> Sequence[int] | None:

@@ -36,12 +36,15 @@ class Policy:
         temperature: float = 1.0,
         entropy_gradient: bool = False,
         max_logits: int = 2**27,
+        sent_dtype: torch.dtype | None = None,
     ):
         self.model, self.tokenizer, self.temperature = model, tokenizer, temperature
         self.entropy_gradient = entropy_gradient
         """Whether entropies have a gradient; else they are only metrics and need no graph."""
         self.max_logits = max_logits
         """Maximum number of logits (tokens x vocabulary) in memory at once."""
+        self.sent_dtype = sent_dtype
+        """Dtype of the engine's weights; weights are sent in it if it is smaller than their own. None: in their own."""
 
     @property
     def device(self) -> torch.device:
@@ -104,8 +107,8 @@ class Policy:
 
     def weights(self) -> dict[str, Tensor] | None:
         """Return the weights for an engine with its own copy: whole copies of the tensors of `state`, in CPU memory, on
-        rank 0; None on other ranks."""
-        return full_state(self.model, trainable_only=self.adapted)
+        rank 0; None on other ranks. They are cast to `sent_dtype`, unless they are adapters."""
+        return full_state(self.model, trainable_only=self.adapted, dtype=None if self.adapted else self.sent_dtype)
 
     def export(self, folder: Path) -> None:
         """Write a Hugging Face folder, on rank 0. Adapters are merged into the weights, and also written separately to
