@@ -33,9 +33,11 @@ SMALL = [
     "trainer.optimizer.lr=3e-3",
     "generator.sampling_params.max_generate_length=24",
     "tracker.plots=false",
+    "preflight.at_start=none",
+    "diagnosis.live=none",
 ]
 """Settings of a run of a few seconds that learns, evaluates and saves. The format is rewarded too, so that every step
-has a signal."""
+has a signal. The checks at the start and the live diagnosis do not change a run, and take as long as its training."""
 
 
 def start(run_dir, *words, code=None):
