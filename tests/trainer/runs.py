@@ -51,7 +51,7 @@ def start(run_dir, *words, code=None):
 
 
 def finish(process, expected=0):
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=900)
     assert process.returncode == expected, output
     return output
 
