@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -89,16 +90,20 @@ def overrides_of(words):
 TRAINING = {name: words for name, words in ALL_COMMANDS.items() if is_training(words) or "ARGS=" in name}
 
 
+@cache
+def shown_files():
+    """Return the files that the documents show, by name, and the configuration of one earlier run."""
+    texts = [text for path in DOCUMENTS for text in blocks(path, "python")]
+    files = {name[1]: text for text in texts if (name := re.match(r"# (\w+\.py)\n", text))}
+    return files | {"outputs/gsm8k/earlier/config.yaml": OmegaConf.to_yaml(compose(), resolve=True)}
+
+
 @pytest.fixture
 def snippets(tmp_path, monkeypatch):
     """Make a folder with the files that the documents show and with one earlier run, and change to it."""
-    for path in DOCUMENTS:
-        for text in blocks(path, "python"):
-            if name := re.match(r"# (\w+\.py)\n", text):
-                (tmp_path / name[1]).write_text(text, encoding="utf-8")
-    earlier = tmp_path / "outputs" / "gsm8k" / "earlier"
-    earlier.mkdir(parents=True)
-    (earlier / "config.yaml").write_text(OmegaConf.to_yaml(compose(), resolve=True))
+    (tmp_path / "outputs" / "gsm8k" / "earlier").mkdir(parents=True)
+    for name, text in shown_files().items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -265,8 +270,11 @@ def test_commands_with_servers_run(words, snippets):
 @pytest.mark.slow
 @pytest.mark.parametrize("words", UNSERVED.values(), ids=UNSERVED.keys())
 def test_training_commands_run(words, snippets):
-    """Run each command with `debug=fast`, which does not change the keys that the command sets."""
-    run(words, snippets, "debug=fast", "trainer.max_steps=1", "run_dir=run")
+    """Run each command with `debug=fast`, which does not change the keys that the command sets. Other tests draw curves
+    and make the checks at the start, which take as long as the training."""
+    short = ["preflight.at_start=none", "tracker.plots=false"]
+    unset = [word for word in short if word.partition("=")[0] not in label(words)]
+    run(words, snippets, "debug=fast", *unset, "trainer.max_steps=1", "run_dir=run")
     assert list((snippets / "run").rglob("summary.json"))
 
 
@@ -281,7 +289,7 @@ def test_an_ended_run_resumes_by_the_documented_command(tmp_path):
 @pytest.mark.slow
 def test_the_environment_of_the_quickstart_is_learned(snippets):
     words = next(words for name, words in TRAINING.items() if "vault.Vault" in name)
-    run(words, snippets, "run_dir=run")
+    run(words, snippets, "evaluation.every_steps=0", "run_dir=run")
     summary = json.loads((snippets / "run" / "summary.json").read_text())
     assert summary["success_before"] < 0.05 and summary["success_sampled_before"] < 0.5
     assert summary["success_after"] > 0.9 and summary["success_sampled_after"] > 0.9

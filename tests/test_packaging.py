@@ -1,6 +1,7 @@
 """The package: its files, its requirements, and forbidden content of the tree."""
 
 import ast
+import os
 import re
 import runpy
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -48,12 +50,14 @@ def python_files(*folders):
 def project_files():
     """Yield every file of the tree except caches, environments and outputs of runs."""
     skipped = {"outputs", "multirun", "build", "dist", "__pycache__"}
-    for path in sorted(ROOT.rglob("*")):
-        parts = path.relative_to(ROOT).parts
-        hidden = any(part.startswith(".") and part not in (".ci", ".gitignore") for part in parts)
-        made = any(part in skipped or part.endswith(".egg-info") for part in parts)
-        if path.is_file() and not hidden and not made:
-            yield path
+
+    def belongs(name):
+        hidden = name.startswith(".") and name not in (".ci", ".gitignore")
+        return not (hidden or name in skipped or name.endswith(".egg-info"))
+
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = filter(belongs, folders)  # os.walk enters no other folder
+        yield from (path for name in files if belongs(name) and (path := Path(folder, name)).is_file())
 
 
 @pytest.mark.xdist_group("packaging")
@@ -98,8 +102,13 @@ def imports(tree, module_level=False):
     return found
 
 
+@cache
+def tree_of(path):
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def parsed(*folders):
-    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in python_files(*folders)}
+    return {path: tree_of(path) for path in python_files(*folders)}
 
 
 def test_importing_mtrl_imports_no_torch():

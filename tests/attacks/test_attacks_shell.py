@@ -11,7 +11,7 @@ from mtrl.sandbox.process import ProcessLimits, ProcessSandbox
 from tests.peak import Peak
 
 LIMITS = ProcessLimits(
-    seconds=10.0,
+    seconds=60.0,
     cpu_seconds=3,
     memory_bytes=192 * 2**20,
     processes=24,

@@ -4,21 +4,22 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE
 
 import mtrl
+from tests import forked
 
 ROOT = Path(mtrl.__file__).parent.parent
-LIMIT = 90
+LIMIT = 300
 """Seconds after which a rank that is still running counts as hung."""
 
 RANKS = """
 import json, os, sys
-import mtrl.distributed.crew  # once for all, because PyTorch takes seconds
+import mtrl.distributed.crew
 
 body, folder, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
 children = []
@@ -104,10 +105,10 @@ def run_ranks_of(folder, program, size):
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
+    process = forked.Popen(
         [sys.executable, "-c", RANKS, program, str(folder), str(size)],
         env={**os.environ, **meeting, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
+        stdout=PIPE,
         text=True,
         start_new_session=True,
     )

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from tests import forked
 
-LIMIT = 100.0
+LIMIT = 300.0
 """Time limit of the ranks, in seconds."""
 
 

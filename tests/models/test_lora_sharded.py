@@ -1,7 +1,6 @@
 """Adapters under FSDP2 on two ranks over gloo give the same numbers as on one rank."""
 
 import copy
-from datetime import timedelta
 from functools import partial
 
 import pytest
@@ -22,6 +21,7 @@ from mtrl.models.lora import (
     scaling_of,
     without_adapters,
 )
+from tests.distributed.ranks import run_ranks
 
 RANKS = 2
 DATA = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6], [2, 7, 1, 8, 2, 8, 1, 8]])
@@ -69,14 +69,8 @@ def whole(state):
 
 
 def on_a_rank(rank, folder):
-    torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), RANKS)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=60))
-    try:
-        for reshard in (True, False):
-            compare_with_one_rank(rank, folder / str(reshard), partial(shard, reshard))
-    finally:
-        dist.destroy_process_group()
+    for reshard in (True, False):
+        compare_with_one_rank(rank, folder / str(reshard), partial(shard, reshard))
 
 
 def shard(reshard, model):
@@ -121,4 +115,4 @@ def compare_with_one_rank(rank, folder, shard):
 @pytest.mark.slow
 def test_two_ranks_train_the_same_adapters_as_one(tmp_path):
     """Weights are resharded after the forward pass in one case, and stay gathered in the other."""
-    torch.multiprocessing.spawn(on_a_rank, (tmp_path,), nprocs=RANKS)
+    run_ranks(RANKS, on_a_rank, tmp_path, tmp_path)

@@ -154,6 +154,10 @@ SMALL = [
     "evaluation.rows=1",
     "evaluation.sampled_rows=0",
     "evaluation.every_steps=2",
+    "evaluation.before_train=false",
+    "preflight.at_start=none",
+    "diagnosis.live=none",
+    "tracker.plots=false",
 ]
 
 

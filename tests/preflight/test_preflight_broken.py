@@ -23,8 +23,8 @@ EXPECTED = {
     "hash_order": {"hermetic": "observation after turn 1"},
     "leaky_class": {"leaks": "changed meanwhile: tests.preflight.broken.leaky_class.Leaky.seen", "concurrency": "look"},
     "length_pays": {"growth": "longer responses get more reward"},
-    "lenient_place": {"agreement": "text before: 12 of 12", "stuffing": "whole replies joined by"},
-    "lenient_tag": {"agreement": "<final_response> for <final_output>: 12 of 12"},
+    "lenient_place": {"agreement": "text before: 8 of 8", "stuffing": "whole replies joined by"},
+    "lenient_tag": {"agreement": "<final_response> for <final_output>: 8 of 8"},
     "not_finite": {"range": "returned the reward nan", "spread": "48 successes"},
     "overlapping_splits": {"splits": "5 share prompt and ground truth (again-120;"},
     "random_tool": {"hermetic": "ms' / '"},
@@ -60,7 +60,7 @@ WARNED_BESIDES = {
 def results_of(name, *overrides):
     """The checklist of one of them, without a policy."""
     choice = [
-        "preflight.rows=16",
+        "preflight.rows=8",
         "experiment=null",
         "environment.name=x",
         f"environment.target=tests.preflight.broken.{name}.FAMILY",

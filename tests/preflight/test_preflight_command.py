@@ -25,6 +25,10 @@ from tests import forked
 ROOT = Path(__file__).parent.parent.parent
 
 
+FEW_ROWS = ["data.max_train_rows=512", "data.max_test_rows=64"]
+"""Gold solves every row once, which on the whole data takes longer than all other checks together."""
+
+
 def command(folder, *overrides):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
     words = [sys.executable, "-m", "mtrl.preflight", *overrides]
@@ -48,8 +52,8 @@ def context_of(*overrides, **changes):
     [("gsm8k", "short"), ("gsm8k", "full"), ("text_to_sql", "full"), ("gsm8k_single_turn", "full")],
 )
 def test_the_shipped_tasks_pass_everything(experiment, prompt):
-    words = (f"experiment={experiment}", f"environment.prompt={prompt}", "preflight.rows=24")
-    results = list(check(config_of(*words)))
+    words = (f"experiment={experiment}", f"environment.prompt={prompt}", "preflight.rows=16")
+    results = list(check(config_of(*words, *FEW_ROWS)))
     shown = [(r.name, r.evidence) for r in results if r.status in (Status.WARN, Status.FAIL)]
     assert not shown
     single_turn, short = experiment == "gsm8k_single_turn", prompt == "short"
@@ -59,7 +63,7 @@ def test_the_shipped_tasks_pass_everything(experiment, prompt):
 
 def test_the_guides_reward_fails_at_stalling(tmp_path):
     """Four wrong answers of 0.04 and then the right one are paid 1.16."""
-    wanted = ("+experiment=gsm8k", "reward=guide", "generator.max_turns=5", "preflight.model=false")
+    wanted = ("+experiment=gsm8k", "reward=guide", "generator.max_turns=5", "preflight.model=false", *FEW_ROWS)
     done = command(tmp_path, *wanted, "preflight.json=out/found.json")
     assert done.returncode == 1, done.stderr
     found = json.loads((tmp_path / "out" / "found.json").read_text())
@@ -72,7 +76,8 @@ def test_the_guides_reward_fails_at_stalling(tmp_path):
 
 
 def test_a_pass_is_0_and_the_results_lie_in_the_folder_of_the_run(tmp_path):
-    done = command(tmp_path, "experiment=gsm8k", "preflight.model=false", "preflight.processes=0", "run_dir=here")
+    words = ("experiment=gsm8k", "preflight.model=false", "preflight.processes=0", "run_dir=here")
+    done = command(tmp_path, *words, *FEW_ROWS)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "here" / "preflight.json").read_text())
     assert [line["name"] for line in found["checks"]][: len(CHECKS)] == list(CHECKS)
@@ -98,7 +103,8 @@ def test_a_wrong_configuration_is_2_and_one_sentence(tmp_path, override, sentenc
 def test_checks_without_a_model_import_no_torch():
     program = (
         "import sys; from mtrl.preflight.__main__ import main; "
-        "status = main(['preflight.model=false', 'preflight.rows=4', 'preflight.json=' + sys.argv[1]]); "
+        "status = main(['preflight.model=false', 'preflight.rows=4', 'data.max_train_rows=64', "
+        "'preflight.json=' + sys.argv[1]]); "
         "assert status == 0 and 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program, os.devnull], check=True, timeout=120, capture_output=True, cwd=ROOT)
@@ -189,6 +195,8 @@ def test_the_policy_plays_last(tmp_path):
 )
 def test_the_other_shipped_tasks_fail_nowhere(experiment, rows):
     """Their warnings are explained in their READMEs. Turns of mini_swe start sandboxes: it plays fewer."""
-    results = list(check(config_of(f"experiment={experiment}", f"preflight.rows={rows}", "preflight.seconds=5")))
+    words = (f"experiment={experiment}", f"preflight.rows={rows}", "preflight.seconds=5")
+    few_rows = (f"data.max_train_rows={8 * rows}", f"data.max_test_rows={4 * rows}")
+    results = list(check(config_of(*words, *few_rows)))
     assert not [(r.name, r.evidence) for r in results if r.status == Status.FAIL]
     assert {r.name for r in results if r.status == Status.PASS} >= {"hermetic", "leaks", "concurrency", "gold"}

@@ -166,7 +166,8 @@ def test_a_run_is_saved_when_the_budget_is_spent_and_can_be_resumed(server, sett
                 *TASK, f"run_dir={run}", "evaluation.before_train=false", "evaluation.every_steps=0",
                 "evaluation.rows=2", "evaluation.sampled_rows=0", "evaluation.samples_per_row=1",
                 "evaluation.pass_k_values=[1]", "trainer.prompts_per_step=2", "algorithm.group_size=2",
-                "trainer.max_steps=3", "preflight.at_start=none", "tracker.plots=false", *words,
+                "trainer.max_steps=3", "preflight.at_start=none", "tracker.plots=false",
+                "model.warm_start.check_every=2", *words,
             ]
         )  # fmt: skip
         component = {"weight": 0.5, "target": "mtrl.rewards.judge.judge", **settings, "budget": {"requests": requests}}

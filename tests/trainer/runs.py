@@ -33,9 +33,11 @@ SMALL = [
     "trainer.optimizer.lr=3e-3",
     "generator.sampling_params.max_generate_length=24",
     "tracker.plots=false",
+    "preflight.at_start=none",
+    "diagnosis.live=none",
 ]
 """Settings of a run of a few seconds that learns, evaluates and saves. The format is rewarded too, so that every step
-has a signal."""
+has a signal. The checks at the start and the live diagnosis do not change a run, and take as long as its training."""
 
 
 def start(run_dir, *words, code=None):
@@ -49,7 +51,7 @@ def start(run_dir, *words, code=None):
 
 
 def finish(process, expected=0):
-    output, _ = process.communicate(timeout=300)
+    output, _ = process.communicate(timeout=900)
     assert process.returncode == expected, output
     return output
 

@@ -9,15 +9,12 @@ mask some tokens; `test_the_data_exceeds_every_bound` checks this.
 
 import copy
 import random
-import time
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import cache
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from alone import updater_of
 from helpers import make_group, split_by_turn
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -31,11 +28,9 @@ from mtrl.trainer.data.samples import group_samples
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import Policy
 from mtrl.types import Group
+from tests.distributed.ranks import run_ranks
 
 RANKS = 2
-PATIENCE = timedelta(seconds=300)
-"""Time limit for two ranks to start, to wait for each other, and to end, in seconds."""
-
 EXACT = 1e-10
 """Tolerance relative to the largest component of the gradient, in float64."""
 LOW, HIGH = 0.9, 1.1
@@ -344,29 +339,18 @@ def rank_gradients(step, case, rank):
     return [parameter.grad.clone() for parameter in step.model.parameters()]
 
 
-def work(rank, folder):
+def work(rank, path):
     """One of the processes."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/meet", PATIENCE, world_size=RANKS, rank=rank)
-    step = torch.load(folder / "step.pt", weights_only=False)
-    torch.save({case: rank_gradients(step, case, rank) for case in CASES}, folder / f"gradients_{rank}.pt")
-    dist.destroy_process_group()
+    step = torch.load(path, weights_only=False)
+    return {case: rank_gradients(step, case, rank) for case in CASES}
 
 
 @pytest.fixture(scope="module")
 def gradients_of_ranks(step, tmp_path_factory):
-    """Return the gradients of every case on each process; processes that do not end are killed."""
+    """Return the gradients of every case on each process."""
     folder = tmp_path_factory.mktemp("ranks")
     torch.save(step, folder / "step.pt")
-    processes = mp.spawn(work, (folder,), RANKS, join=False)
-    deadline = time.monotonic() + PATIENCE.total_seconds()
-    try:
-        while not processes.join(timeout=1):
-            assert time.monotonic() < deadline, "the ranks wait for each other"
-    finally:
-        for process in processes.processes:
-            process.kill()
-    return [torch.load(folder / f"gradients_{rank}.pt", weights_only=False) for rank in range(RANKS)]
+    return run_ranks(RANKS, work, folder, folder / "step.pt")
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("runs")]
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("whole") / "run"
-    finish(start(run_dir))
+    finish(start(run_dir, "preflight.at_start=warn", "diagnosis.live=warn"))
     return run_dir
 
 

@@ -1,6 +1,7 @@
 """Whole runs whose episodes are run by agent programs."""
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from runs import ROOT, finish, rows_of, start, weights_of
 
 from mtrl.types import read_trajectories
+from tests import forked
 
 HERE = Path(__file__).parent / "gsm8k_agents.py"
 FUNCTION = ["generator.agent.target=gsm8k_agents.play", "generator.agent.max_concurrent=64"]
@@ -25,7 +27,9 @@ SHORT = [
     "evaluation.before_train=false",
     "evaluation.sampled_rows=0",
     "evaluation.rows=2",
+    "model.warm_start.check_every=60",
 ]
+"""Every setting of an agent needs a warm start of its own, so that it has few updates."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("agent_runs")]
 
@@ -156,8 +160,8 @@ def test_a_program_that_always_fails_ends_the_run_with_its_error(run_dir):
 
 def test_an_evaluation_runs_the_same_agent_as_the_run(undisturbed, tmp_path):
     words = ["-m", "mtrl.evaluate", str(undisturbed), f"evaluation.output={tmp_path}/out", "tracker.plots=false"]
-    environment = {"PYTHONPATH": f"{ROOT}:{undisturbed.parent}", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, *words], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{undisturbed.parent}", "OMP_NUM_THREADS": "1"}
+    done = forked.run([sys.executable, *words], env=environment, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     (row,) = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
     trained = rows_of(undisturbed)[-1]

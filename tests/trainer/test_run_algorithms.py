@@ -5,7 +5,7 @@ import signal
 import pytest
 from runs import finish, rows_of, start, weights_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("runs")]
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(

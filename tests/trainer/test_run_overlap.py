@@ -35,7 +35,7 @@ def test_the_stream_at_staleness_0_is_the_synchronous_run_bit_for_bit(tmp_path):
     [
         (1, []),
         (2, ["async_config.in_flight=drain", "generator.local.process=false"]),
-        (1, ["async_config.on_stale=requeue", "algorithm.dynamic_sampling_rounds=4", "model.lora_rank=4"]),
+        (1, ["async_config.on_stale=requeue", "algorithm.dynamic_sampling_rounds=4", "model.lora_rank=8"]),
     ],
 )
 def test_no_token_is_older_than_allowed_and_no_group_is_trained_twice(tmp_path, lag, words):

@@ -12,12 +12,12 @@ from runs import ROOT, SMALL, finish, start
 pytestmark = pytest.mark.slow
 
 STEADY = [
-    "trainer.max_steps=20",
+    "trainer.max_steps=8",
     "trainer.optimizer.lr=3e-4",
     "trainer.optimizer.eps=1e-6",  # Adam scales a gradient of rounding errors to the size of a real one
-    "evaluation.every_steps=10",
+    "evaluation.every_steps=4",
     "evaluation.sampled_rows=0",
-    "trainer.checkpoint.every_steps=10",
+    "trainer.checkpoint.every_steps=4",
 ]
 """Settings under which the different rounding of one process and two does not change a sampled token."""
 
@@ -49,12 +49,12 @@ def test_two_ranks_train_as_one_process_which_can_resume_them(tmp_path):
     finish(start(tmp_path / "alone", *STEADY))
     finish(launch(tmp_path / "two", *STEADY))
     alone, two = rows_of(tmp_path / "alone"), rows_of(tmp_path / "two")
-    assert alone.keys() == two.keys() == set(range(21))
+    assert alone.keys() == two.keys() == set(range(9))
     assert_close(two, alone)
-    half = tmp_path / "two" / "checkpoints" / "step_000010"
+    half = tmp_path / "two" / "checkpoints" / "step_000004"
     assert {path.name for path in half.glob("model-rank*")} == {"model-rank0.safetensors", "model-rank1.safetensors"}
     finish(start(tmp_path / "half", *STEADY, f"resume={half}"))
-    assert_close(rows_of(tmp_path / "half"), {step: row for step, row in alone.items() if step > 10})
+    assert_close(rows_of(tmp_path / "half"), {step: row for step, row in alone.items() if step > 4})
 
 
 def test_a_signal_saves_and_two_ranks_resume(tmp_path):

@@ -51,8 +51,9 @@ def test_held_out_rows_are_not_demonstrated(splits):
 
 
 def test_decoys_are_wrong_and_well_formed(splits, play, reward_of):
-    for row in splits.train[:60]:
-        for decoy in FAMILY.decoys(row):
+    for row in splits.train[:20]:
+        decoys = FAMILY.decoys(row)
+        for decoy in decoys:
             assert reward_of(row, [decoy]) == 0.0 and play(row, [decoy])[0].metrics["malformed"] == 0.0, decoy
             assert reward_of(row, [decoy], reward="skyrl") == 0.0, "in the right format"
-        assert len(set(FAMILY.decoys(row))) >= 3
+        assert len(set(decoys)) >= 3
