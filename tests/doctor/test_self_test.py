@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from dataclasses import replace
 from functools import partial
 
@@ -11,15 +12,17 @@ import torch
 from mtrl.doctor import __main__ as doctor
 from mtrl.doctor import machine
 from mtrl.doctor.machine import Torch
-from mtrl.doctor.self_test import process, program
+from mtrl.doctor.self_test import process, program, random_model, servers
 from mtrl.doctor.self_test.bench import GPU, QUICK, Bench
 from mtrl.doctor.self_test.case import CASES, MODEL, Case
 from mtrl.doctor.self_test.drift import Drift
 from mtrl.doctor.self_test.outcome import Outcome
 from mtrl.doctor.self_test.recommend import recommend
+from mtrl.engines.local.engine import LocalEngine
 from mtrl.errors import UserError
 from mtrl.preflight.report import NAME
 from mtrl.preflight.result import failed, passed
+from mtrl.trainer.setup.loading import load_model
 from tests import forked
 
 GIB = 2**30
@@ -158,6 +161,62 @@ def test_an_engine_that_is_not_installed_is_skipped(monkeypatch):
     (case,) = [case for case in CASES if case.name == "vllm"]
     reason = case.reason_to_skip(Bench("model", QUICK, 0, "folder"))
     assert reason == "vllm is not installed; python scripts/install_engine.py vllm"
+
+
+class StandInServer:
+    """The local engine with a copy of the weights, in place of a server; `sleep` frees GPU memory."""
+
+    def __init__(self, config, world, path, model_config, context, logs, freed):
+        model, tokenizer = load_model(config, path)
+        self.engine = LocalEngine(model, tokenizer, config.generator.max_num_seqs, context)
+        self.freed, self.free, self.calls = freed, 10 * GIB, []
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+    async def sleep(self):
+        self.calls.append("sleep")
+        self.free += self.freed
+
+    async def wake(self):
+        self.calls.append("wake")
+        self.free -= self.freed
+
+    async def load_weights(self, weights, version):
+        self.calls.append("load_weights")
+        await self.engine.load_weights(weights, version)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("freed", "status"), [(30 * GIB, "pass"), (5 * GIB, "fail")])
+def test_a_server_sleeps_during_the_update(freed, status, tmp_path, monkeypatch):
+    started = []
+
+    def start(*arguments):
+        started.append(StandInServer(*arguments, freed=freed))
+        return started[0]
+
+    monkeypatch.setenv("MTRL_VLLM_PYTHON", sys.executable)
+    monkeypatch.setattr(servers, "server_engine", start)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (started[0].free if started else 0, 80 * GIB))
+    bench = Bench(str(tmp_path / "model"), QUICK, 0, str(tmp_path))
+    random_model.build(bench)
+    found = servers.vllm_sleep(bench)
+    assert found.result.status == status, found
+    assert started[0].calls == ["sleep", "wake", "load_weights"]
+    assert found.figures["freed_bytes"] == freed and found.figures["server_bytes"] == int(0.4 * 80 * GIB)
+    assert ("the server keeps its memory" in found.result.evidence) == (status == "fail")
+
+
+@pytest.mark.parametrize(("gpus", "colocate"), [(1, True), (2, True), (2, False)])
+@pytest.mark.parametrize("name", ["vllm", "sglang"])
+def test_the_settings_of_servers_compose(name, gpus, colocate, tmp_path, monkeypatch):
+    monkeypatch.setenv(f"MTRL_{name.upper()}_PYTHON", sys.executable)
+    bench = Bench("model", GPU, gpus, str(tmp_path))
+    config = bench.config(*servers.server_overrides(bench, name, colocate))
+    settings = getattr(config.generator, name)
+    assert (config.generator.backend, settings.colocate) == (name, colocate)
+    assert settings.weight_sync == ("tensor" if colocate else "distributed")
 
 
 @pytest.mark.parametrize(

@@ -35,11 +35,13 @@ LIMIT = 600.0
 """Time limit of all cases together, in seconds."""
 JSON = Path("outputs") / "self_test.json"
 PACKAGES = ("torch", "transformers", "vllm", "sglang", "flash-attn")
-DESCRIPTION = """Run each part of a training run on this machine, check it and measure it, in ten minutes at most:
-sampling, updates, sharding, checkpoints, weight sync, and vLLM and SGLang if they are installed.
+DESCRIPTION = """Run each part of a training run on this machine, check it and measure it, in ten
+minutes at most: sampling, updates, sharding, checkpoints, weight sync, and vLLM
+and SGLang if they are installed.
 
-The model has random weights in the shapes of Qwen3-0.6B, or is small on a CPU; nothing is downloaded. Each part
-runs in a process of its own: a crash or a hang costs one line. The exit status is 1 if a part failed."""
+The model has random weights in the shapes of Qwen3-0.6B, or is small on a CPU;
+nothing is downloaded. Each part runs in a process of its own: a crash or a hang
+costs one line. The exit status is 1 if a part failed."""
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:

@@ -57,14 +57,15 @@ def _asleep(bench: Bench, name: str) -> Outcome:
 
 
 def _start(bench: Bench, name: str, colocate: bool) -> tuple[Config, Learner, ServerEngine]:
-    config = bench.config(*_settings(bench, name, colocate))
+    config = bench.config(*server_overrides(bench, name, colocate))
     learner = new_learner(bench, config)
     model_config, logs = learner.policy.model.config, Path(bench.scratch) / "engine"
     engine = server_engine(config, World(), bench.model, model_config, bench.sizes.context, logs)
     return config, learner, engine
 
 
-def _settings(bench: Bench, name: str, colocate: bool) -> list[str]:
+def server_overrides(bench: Bench, name: str, colocate: bool) -> list[str]:
+    """Return the overrides for one server of an engine, which shares the trainer's GPU or has one of its own."""
     sync = "disk" if not bench.on_gpu else "tensor" if colocate else "distributed"
     return [
         *([bench.half] if bench.on_gpu else []),
