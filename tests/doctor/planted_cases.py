@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 from mtrl.doctor.self_test.outcome import Outcome
 from mtrl.preflight.result import passed
@@ -36,3 +37,11 @@ def follower_raises(bench):
     if os.environ["RANK"] == "1":
         raise RuntimeError("rank 1 has no memory")
     time.sleep(600)
+
+
+def server_fails(bench):
+    """Leave the log of a server, and raise."""
+    folder = Path(bench.scratch) / "engine"
+    folder.mkdir()
+    (folder / "vllm-0.log").write_text("starting\nNCCL error: unhandled system error\n")
+    raise RuntimeError("the server did not start")

@@ -92,9 +92,9 @@ def test_each_part_runs_on_a_cpu(self_test):
 def test_the_json_document(self_test, model):
     status, found, lines = self_test([planted("passes")], model)
     assert status == 0 and lines[-1].endswith("self_test.json")
-    assert found.keys() == {"name", "format", "time", "status", "machine", "sizes", "checks", "recommended"}
+    assert found.keys() == {*("name", "format", "time", "status", "machine", "model", "sizes", "checks", "recommended")}
     assert (found["name"], found["format"], found["status"]) == ("self-test", program.FORMAT, "pass")
-    assert found["machine"].keys() == {"gpus", "cores", "load_average", "python", "packages"}
+    assert found["machine"].keys() == {"gpus", "cores", "load_average", "python", "packages", "engines"}
     (check,) = found["checks"]
     assert check.keys() == {"name", "status", "evidence", "fix", "details", "seconds", "figures"}
     assert (check["evidence"], check["figures"]) == ("fine", {"tokens_per_second": 5.0})
@@ -127,6 +127,11 @@ def test_a_failure_keeps_the_end_of_its_output(self_test, model):
     _, found, _ = self_test([planted("raises")], model)
     details = found["checks"][0]["details"]
     assert details[0] == "some output" and details[-1] == "more about it"
+
+
+def test_a_failure_keeps_the_end_of_the_logs_of_servers(self_test, model):
+    _, found, _ = self_test([planted("server_fails")], model)
+    assert found["checks"][0]["details"][-1] == "vllm-0.log: NCCL error: unhandled system error"
 
 
 def test_without_a_model_all_other_cases_are_skipped(self_test, monkeypatch):

@@ -18,11 +18,13 @@ from mtrl.doctor.checks import LAUNCH_VARIABLES
 from mtrl.doctor.self_test.bench import Bench
 from mtrl.doctor.self_test.case import Case
 from mtrl.doctor.self_test.outcome import FIX, Outcome
-from mtrl.preflight.result import failed, skipped
+from mtrl.preflight.result import Status, failed, skipped
 
 OUTCOME = "outcome.json"
+SERVER_LOGS = "engine"
+"""Name of the folder, in that of a case, for the output of servers."""
 LINES = 40
-"""Maximum number of lines of the output that a failed case keeps."""
+"""Maximum number of lines of each output that a failed case keeps."""
 GRACE = 10.0
 """Seconds that the other ranks have to end after one has failed."""
 PAUSE = 0.05
@@ -51,15 +53,20 @@ def _run(case: Case, bench: Bench, seconds: float) -> Outcome:
         finally:
             for process in processes:
                 _kill(process)
-        written = folder / OUTCOME
-        outcome = Outcome.from_json(written.read_text(encoding="utf-8")) if written.exists() else None
-        output = _tail(log)
-        if outcome is None or (problem and outcome.passed):
-            last = f": {output[-1]}" if output and problem.startswith("exit") else ""
-            outcome = Outcome(failed(f"{problem or 'it wrote no result'}{last}", FIX))
-        if outcome.result.fix:
-            outcome = replace(outcome, result=replace(outcome.result, details=output))
+        return _outcome(folder, log, problem)
+
+
+def _outcome(folder: Path, log: Path, problem: str) -> Outcome:
+    """Return the outcome that the leader wrote, or a failed one if it wrote none or if a process failed afterwards."""
+    written, output = folder / OUTCOME, _tail(log)
+    outcome = Outcome.from_json(written.read_text(encoding="utf-8")) if written.exists() else None
+    if outcome is None or (problem and outcome.passed):
+        last = f": {output[-1]}" if output and problem.startswith("exit") else ""
+        outcome = Outcome(failed(f"{problem or 'it wrote no result'}{last}", FIX))
+    if outcome.result.status != Status.FAIL:
         return outcome
+    of_servers = [f"{file.name}: {line}" for file in _server_logs(folder) for line in _tail(file)]
+    return replace(outcome, result=replace(outcome.result, details=output + of_servers))
 
 
 def _start(case: Case, bench: Bench, log: Path) -> list[subprocess.Popen[bytes]]:
@@ -114,6 +121,10 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _server_logs(folder: Path) -> list[Path]:
+    return sorted(path for path in (folder / SERVER_LOGS).glob("*") if path.is_file())
 
 
 def _tail(log: Path) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.text import Text
 
-from mtrl.doctor import machine
+from mtrl.doctor import checks, machine
 from mtrl.doctor.self_test.bench import CPU, GPU, QUICK, Bench
 from mtrl.doctor.self_test.case import CASES, MODEL, Case
 from mtrl.doctor.self_test.outcome import Outcome
@@ -34,7 +34,8 @@ OPTION = "--self-test"
 LIMIT = 600.0
 """Time limit of all cases together, in seconds."""
 JSON = Path("outputs") / "self_test.json"
-PACKAGES = ("torch", "transformers", "vllm", "sglang", "flash-attn")
+PACKAGES = ("torch", "transformers", "flash-attn")
+ENGINES = ("vllm", "sglang")
 DESCRIPTION = """Run each part of a training run on this machine, check it and measure it, in ten
 minutes at most: sampling, updates, sharding, checkpoints, weight sync, and vLLM
 and SGLang if they are installed.
@@ -42,6 +43,10 @@ and SGLang if they are installed.
 The model has random weights in the shapes of Qwen3-0.6B, or is small on a CPU;
 nothing is downloaded. Each part runs in a process of its own: a crash or a hang
 costs one line. The exit status is 1 if a part failed."""
+
+
+Gpus = Sequence[tuple[str, int]]
+"""Name and memory, in bytes, of each GPU."""
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -82,11 +87,11 @@ def self_test(args: argparse.Namespace, cases: Sequence[Case] = CASES) -> int:
             gpus=len(gpus),
             scratch=folder,
         )
-        print_start(bench, gpus, bool(args.model))
+        print_start(args.model, gpus)
         outcomes = run_cases(bench, cases if args.model else (MODEL, *cases))
     settings = recommend(outcomes, gpus[0][1] if gpus else 0)
     print_end(outcomes, settings, args.json)
-    document = to_json(bench, gpus, outcomes, settings)
+    document = to_json(args.model, bench, gpus, outcomes, settings)
     args.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return int(worst([outcome.result for outcome in outcomes.values()]) == Status.FAIL)
 
@@ -115,10 +120,10 @@ def _left_out(case: Case, reason: str) -> Outcome:
     return Outcome(replace(skipped(reason), name=case.name))
 
 
-def print_start(bench: Bench, gpus: Sequence[tuple[str, int]], has_model: bool) -> None:
+def print_start(model: str | None, gpus: Gpus) -> None:
     names = ", ".join(dict.fromkeys(name for name, _ in gpus))
     where = f"{len(gpus)} x {names}" if gpus else f"no GPU, {machine.cores()} CPU cores"
-    what = f"model {bench.model}" if has_model else "random weights"
+    what = f"model {model}" if model else "random weights"
     report.console().print(f"self-test on {where}, {what}; ten minutes at most\n", soft_wrap=True)
 
 
@@ -137,9 +142,9 @@ def print_end(outcomes: dict[str, Outcome], settings: Sequence[Setting], file: P
 
 
 def to_json(
-    bench: Bench, gpus: Sequence[tuple[str, int]], outcomes: dict[str, Outcome], settings: Sequence[Setting]
+    model: str | None, bench: Bench, gpus: Gpus, outcomes: dict[str, Outcome], settings: Sequence[Setting]
 ) -> dict[str, Any]:
-    """Return the content of the JSON file."""
+    """Return the content of the JSON file; `model` is null for random weights."""
     results = [outcome.result for outcome in outcomes.values()]
     return {
         "name": "self-test",
@@ -152,7 +157,9 @@ def to_json(
             "load_average": os.getloadavg()[0],
             "python": platform.python_version(),
             "packages": {name: version for name in PACKAGES if (version := _version(name))},
+            "engines": {name: checks.engine(name)().evidence for name in ENGINES},
         },
+        "model": model,
         "sizes": asdict(bench.sizes),
         "checks": [asdict(outcome.result) | {"figures": outcome.figures} for outcome in outcomes.values()],
         "recommended": [asdict(setting) for setting in settings],

@@ -13,6 +13,7 @@ from mtrl.config.schema import Config
 from mtrl.distributed.world import World
 from mtrl.doctor.self_test.bench import Bench
 from mtrl.doctor.self_test.outcome import FIX, Outcome
+from mtrl.doctor.self_test.process import SERVER_LOGS
 from mtrl.doctor.self_test.rollouts import sample_before_and_after_update
 from mtrl.doctor.self_test.workload import GIB, new_learner
 from mtrl.engines.server.engine import ServerEngine
@@ -59,7 +60,7 @@ def _asleep(bench: Bench, name: str) -> Outcome:
 def _start(bench: Bench, name: str, colocate: bool) -> tuple[Config, Learner, ServerEngine]:
     config = bench.config(*server_overrides(bench, name, colocate))
     learner = new_learner(bench, config)
-    model_config, logs = learner.policy.model.config, Path(bench.scratch) / "engine"
+    model_config, logs = learner.policy.model.config, Path(bench.scratch) / SERVER_LOGS
     engine = server_engine(config, World(), bench.model, model_config, bench.sizes.context, logs)
     return config, learner, engine
 
