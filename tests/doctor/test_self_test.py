@@ -94,7 +94,7 @@ def test_the_json_document(self_test, model):
     assert status == 0 and lines[-1].endswith("self_test.json")
     assert found.keys() == {*("name", "format", "time", "status", "machine", "model", "sizes", "checks", "recommended")}
     assert (found["name"], found["format"], found["status"]) == ("self-test", program.FORMAT, "pass")
-    assert found["machine"].keys() == {"gpus", "cores", "load_average", "python", "packages", "engines"}
+    assert found["machine"].keys() == {"gpus", "host", "load_average", "python", "packages", "engines"}
     (check,) = found["checks"]
     assert check.keys() == {"name", "status", "evidence", "fix", "details", "seconds", "figures"}
     assert (check["evidence"], check["figures"]) == ("fine", {"tokens_per_second": 5.0})
@@ -171,7 +171,7 @@ def test_an_engine_that_is_not_installed_is_skipped(monkeypatch):
 class StandInServer:
     """The local engine with a copy of the weights, in place of a server; `sleep` frees GPU memory."""
 
-    def __init__(self, config, world, path, model_config, context, logs, freed):
+    def __init__(self, config, world, path, model_config, context, logs, *, freed):
         model, tokenizer = load_model(config, path)
         self.engine = LocalEngine(model, tokenizer, config.generator.max_num_seqs, context)
         self.freed, self.free, self.calls = freed, 10 * GIB, []

@@ -122,7 +122,7 @@ def _left_out(case: Case, reason: str) -> Outcome:
 
 def print_start(model: str | None, gpus: Gpus) -> None:
     names = ", ".join(dict.fromkeys(name for name, _ in gpus))
-    where = f"{len(gpus)} x {names}" if gpus else f"no GPU, {machine.cores()} CPU cores"
+    where = f"{len(gpus)} x {names}" if gpus else "the CPU"
     what = f"model {model}" if model else "random weights"
     report.console().print(f"self-test on {where}, {what}; ten minutes at most\n", soft_wrap=True)
 
@@ -153,7 +153,7 @@ def to_json(
         "status": worst(results),
         "machine": {
             "gpus": [{"name": name, "bytes": size} for name, size in gpus],
-            "cores": machine.cores(),
+            "host": checks.host().evidence,
             "load_average": os.getloadavg()[0],
             "python": platform.python_version(),
             "packages": {name: version for name in PACKAGES if (version := _version(name))},
