@@ -50,7 +50,7 @@ def self_test(tmp_path, monkeypatch, capsys):
     return run
 
 
-def planted(name, seconds=60.0, **fields):
+def planted(name, seconds=300.0, **fields):
     return Case(name, f"tests.doctor.planted_cases:{name}", seconds, **fields)
 
 
@@ -108,7 +108,7 @@ def test_the_json_document(self_test, model):
         (planted("is_killed"), "the process was ended by SIGKILL"),
         (planted("exits"), "exit status 3: the driver is too old"),
         (planted("follower_raises", ranks=2), "exit status 1"),
-        (Case("no_such", "tests.doctor.planted_cases:no_such", 60.0), "AttributeError"),
+        (Case("no_such", "tests.doctor.planted_cases:no_such", 300.0), "AttributeError"),
     ],
     ids=lambda value: value.name if isinstance(value, Case) else "",
 )
