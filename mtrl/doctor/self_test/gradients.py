@@ -11,7 +11,6 @@ from mtrl.algorithms.losses import weighted_sum
 from mtrl.doctor.self_test.bench import Bench
 from mtrl.doctor.self_test.outcome import Outcome, judged
 from mtrl.doctor.self_test.workload import batches_of, make_samples, new_learner, vocabulary
-from mtrl.trainer.data.batching import PACKED
 
 LEAST_COSINE = 0.98
 """Smallest cosine between the two gradients of a correct machine."""
@@ -33,7 +32,7 @@ def _gradients(bench: Bench, override: str) -> dict[str, Tensor]:
     """Return the whole gradients of the first micro-batch, on the CPU."""
     learner = new_learner(bench, bench.config(override))
     policy = learner.policy
-    batch = batches_of(bench, make_samples(bench, vocabulary(learner)), PACKED)[0].to(policy.device)
+    batch = batches_of(bench, make_samples(bench, vocabulary(learner)), learner.layout)[0].to(policy.device)
     logprobs, _ = policy.logprobs(batch)
     weighted_sum(-logprobs * batch.advantages, batch.weights).backward()
     named = policy.model.named_parameters()

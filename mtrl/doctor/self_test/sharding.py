@@ -51,7 +51,7 @@ def _compared(bench: Bench, *overrides: str) -> Outcome | None:
             crew.follow()
             return None
         try:
-            sharded = _update_twice(bench, config, Learners(crew, learner.flops), samples)
+            sharded = _update_twice(bench, config, Learners(crew, learner.flops, learner.layout), samples)
         finally:
             crew.dismiss()
     del learner, crew

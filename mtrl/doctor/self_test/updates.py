@@ -21,7 +21,7 @@ from mtrl.doctor.self_test.workload import (
     vocabulary,
 )
 from mtrl.preflight.result import passed, skipped
-from mtrl.trainer.data.batching import PACKED, PADDED
+from mtrl.trainer.data.batching import PADDED
 from mtrl.trainer.setup.loading import compute_dtype
 from mtrl.trainer.update.learner import alone
 
@@ -58,7 +58,7 @@ def _measured(bench: Bench, *overrides: str) -> Outcome:
     config = bench.config(*overrides)
     learner = new_learner(bench, config)
     learners, samples = alone(learner), make_samples(bench, vocabulary(learner))
-    packed, padded = (logprobs_of(bench, learners, samples, layout) for layout in (PACKED, PADDED))
+    packed, padded = (logprobs_of(bench, learners, samples, layout) for layout in (learner.layout, PADDED))
     drift = Drift(packed, padded)
     problem = drift.problem(compute_dtype(config)).replace("engine and trainer", "packed and padded samples")
     rate = timed_updates(bench, config, learner, samples)

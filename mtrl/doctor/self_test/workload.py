@@ -28,6 +28,8 @@ from mtrl.trainer.update.update import Update, Updater, per_sample
 from mtrl.types import Sample
 
 GIB = 2**30
+GROUP = 8
+"""Number of samples with the same prompt."""
 PROCESS_PARTS = ("process", "slack")
 """Parts of the memory plan that PyTorch's allocator does not count."""
 
@@ -42,18 +44,21 @@ def vocabulary(learner: Learner) -> int:
 
 
 def make_samples(bench: Bench, vocabulary: int) -> list[Sample]:
-    """Return samples with random tokens, of which three quarters count as sampled, and with lengths between half of the
+    """Return samples with random tokens in groups of eight, each with one prompt, and with lengths between half of the
     mean and one and a half times the mean."""
     draw, sizes = random.Random(0), bench.sizes
+    prompt: list[int] = []
     samples = []
     for number in range(sizes.samples):
+        if number % GROUP == 0:
+            prompt = [draw.randrange(vocabulary) for _ in range(sizes.sample_tokens // 4)]
         length = round(sizes.sample_tokens * (0.5 + number / max(1, sizes.samples - 1)))
-        mask = [position >= length // 4 for position in range(length)]
+        mask = [position >= len(prompt) for position in range(length)]
         samples.append(
             Sample(
-                group_id=str(number // 8),
-                trajectory=number % 8,
-                token_ids=[draw.randrange(vocabulary) for _ in range(length)],
+                group_id=str(number // GROUP),
+                trajectory=number % GROUP,
+                token_ids=prompt + [draw.randrange(vocabulary) for _ in range(length - len(prompt))],
                 loss_mask=mask,
                 logprobs=[-math.log(vocabulary) * chosen for chosen in mask],
                 advantages=[(1.0 if number % 2 else -1.0) * chosen for chosen in mask],
