@@ -1,18 +1,21 @@
-"""python -m mtrl.doctor: checks of this machine, and an estimate of the memory that a run needs.
+"""python -m mtrl.doctor: checks of this machine, an estimate of the memory that a run needs, and a self-test.
 
     python -m mtrl.doctor                                     run all checks, and train for two steps
     python -m mtrl.doctor --no-smoke                          run the checks without the training
     python -m mtrl.doctor --plan model=qwen3_8b placement=8_gpus    does it fit the GPUs? overrides as for mtrl.main
+    python -m mtrl.doctor --self-test                         run each part of a training run here, and measure it
     python -m mtrl.doctor --json                              print JSON for programs
 
-The exit status is 0, or 1 if the default experiment cannot run here (with --plan: if the run does not fit), or 2 if the
-command is wrong. The command uses no network and leaves no files behind.
+The exit status is 0, or 1 if the default experiment cannot run here (with --plan: if the run does not fit; with
+--self-test: if a part failed), or 2 if the command is wrong. The command uses no network and leaves no files behind,
+except for the JSON file of --self-test.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
@@ -25,14 +28,17 @@ from mtrl.doctor.checks import SMOKE_LIMIT, smoke
 from mtrl.doctor.plan import make_plan
 from mtrl.doctor.plan import to_json as plan_to_json
 from mtrl.doctor.plan_report import page
+from mtrl.doctor.self_test import program
 from mtrl.errors import UserError
 from mtrl.preflight import report
 from mtrl.preflight.result import Result, Status, to_json, worst
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check the machine, or plan a run. Return the exit status."""
+    """Check the machine, plan a run, or run the self-test. Return the exit status."""
     args = parse(argv)
+    if args.self_test:
+        return program.self_test(args)
     return plan(args) if args.plan else look(args)
 
 
@@ -40,8 +46,11 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line.
 
     Raises:
-        UserError: settings are given without --plan.
+        UserError: settings are given without --plan, or with --self-test other ones than `model.path`.
     """
+    words = sys.argv[1:] if argv is None else argv
+    if program.OPTION in words:
+        return program.parse(words)
     parser = argparse.ArgumentParser(
         prog="python -m mtrl.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -49,10 +58,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--plan", action="store_true", help="estimate the memory of a run, without a look at this machine"
     )
+    parser.add_argument(
+        program.OPTION, action="store_true", help="run each part of a training run; has options of its own: add --help"
+    )
     parser.add_argument("--no-smoke", action="store_true", help="leave the short training run out")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--config-dir", help="with --plan: config groups of your own")
-    args = parser.parse_intermixed_args(argv)
+    args = parser.parse_intermixed_args(words)
     if args.overrides and not args.plan:
         raise UserError(f"{args.overrides[0]} is a setting of a run; plan that run with: --plan {args.overrides[0]}")
     return args
