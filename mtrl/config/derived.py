@@ -18,7 +18,6 @@ from mtrl.utils.gpus import visible_gpus
 
 PROGRAM_KEYS = ("target", "command", "url")
 """Keys of `generator.agent` that name the program; at most one may be set."""
-DEVICES = Path("/dev")
 SHARED_GPU, OWN_GPU = 0.4, 0.8
 """Share of a GPU's memory for a server beside a rank that trains, and on a GPU of its own."""
 SEQUENCES = 128

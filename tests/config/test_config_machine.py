@@ -3,8 +3,9 @@
 import pytest
 
 from mtrl.command.compose import merge
-from mtrl.config.derived import server_sequences, visible_gpus
+from mtrl.config.derived import server_sequences
 from mtrl.config.overrides import CONF, normalise
+from mtrl.utils.gpus import visible_gpus
 
 GIB = 2**30
 
@@ -80,7 +81,7 @@ def test_gpus_are_counted_as_cuda_counts_them(listed, gpus, monkeypatch):
 
 def test_devices_of_the_driver_are_counted(monkeypatch, tmp_path):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("mtrl.config.derived.DEVICES", tmp_path)
+    monkeypatch.setattr("mtrl.utils.gpus.DEVICES", tmp_path)
     for name in ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm"):
         (tmp_path / name).touch()
     assert visible_gpus() == 2

@@ -44,8 +44,8 @@ class Receiver:
     async def receive_folder(self, folder: str, version: int, checksum: str | None = None) -> None:
         await self._ask("folder", folder, checksum)
 
-    async def receive_tensors(self, payload: str, version: int, checksum: str | None = None) -> None:
-        await self._ask("tensors", payload, checksum)
+    async def receive_tensors(self, payloads: Sequence[str], version: int, checksum: str | None = None) -> None:
+        await self._ask("tensors", payloads[0], checksum)
 
     async def join(self, rendezvous: Rendezvous) -> None:
         await self._ask("join", asdict(rendezvous))
