@@ -24,6 +24,7 @@ from mtrl.rollout.conversation import Codec, Conversation, SingleMessageConversa
 from mtrl.rollout.episode import EpisodeLoop, Episodes, Limits
 from mtrl.trainer.setup.engine import has_copy, shared_engine, training_engine
 from mtrl.trainer.setup.loading import cast_parameters, compute_dtype
+from mtrl.trainer.setup.machine import with_machine_settings
 from mtrl.trainer.setup.models import make_learner, set_threads
 from mtrl.trainer.setup.servers import check_servers
 from mtrl.trainer.setup.warm_start import OnStep, WarmStartResult, success_of, warm_start
@@ -78,7 +79,7 @@ def set_up(
     Raises:
         UserError: a model or a data set of the configuration cannot be loaded, or settings do not fit together.
     """
-    world = world or World()
+    world, config = world or World(), with_machine_settings(config)
     task = task or load_task(config)
     if not task.splits.train and (config.trainer.max_steps or config.model.name == "tiny"):
         raise UserError(
@@ -182,7 +183,7 @@ def limits(config: Config, context: int) -> Limits:
 def start_of(config: Config, task: Task, on_warm_start: OnStep = lambda step, success: None) -> str:
     """Return the folder or Hub name of the policy before training. A warm start, if enabled, is made now unless it is
     in the cache."""
-    return prepared_start(config, task, on_warm_start)[0]
+    return prepared_start(with_machine_settings(config), task, on_warm_start)[0]
 
 
 def prepared_start(config: Config, task: Task, on_warm_start: OnStep) -> tuple[str, WarmStartResult | None]:
