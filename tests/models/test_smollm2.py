@@ -148,6 +148,8 @@ SMALL = [
     "trainer.threads=1",
     "trainer.checkpoint.keep_last=1",
     "trainer.prompts_per_step=1",
+    "model.warm_start.success_band=[0.0,1.0]",
+    "model.warm_start.episodes=1",
     "generator.max_turns=2",
     "generator.sampling_params.max_generate_length=8",
     "data.max_test_rows=1",
@@ -162,7 +164,7 @@ SMALL = [
 
 
 def test_it_trains_resumes_exports_and_is_evaluated(folder, tmp_path):
-    command = ["mtrl.main", "experiment=gsm8k", "model=smollm2_135m", *SMALL, "run_dir=run"]
+    command = ["mtrl.main", "experiment=gsm8k_smollm2", *SMALL, "run_dir=run"]
     program(*command, "trainer.max_steps=1", cwd=tmp_path)
     program(*command, "trainer.max_steps=2", "resume=latest", cwd=tmp_path)
     run = tmp_path / "run"
