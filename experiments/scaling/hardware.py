@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -80,7 +81,7 @@ class Hardware:
         lengths = [episode.context for episode in episodes]
         sampled = [sum(turn.sampled for turn in episode.turns) for episode in episodes]
         turns = sum(len(episode.turns) for episode in episodes)
-        packs = PACKED.partition([[length] for length in lengths], work.micro_batch)
+        packs = PACKED.partition([[SimpleNamespace(token_ids=range(length))] for length in lengths], work.micro_batch)
         flops = np.array([work.flops.training([lengths[i] for i in p], sum(sampled[i] for i in p)) for p in packs])
         heads = np.sort(flops)[::-1][::ranks]
         update = float(np.maximum(heads / (costs["peak"] * 1e12 * costs["mfu"]), self._meeting(plan)).sum())

@@ -34,6 +34,8 @@ def on_a_cpu(monkeypatch):
     """Processes are forked from a server that has imported torch, on a machine without a GPU."""
     monkeypatch.setattr(machine, "ask_torch", lambda: Torch(torch.__version__, None, ()))
     monkeypatch.setattr(subprocess, "Popen", forked.Popen)
+    for engine in ("VLLM", "SGLANG"):  # only subprocess can start the interpreters of engines
+        monkeypatch.delenv(f"MTRL_{engine}_PYTHON", raising=False)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from mtrl.environments.family import BUILT_IN, get_family
 from tests.envs.episodes import trajectory_of
 
 ROOT = Path(mtrl.__file__).parent.parent
-NEUTRAL = {"mtrl.types", "mtrl.errors", "mtrl.utils.process_guard"}
+NEUTRAL = {"mtrl.types", "mtrl.errors", "mtrl.utils.process", "mtrl.utils.process_guard"}
 """Modules of types and errors, which parse no text of a model."""
 EXECUTOR = "mtrl.sandbox."
 """Where SQL and commands run is one place for both sides of `RUNNING`: it is handed what each has parsed by itself."""
