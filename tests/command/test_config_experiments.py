@@ -47,13 +47,19 @@ def test_debug_fast_makes_every_experiment_two_small_steps(name):
     assert cfg.trainer.prompts_per_step * cfg.algorithm.group_size <= 4
 
 
+TORCHRUN = ["torchrun", "--standalone", "--nproc-per-node", "8"]
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_the_first_lines_of_an_experiment_are_its_command(name):
     package, command = (CONF / "experiment" / f"{name}.yaml").read_text().splitlines()[:2]
     assert package == "# @package _global_"
     words = shlex.split(command.removeprefix("# "))
-    assert words[:3] == ["python", "-m", "mtrl.main"]
-    assert same(compose(words[3:]), compose([f"experiment={name}"]))
+    start = words.index("mtrl.main") + 1
+    assert words[:start] in (["python", "-m", "mtrl.main"], [*TORCHRUN, "-m", "mtrl.main"])
+    needed = words[start + 1 :]  # what the machine of the command needs beside the experiment
+    assert words[start] == f"experiment={name}" and (not needed or words[0] == "torchrun")
+    assert same(compose(words[start:]), compose([f"experiment={name}", *needed]))
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
