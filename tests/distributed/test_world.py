@@ -46,6 +46,13 @@ print(dist.is_initialized(), [t.name for t in threading.enumerate()])
 """
 
 
+@pytest.fixture(autouse=True)
+def no_group():
+    """Earlier tests of this worker may have sharded a model on one rank, which leaves a process group behind."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
 def launched(monkeypatch, rank, size, **more):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
