@@ -13,7 +13,7 @@ from mtrl.algorithms.registry import ESTIMATORS, REDUCTIONS
 from mtrl.command.algorithm_checks import credit_of
 from mtrl.config import keys
 from mtrl.config.choices import ALIASES, BOUNDS, CHOICES, WITH_TORCH
-from mtrl.config.derived import is_deterministic, is_sharded, overlaps, plays_agent, ranks, serves
+from mtrl.config.derived import is_deterministic, may_be_sharded, overlaps, plays_agent, ranks, serves
 from mtrl.config.model_schema import TinyConfig
 from mtrl.utils.gpus import visible_gpus
 
@@ -78,7 +78,7 @@ IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
     ),
     (
         ("trainer.fsdp",),
-        lambda c: not is_sharded(c),
+        lambda c: not may_be_sharded(c),
         "one process; start several with torchrun, or set trainer.fsdp.param_dtype or trainer.fsdp.cpu_offload",
     ),
     (

@@ -72,9 +72,17 @@ def of_machine(name: str, root: DictConfig) -> Any:
 OmegaConf.register_new_resolver("machine", lambda name, *, _root_: of_machine(name, _root_), replace=True)
 
 
-def is_sharded(cfg: DictConfig) -> bool:
-    """Return whether models are sharded: over several ranks, or on one rank for settings that only FSDP supports."""
-    return ranks() > 1 or cfg.trainer.fsdp.param_dtype is not None or bool(cfg.trainer.fsdp.cpu_offload)
+def prefers_bfloat16(cfg: DictConfig | Config) -> bool:
+    """Return whether forward and backward passes are in bfloat16 on a GPU or CPU that multiplies it, because
+    `trainer.fsdp.param_dtype` is null and the model is pretrained."""
+    return cfg.trainer.fsdp.param_dtype is None and cfg.model.name != "tiny" and cfg.model.dtype == "float32"
+
+
+def may_be_sharded(cfg: DictConfig) -> bool:
+    """Return whether models are sharded, or may be on some machine: over several ranks, or on one rank for settings
+    that only FSDP supports."""
+    fsdp = cfg.trainer.fsdp
+    return ranks() > 1 or fsdp.param_dtype is not None or bool(fsdp.cpu_offload) or prefers_bfloat16(cfg)
 
 
 def overlaps(cfg: DictConfig | Config) -> bool:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from mtrl.config.derived import prefers_bfloat16, serves
 from mtrl.config.derived import ranks as launched_ranks
-from mtrl.config.derived import serves
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.config.schema import Config
 from mtrl.doctor.architecture import Architecture
@@ -42,7 +42,8 @@ class Layout:
         here = ranks_here(config.placement)
         ranks = here * machines
         fsdp = config.trainer.fsdp
-        sharded = ranks > 1 or fsdp.param_dtype is not None or fsdp.cpu_offload
+        dtype = "bfloat16" if prefers_bfloat16(config) else fsdp.param_dtype
+        sharded = ranks > 1 or dtype is not None or fsdp.cpu_offload
         servers = getattr(config.generator, config.generator.backend) if serves(config) else None
         return cls(
             ranks=ranks,
@@ -50,7 +51,7 @@ class Layout:
             shards=ranks // fsdp.replicas if sharded else 1,
             sharded=sharded,
             stored=BYTES[config.model.dtype],
-            computed=BYTES[(fsdp.param_dtype if sharded else None) or config.model.dtype],
+            computed=BYTES[dtype or config.model.dtype],
             servers=servers,
             servers_here=servers is not None and not servers.urls,
         )

@@ -140,7 +140,7 @@ def _changes(cfg: Config, model: Architecture) -> Iterator[Change]:
         yield {"trainer.gradient_checkpointing": True}
     if trainer.max_tokens_per_microbatch > context:
         yield {"trainer.max_tokens_per_microbatch": context}
-    if trainer.fsdp.param_dtype is None and cfg.model.dtype == "float32":
+    if trainer.fsdp.param_dtype == "float32":
         yield {"trainer.fsdp.param_dtype": "bfloat16"}
     if cfg.generator.backend == "local":
         for sequences in (64, 32, 16, 8):

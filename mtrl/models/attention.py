@@ -61,8 +61,14 @@ def use_own_attention(model: Any) -> bool:
 
 def attention_of(model: Any) -> str:
     """Return the name of the attention implementation of a causal LM or a value model, also with adapters or shards."""
+    return str(text_config(model)._attn_implementation)
+
+
+def text_config(model: Any) -> Any:
+    """Return the configuration of the language model inside a causal LM or a value model, also with adapters or
+    shards."""
     config = next(m.config for m in model.modules() if hasattr(getattr(m, "config", None), "get_text_config"))
-    return str(config.get_text_config()._attn_implementation)
+    return config.get_text_config()
 
 
 def multiplies(dtype: torch.dtype) -> bool:

@@ -14,25 +14,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_PREFIX = 64
-"""Minimum number of tokens of a shared prefix. Below it, attention to keys that are gathered from two places costs more
-than the tokens."""
+"""Minimum number of tokens of a shared prefix. The limit was not measured: it leaves short prompts as they are, where
+little is saved and every layer has to gather keys from two places."""
 
 Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+Row = tuple[Ids, Mask]
+"""Token ids [L] of a sequence, and the mask [L] of its sampled tokens."""
 
 
-def shared_prefix(before: Ids, ids: Ids, mask: Mask) -> int:
-    """Return the number of tokens at the start of a sequence that a pack takes from the sequence before it.
+def shared_prefix(before: Row, row: Row) -> int:
+    """Return the number of tokens at the start of `row` that a pack takes from the sequence before it.
 
     All sampled tokens, and the token before the first of them, stay the sequence's own.
-
-    Args:
-        before: [K] token ids of the sequence before it.
-        ids: [L] token ids.
-        mask: [L] mask of the sampled tokens.
     """
-    width = min(len(before), len(ids))
-    different = np.flatnonzero(before[:width] != ids[:width])
+    ids, mask = row
+    width = min(len(before[0]), len(ids))
+    different = np.flatnonzero(before[0][:width] != ids[:width])
     common = int(different[0]) if len(different) else width
     sampled = np.flatnonzero(mask)
     own = int(sampled[0]) if len(sampled) else len(ids)
@@ -40,16 +38,41 @@ def shared_prefix(before: Ids, ids: Ids, mask: Mask) -> int:
     return shared if shared >= MIN_PREFIX else 0
 
 
-def pack(ids: Sequence[Ids], masks: Sequence[Mask], share: bool) -> tuple[Ids, Mask, Ids]:
+def shared_prefixes(rows: Sequence[Row]) -> list[int]:
+    """Return `shared_prefix` of each sequence after the one before it; 0 for the first."""
+    return [0, *(shared_prefix(before, row) for before, row in pairwise(rows))]
+
+
+def partition(units: Sequence[Sequence[Row]], max_tokens: int) -> list[list[int]]:
+    """Assign units, each of one or more sequences, to packs of at most `max_tokens` stored tokens, or of a single
+    larger unit. Units are in the order of their tokens, so that those with a common prefix follow each other.
+
+    Returns:
+        The indices of the units of each pack.
+    """
+    plans: list[list[int]] = []
+    room, before = 0, None
+    for index in sorted(range(len(units)), key=lambda index: units[index][0][0].tolist()):
+        unit = units[index]
+        whole = sum(len(ids) for ids, _ in unit) - sum(shared_prefixes(unit))
+        size = whole - (shared_prefix(before, unit[0]) if before else 0)
+        if not plans or size > room:
+            plans.append([])
+            room, size = max_tokens, whole
+        plans[-1].append(index)
+        room -= size
+        before = unit[-1]
+    return plans
+
+
+def pack(rows: Sequence[Row], starts: Sequence[int]) -> tuple[Ids, Mask, Ids]:
     """Return ids, mask and positions, [1, L] each, of the sequences laid end to end.
 
     Args:
-        share: whether a sequence is stored without the prefix that it shares with the one before it.
+        starts: for each sequence, the number of tokens at its start that are left out (`shared_prefixes`).
     """
-    starts = [0] * len(ids)
-    if share:
-        starts[1:] = [shared_prefix(a, b, mask) for (a, b), mask in zip(pairwise(ids), masks[1:], strict=True)]
-    tokens = np.concatenate([row[start:] for row, start in zip(ids, starts, strict=True)])
-    mask = np.concatenate([row[start:] for row, start in zip(masks, starts, strict=True)])
-    positions = np.concatenate([np.arange(start, len(row)) for row, start in zip(ids, starts, strict=True)])
-    return tokens[None], mask[None], positions[None]
+    cut = list(zip(rows, starts, strict=True))
+    ids = np.concatenate([ids[start:] for (ids, _), start in cut])
+    mask = np.concatenate([mask[start:] for (_, mask), start in cut])
+    positions = np.concatenate([np.arange(start, len(ids)) for (ids, _), start in cut])
+    return ids[None], mask[None], positions[None]

@@ -14,7 +14,7 @@ from torch import nn
 
 from mtrl.models.attention import OWN, attention_of
 from mtrl.models.logits import logits_at
-from mtrl.models.packing import pack
+from mtrl.models.packing import Row, pack, partition, shared_prefixes
 
 MAX_TOKENS = 4096
 """Default maximum number of tokens of one forward and backward pass, padding included."""
@@ -128,15 +128,14 @@ def by_length(examples: Sequence[Example], max_tokens: int) -> list[list[Example
 
 
 def by_prefix(examples: Sequence[Example], max_tokens: int) -> list[list[Example]]:
-    """Return packs of examples in the order of their tokens, so that those with a common prefix follow each other, each
-    of at most `max_tokens` tokens, or of a single longer example."""
-    out: list[list[Example]] = []
-    for example in sorted(examples, key=lambda e: e.ids):
-        if out and packed([*out[-1], example])[0].shape[1] <= max_tokens:
-            out[-1].append(example)
-        else:
-            out.append([example])
-    return out
+    """Return packs of examples, those with a common prefix in the same pack, each of at most `max_tokens` tokens or of
+    a single longer example."""
+    plans = partition([[_row(example)] for example in examples], max_tokens)
+    return [[examples[index] for index in plan] for plan in plans]
+
+
+def _row(example: Example) -> Row:
+    return np.array(example.ids), np.array(example.mask)
 
 
 Grid = tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]
@@ -152,7 +151,8 @@ def padded(examples: Sequence[Example]) -> Grid:
 
 def packed(examples: Sequence[Example]) -> Grid:
     """Return one row with the examples laid end to end, without shared prefixes."""
-    ids, mask, positions = pack([np.array(e.ids) for e in examples], [np.array(e.mask) for e in examples], share=True)
+    rows = [_row(example) for example in examples]
+    ids, mask, positions = pack(rows, shared_prefixes(rows))
     return torch.from_numpy(ids), torch.from_numpy(mask), torch.from_numpy(positions)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mtrl.models.attention import text_config
+
 
 @dataclass(frozen=True)
 class ModelFlops:
@@ -61,8 +63,7 @@ def _pairs(length: int, window: int | None) -> float:
 
 def model_flops(model: Any) -> ModelFlops:
     """Count the weights of a causal LM or of a value model, also with adapters, shards or experts."""
-    config = next(m.config for m in model.modules() if hasattr(getattr(m, "config", None), "get_text_config"))
-    text = config.get_text_config()
+    text = text_config(model)
     output = getattr(model, "get_output_embeddings", lambda: None)()
     head = [] if output is None else [output.weight]
     apart = {id(weight) for weight in [*head, *_tables(model)]}

@@ -99,11 +99,15 @@ def test_shards_share_the_states(folder):
 
 
 def test_keys_and_values_of_the_local_engine(folder):
-    _, memory = memory_of(f"model.path={folder}", "generator.max_num_seqs=5", "generator.max_context_length=100")
-    cache = SlotCache(2, 1, 16, torch.float32, torch.device("cpu"))
+    small = ["generator.max_num_seqs=5", "generator.max_context_length=100"]
+    _, memory = memory_of(f"model.path={folder}", "model.dtype=bfloat16", *small)
+    cache = SlotCache(2, 1, 16, torch.bfloat16, torch.device("cpu"))
     cache.reserve(5, 100)
     (part,) = memory.local_engine()  # which shares the trainer's weights
     assert part == Part("engine's keys and values", size([*cache.keys, *cache.values]))
+    _, mixed = memory_of(f"model.path={folder}", *small)  # weights in float32, passes and turns in bfloat16
+    parts = list(mixed.local_engine())
+    assert mixed.layout.computed == 2 and part in parts and len(parts) == 2
 
 
 def test_memory_outside_the_gpu_is_not_counted(folder):

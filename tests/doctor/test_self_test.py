@@ -1,10 +1,13 @@
 """The self-test of the doctor: real cases on a CPU, cases that fail in each way, and the recommended settings."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -270,3 +273,27 @@ def test_recommended_settings_follow_from_cases_that_passed():
     outcomes["gradients"] = Outcome(failed("", ""))
     assert "trainer.fsdp.param_dtype" not in {setting.key for setting in recommend(outcomes, 80 * GIB)}
     assert recommend({}, 0) == []
+
+
+def cases_of(pid):
+    """Return the process ids of the cases that a self-test runs now."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [child for child in children if b"self_test.child" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_running_case_too(number, tmp_path):
+    parent = subprocess.Popen(
+        [sys.executable, "-m", "mtrl.doctor", "--self-test", "--quick", "--json", str(tmp_path / "found.json")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    while not (found := cases_of(parent.pid)):
+        assert parent.poll() is None
+        time.sleep(0.05)
+    parent.send_signal(number)
+    output, _ = parent.communicate(timeout=60)
+    assert parent.returncode == 1 and f"stopped by {number.name} in model" in output
+    assert not any(Path(f"/proc/{child}").exists() for child in found)

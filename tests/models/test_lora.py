@@ -33,25 +33,14 @@ from mtrl.models.lora import (
 from mtrl.models.preparation import checkpoint_gradients
 from mtrl.models.tiny import make_model
 from mtrl.trainer.update.policy import Policy
+from tests.small_models import SIZES
 
-SIZES = {
-    "vocab_size": 90,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
+LONGER = SIZES | {"max_position_embeddings": 128}
 MODELS = {
-    "llama with biases": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES, attention_bias=True)),
-    "qwen3, tied": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True)),
+    "llama with biases": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**LONGER, attention_bias=True)),
+    "qwen3, tied": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**LONGER, head_dim=16, tie_word_embeddings=True)),
     "gemma2": lambda: hf.Gemma2ForCausalLM(
-        hf.Gemma2Config(**SIZES, head_dim=8, sliding_window=8, query_pre_attn_scalar=8, final_logit_softcapping=5.0)
+        hf.Gemma2Config(**LONGER, head_dim=8, sliding_window=8, query_pre_attn_scalar=8, final_logit_softcapping=5.0)
     ),
 }
 LORA = ModelConfig(lora_rank=4, lora_alpha=8)

@@ -8,20 +8,8 @@ from torch import nn
 from mtrl.errors import UserError
 from mtrl.models.attention import OWN, use_own_attention
 from mtrl.models.preparation import keeps_apart, prepare_packing
+from tests.small_models import SIZES
 
-SIZES = {
-    "vocab_size": 90,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
 SMALL = {"vocab_size": 90, "initializer_range": 0.3, "bos_token_id": None, "eos_token_id": None}
 GPT2 = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 GEMMA = {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 8}

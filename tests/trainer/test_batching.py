@@ -15,21 +15,9 @@ from mtrl.models.preparation import prepare_packing
 from mtrl.trainer.data.batching import PACKED, PADDED, micro_batches
 from mtrl.trainer.update.policy import Policy
 from mtrl.types import Sample
+from tests.small_models import SIZES
 
 LAYOUTS = pytest.mark.parametrize("layout", [PADDED, PACKED], ids=["padded", "packed"])
-SIZES = {
-    "vocab_size": 90,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.3,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
 SMALL = {"vocab_size": 90, "n_embd": 32, "n_layer": 2, "n_head": 4, "initializer_range": 0.3}
 NO_ENDS = {"bos_token_id": None, "eos_token_id": None}
 MODELS = {

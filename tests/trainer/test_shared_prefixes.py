@@ -15,23 +15,12 @@ from mtrl.trainer.flops import model_flops
 from mtrl.trainer.throughput import trained
 from mtrl.trainer.update.policy import Policy
 from mtrl.types import Sample
+from tests.small_models import SIZES
 
-SIZES = {
-    "vocab_size": 90,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
-    "initializer_range": 0.3,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
+LONGER = SIZES | {"max_position_embeddings": 512}
 MODELS = {
-    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES)),
-    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**SIZES, head_dim=16)),
+    "llama": lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**LONGER)),
+    "qwen3": lambda: hf.Qwen3ForCausalLM(hf.Qwen3Config(**LONGER, head_dim=16)),
     "gpt2": lambda: hf.GPT2LMHeadModel(
         hf.GPT2Config(vocab_size=90, n_embd=32, n_layer=2, n_head=4, n_positions=512, initializer_range=0.3)
     ),

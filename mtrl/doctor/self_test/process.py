@@ -19,6 +19,7 @@ from mtrl.doctor.self_test.bench import Bench
 from mtrl.doctor.self_test.case import Case
 from mtrl.doctor.self_test.outcome import FIX, Outcome
 from mtrl.preflight.result import Status, failed, skipped
+from mtrl.utils.signals import Interrupt
 
 OUTCOME = "outcome.json"
 SERVER_LOGS = "engine"
@@ -31,25 +32,26 @@ PAUSE = 0.05
 """Seconds between two looks at the processes."""
 
 
-def run_case(case: Case, bench: Bench, seconds: float) -> Outcome:
+def run_case(case: Case, bench: Bench, seconds: float, interrupt: Interrupt) -> Outcome:
     """Run a case in processes of its own, and return its outcome.
 
     Args:
         seconds: time limit, which is that of the case or the time that is left.
+        interrupt: a signal ends the case like its time limit.
     """
     start = time.monotonic()
     reason = case.reason_to_skip(bench)
-    outcome = Outcome(skipped(reason)) if reason else _run(case, bench, seconds)
+    outcome = Outcome(skipped(reason)) if reason else _run(case, bench, seconds, interrupt)
     return replace(outcome, result=outcome.result.named(case.name, time.monotonic() - start))
 
 
-def _run(case: Case, bench: Bench, seconds: float) -> Outcome:
+def _run(case: Case, bench: Bench, seconds: float, interrupt: Interrupt) -> Outcome:
     with tempfile.TemporaryDirectory(dir=bench.scratch, ignore_cleanup_errors=True) as name:
         folder = Path(name)
         log = folder / "output.log"
         processes = _start(case, replace(bench, scratch=name), log)
         try:
-            problem = _wait(processes, seconds)
+            problem = _wait(processes, seconds, interrupt)
         finally:
             for process in processes:
                 _kill(process)
@@ -94,7 +96,7 @@ def _start(case: Case, bench: Bench, log: Path) -> list[subprocess.Popen[bytes]]
     return processes
 
 
-def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> str:
+def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float, interrupt: Interrupt) -> str:
     """Wait for the end of all processes. Return why the case failed, empty if all have ended with status 0."""
     end, problem = time.monotonic() + seconds, ""
     while True:
@@ -103,6 +105,8 @@ def _wait(processes: Sequence[subprocess.Popen[bytes]], seconds: float) -> str:
             problem, end = _ended(code), min(end, time.monotonic() + GRACE)
         if None not in codes:
             return problem
+        if interrupt.requested:
+            return f"it was stopped by {interrupt.requested}"
         if time.monotonic() > end:
             return problem or f"it did not end within {seconds:.0f} seconds"
         time.sleep(PAUSE)

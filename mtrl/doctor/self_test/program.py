@@ -27,6 +27,7 @@ from mtrl.doctor.self_test.recommend import Setting, recommend
 from mtrl.errors import UserError
 from mtrl.preflight import report
 from mtrl.preflight.result import Status, skipped, worst
+from mtrl.utils.signals import Interrupt
 
 FORMAT = 1
 """Version of the JSON file."""
@@ -77,10 +78,15 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def self_test(args: argparse.Namespace, cases: Sequence[Case] = CASES) -> int:
-    """Run the cases, print a line for each, and write the JSON file. Return the exit status."""
+    """Run the cases, print a line for each, and write the JSON file. Return the exit status.
+
+    Raises:
+        SystemExit: a signal asked the program to stop.
+    """
     gpus = machine.ask_torch().gpus
     args.json.parent.mkdir(parents=True, exist_ok=True)  # a wrong folder is an error before the first case
-    with tempfile.TemporaryDirectory(prefix="mtrl-self-test-", ignore_cleanup_errors=True) as folder:
+    temporary = tempfile.TemporaryDirectory(prefix="mtrl-self-test-", ignore_cleanup_errors=True)
+    with Interrupt() as interrupt, temporary as folder:
         bench = Bench(
             model=args.model or str(Path(folder) / "model"),
             sizes=QUICK if args.quick else GPU if gpus else CPU,
@@ -88,7 +94,7 @@ def self_test(args: argparse.Namespace, cases: Sequence[Case] = CASES) -> int:
             scratch=folder,
         )
         print_start(args.model, gpus)
-        outcomes = run_cases(bench, cases if args.model else (MODEL, *cases))
+        outcomes = run_cases(bench, cases if args.model else (MODEL, *cases), interrupt)
     settings = recommend(outcomes, gpus[0][1] if gpus else 0)
     print_end(outcomes, settings, args.json)
     document = to_json(args.model, bench, gpus, outcomes, settings)
@@ -96,9 +102,13 @@ def self_test(args: argparse.Namespace, cases: Sequence[Case] = CASES) -> int:
     return int(worst([outcome.result for outcome in outcomes.values()]) == Status.FAIL)
 
 
-def run_cases(bench: Bench, cases: Sequence[Case]) -> dict[str, Outcome]:
+def run_cases(bench: Bench, cases: Sequence[Case], interrupt: Interrupt) -> dict[str, Outcome]:
     """Run the cases one after another, and print the line of each as it ends. Without a model all others are
-    skipped."""
+    skipped.
+
+    Raises:
+        SystemExit: a signal asked the program to stop; the processes of the running case are killed first.
+    """
     screen, end = report.console(), time.monotonic() + LIMIT
     outcomes: dict[str, Outcome] = {}
     for case in cases:
@@ -110,7 +120,9 @@ def run_cases(bench: Bench, cases: Sequence[Case]) -> dict[str, Outcome]:
             elif left <= 0:
                 outcome = _left_out(case, f"the {LIMIT / 60:.0f} minutes of the self-test are over")
             else:
-                outcome = run_case(case, bench, min(case.seconds, left))
+                outcome = run_case(case, bench, min(case.seconds, left), interrupt)
+        if interrupt.requested:
+            raise SystemExit(f"the self-test was stopped by {interrupt.requested} in {case.name}")
         outcomes[case.name] = outcome
         screen.print(report.table([outcome.result]))
     return outcomes

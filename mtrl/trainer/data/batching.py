@@ -6,7 +6,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -14,7 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from mtrl.config.schema import TrainerConfig
-from mtrl.models.packing import pack, shared_prefix
+from mtrl.models.packing import Row, pack, partition, shared_prefixes
 from mtrl.trainer.flops import ModelFlops
 from mtrl.types import Sample
 
@@ -147,39 +146,24 @@ def _partition_first_fit(units: Sequence[Sequence[Sample]], max_tokens: int) -> 
     return [plan for plan in plans if plan]
 
 
+def _rows(samples: Sequence[Sample], masks: Sequence[NDArray[np.bool_]]) -> list[Row]:
+    return [(_array(sample.token_ids, np.int64), mask) for sample, mask in zip(samples, masks, strict=True)]
+
+
 def _pack(samples: Sequence[Sample], masks: Sequence[NDArray[np.bool_]]) -> Grid:
     """Return a grid of one row with the samples concatenated."""
-    return pack([_array(sample.token_ids, np.int64) for sample in samples], masks, share=False)
+    return pack(_rows(samples, masks), [0] * len(samples))
 
 
 def _partition_by_prefix(units: Sequence[Sequence[Sample]], max_tokens: int) -> list[list[int]]:
-    """Assign units to packs in the order of their tokens, so that units with a common prefix follow each other."""
-    plans: list[list[int]] = []
-    room = 0
-    before: Sample | None = None
-    for unit in sorted(range(len(units)), key=lambda unit: list(units[unit][0].token_ids)):
-        size = _stored_tokens(units[unit], before)
-        if not plans or size > room:
-            plans.append([])
-            room, size = max_tokens, _stored_tokens(units[unit], None)
-        plans[-1].append(unit)
-        room -= size
-        before = units[unit][-1]
-    return plans
-
-
-def _stored_tokens(unit: Sequence[Sample], before: Sample | None) -> int:
-    """Return the number of tokens that a pack stores for a unit that follows the sample `before`."""
-    chain = [*([before] if before else []), *unit]
-    ids = [_array(sample.token_ids, np.int64) for sample in chain]
-    masks = [_array(sample.loss_mask, np.bool_) for sample in chain]
-    shared = sum(shared_prefix(a, b, mask) for (a, b), mask in zip(pairwise(ids), masks[1:], strict=True))
-    return sum(len(sample.token_ids) for sample in unit) - shared
+    """Assign units with a common prefix to the same pack, where the prefix counts once."""
+    return partition([_rows(unit, [_array(s.loss_mask, np.bool_) for s in unit]) for unit in units], max_tokens)
 
 
 def _pack_shared(samples: Sequence[Sample], masks: Sequence[NDArray[np.bool_]]) -> Grid:
     """Return a grid of one row with the samples concatenated, without shared prefixes."""
-    return pack([_array(sample.token_ids, np.int64) for sample in samples], masks, share=True)
+    rows = _rows(samples, masks)
+    return pack(rows, shared_prefixes(rows))
 
 
 PADDED = Layout(_partition_by_width, _pad)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from mtrl.config.derived import prefers_bfloat16
 from mtrl.config.schema import Config
 from mtrl.models.attention import multiplies
 from mtrl.trainer.setup.loading import pick_device
@@ -17,13 +18,12 @@ def with_machine_settings(config: Config) -> Config:
     A pretrained model computes in bfloat16 on a GPU, and on a CPU that multiplies bfloat16; its weights stay in
     `model.dtype`. The tiny policy computes in `model.dtype`.
     """
-    fsdp = config.trainer.fsdp
-    if fsdp.param_dtype is not None or config.model.name == "tiny" or config.model.dtype != "float32":
+    if not prefers_bfloat16(config):
         return config
     device = pick_device(config.model.device)
     if device.type == "cpu" and not multiplies(torch.bfloat16):
         return config
-    return replace(config, trainer=replace(config.trainer, fsdp=replace(fsdp, param_dtype="bfloat16")))
+    return replace(config, trainer=replace(config.trainer, fsdp=replace(config.trainer.fsdp, param_dtype="bfloat16")))
 
 
 def machine_note(given: Config, chosen: Config) -> str | None:
@@ -32,6 +32,6 @@ def machine_note(given: Config, chosen: Config) -> str | None:
     if dtype == given.trainer.fsdp.param_dtype:
         return None
     return (
-        f"forward and backward passes are in {dtype}, which is faster here; the weights stay in {chosen.model.dtype} "
-        f"(trainer.fsdp.param_dtype=float32 computes in float32)"
+        f"forward and backward passes are in {dtype}, which this machine multiplies; the weights stay in "
+        f"{chosen.model.dtype} (trainer.fsdp.param_dtype=float32 computes in float32)"
     )

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 ENGINES = {"vllm": (VllmApi, vllm_command), "sglang": (SglangApi, sglang_command)}
 """API client and start command of each engine."""
 HALF_TOLERANCE = 0.1
-"""Default tolerance of the canary in half precision, in nats per token. Two correct implementations differ by about
-0.01 on average (experiments/canary)."""
+"""Default tolerance of the canary in half precision, in nats per token: above the means of healthy draws and below
+those of wrong matrices (experiments/canary)."""
 FLOAT32_TOLERANCE = 1e-3
 """Default tolerance of the canary in float32, in nats per token."""
 SPARE_FILES = 512
