@@ -36,6 +36,7 @@ from mtrl.trainer.data.batching import SHARED, micro_batches
 from mtrl.trainer.setup.servers import HALF_TOLERANCE
 from mtrl.trainer.update.policy import Policy
 from mtrl.types import Sample
+from mtrl.utils.files import plain
 
 BEFORE_TOKENS, BEFORE_LIMIT = 8, 0.3
 """Rule before: the largest gap of so many tokens above so many nats ends the run."""
@@ -192,7 +193,7 @@ def main() -> None:
         results[name] = verdicts(draws(wrong, args.fault_draws, 10_000))
         print(name, results[name], flush=True)
     if args.out:
-        args.out.write_text(json.dumps(results, indent=2) + "\n")
+        args.out.write_text(json.dumps(plain(results), indent=2) + "\n")
 
 
 if __name__ == "__main__":

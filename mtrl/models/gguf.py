@@ -5,11 +5,9 @@ This module imports no torch; the conversion does.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import redirect_stderr
 from importlib.metadata import version
 from importlib.util import find_spec
 from io import StringIO
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrl.errors import UserError
-from mtrl.utils.files import cache_folder
+from mtrl.utils.files import cache_folder, locked
 from mtrl.utils.text import one_line
 
 SUFFIX = ".gguf"
@@ -62,7 +60,7 @@ def as_folder(path: str | Path, key: str) -> str:
                 f"{key}={path} cannot be converted in {folder.parent} ({error.strerror}); name another folder: "
                 "MTRL_CACHE=FOLDER"
             ) from error
-        with _locked(folder.with_name(f"{folder.name}.lock")):
+        with locked(folder.with_name(f"{folder.name}.lock")):
             if not folder.is_dir():  # another process may have converted the file in the meantime
                 log.info("%s is converted once, into %s", path, folder)
                 _convert(file, folder, f"{key}={path}")
@@ -89,14 +87,6 @@ def _find(path: str, key: str) -> Path:
         f"{key}={path} is neither a file nor in an installed Python package {package}; give a GGUF file, a folder or a "
         "Hub name of a causal LM"
     )
-
-
-@contextmanager
-def _locked(file: Path) -> Iterator[None]:
-    """Hold the lock of a file, and wait for it while another process holds it."""
-    with file.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
 
 
 def _convert(file: Path, folder: Path, setting: str) -> None:

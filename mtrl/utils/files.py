@@ -1,13 +1,14 @@
-"""Atomic file replacement, so that a crash leaves the old file or the new one, never a partial one; strict JSON; the
-folder of the cache."""
+"""Atomic file replacement, so that a crash leaves the old file or the new one, never a partial one; strict JSON; locks;
+the folder of the cache."""
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,14 @@ def replace_text(path: Path, text: str) -> None:
             os.fsync(file.fileno())
 
     replace_file(path, write)
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Hold the lock of a file, which is made, and wait for it while another process holds it."""
+    with file.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def cache_folder() -> Path:

@@ -86,8 +86,12 @@ def flaky():
 @pytest.fixture
 def pauses(monkeypatch):
     """The pauses of the client in seconds; it does not sleep."""
-    pauses = []
-    monkeypatch.setattr("mtrl.retrieval.client.time.sleep", pauses.append)
+    pauses, sleep, client = [], time.sleep, threading.current_thread()
+
+    def pause(seconds):  # other threads of this process, such as those of libraries, sleep as well
+        pauses.append(seconds) if threading.current_thread() is client else sleep(seconds)
+
+    monkeypatch.setattr("mtrl.retrieval.client.time.sleep", pause)
     return pauses
 
 

@@ -7,6 +7,8 @@ import os
 import random
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -103,20 +105,24 @@ def test_the_second_warm_start_is_read_from_the_cache():
     assert len(measure.policies) == 1 and steps == [1, 2, 3, 4]
 
 
-def test_a_warm_start_that_another_process_finished_first_is_not_replaced(cache):
-    """Other processes may be reading it."""
-    first = []
+def test_runs_that_start_together_make_one_warm_start():
+    """The second waits for the first, and reads its result."""
+    measuring, others_wait = threading.Event(), threading.Event()
 
     def measure(model, tokenizer):
-        if not first:  # the other process begins and ends while this one measures
-            first.append(None)
-            first.append(warm_start(config_of(), echo_task(), Script(0.5)))
-            first.append((Path(first[1][0]) / "model.safetensors").stat().st_ino)
-        return 0.25
+        measuring.set()
+        assert others_wait.wait(60)
+        return 0.5
 
-    path, result = warm_start(config_of(), echo_task(), measure)
-    assert (path, result) == first[1] and result.success == 0.5
-    assert (Path(path) / "model.safetensors").stat().st_ino == first[2]
+    def other():
+        measuring.wait(60)
+        others_wait.set()
+        return warm_start(config_of(), echo_task(), Script())  # which has no measurement to give
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(warm_start, config_of(), echo_task(), measure)
+        assert pool.submit(other).result(60) == first.result(60)
+    assert first.result()[1].success == 0.5
 
 
 def test_a_damaged_file_in_the_cache_is_logged_and_the_warm_start_made_again(caplog):
@@ -223,7 +229,8 @@ def test_an_incomplete_policy_in_the_cache_is_not_used(cache, monkeypatch, momen
     folder = Path(warm_start(config_of(), echo_task(), measure)[0])
     assert len(measure.policies) == 1
     AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    assert [path.name for path in (cache / "warm_start").iterdir()] == [folder.name], "and nothing is left lying about"
+    left = {path.name for path in (cache / "warm_start").iterdir()}
+    assert left == {folder.name, f"{folder.name}.lock"}, "and nothing is left lying about"
     assert not (folder / "half.bin").exists()
 
 

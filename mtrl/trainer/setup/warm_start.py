@@ -38,7 +38,7 @@ from mtrl.rollout.rollouts import Rollouts
 from mtrl.scoring.heldout import score_groups
 from mtrl.trainer.setup.loading import compute_dtype, fit_attention, load_model
 from mtrl.types import Group, Message
-from mtrl.utils.files import cache_folder, replace_text
+from mtrl.utils.files import cache_folder, locked, replace_text
 
 KEY_CONVERSATIONS = 256
 """Number of demonstrations in the cache key; their text changes with the environment's text."""
@@ -106,9 +106,11 @@ def warm_start(
             "model=hf model.path=FOLDER model.warm_start.enabled=false"
         )
     folder = cache_folder() / "warm_start" / f"{task.family.name}-{cache_key(config, task)}"
-    result = WarmStartResult.read(folder)
-    if result is None:
-        result = make(config, task, folder, measure, on_step)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.with_name(f"{folder.name}.lock")):  # runs that start together make it once
+        result = WarmStartResult.read(folder)
+        if result is None:
+            result = make(config, task, folder, measure, on_step)
     return result.path or str(folder), result
 
 
@@ -135,9 +137,6 @@ def make(config: Config, task: Task, folder: Path, measure: Measure, on_step: On
         imitation = Imitation(config, model, sft.batches(examples, min(settings.batch_size, len(examples)), rng))
         success = imitate(config, imitation, lambda policy: measure(policy, tokenizer), on_step)
         result = WarmStartResult(success, settings.episodes, imitation.steps, band)
-        # Another process may have been faster, and its files may be in use.
-        if (existing := WarmStartResult.read(folder)) is not None:
-            return existing
         tiny.save(imitation.policy, tokenizer, folder)
     replace_text(folder / RECORD, json.dumps(asdict(result)) + "\n")
     write_checksums(folder, [file for file in folder.iterdir() if file.is_file() and file.name != SUMS])
