@@ -90,11 +90,11 @@ from types import SimpleNamespace
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import Splits
 
-RUN, done = os.environ["RUN"], []
+RUN, once = os.environ["RUN"], threading.Lock()
 
 def act(loop):
-    if not done and os.path.exists(RUN + "/status.txt"):
-        done.append(open(RUN + "/attack.txt", "w").close())
+    if os.path.exists(RUN + "/status.txt") and once.acquire(blocking=False):  # several threads call `step`
+        open(RUN + "/attack.txt", "w").close()
         {statements}
 
 class Bad(BaseEnvironment):
