@@ -2,6 +2,7 @@
 
 import os
 import threading
+from pathlib import Path
 
 from mtrl.sandbox.execution import process_tree, proportional_memory
 
@@ -14,6 +15,7 @@ class Peak:
         processes: maximum number of these processes.
 
     A worker of pytest-xdist may have started the server of `tests/forked.py`, which is one of the processes before.
+    A child between fork and exec has the memory of this process, which may be gigabytes: its memory is not counted.
     """
 
     def __enter__(self):
@@ -28,8 +30,15 @@ class Peak:
         while not self._over.wait(0.02):
             new = process_tree(os.getpid()) - self._before
             self.processes = max(self.processes, len(new))
-            self.bytes = max(self.bytes, sum(map(proportional_memory, new)))
+            self.bytes = max(self.bytes, sum(proportional_memory(pid) for pid in new if _has_program_of_its_own(pid)))
 
     def __exit__(self, *_):
         self._over.set()
         self._thread.join()
+
+
+def _has_program_of_its_own(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes() != Path("/proc/self/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return False
