@@ -25,6 +25,9 @@ SEQUENCES = 128
 SERVER_SEQUENCES = (32, 512)
 """Bounds of the number of turns that a server on a GPU samples at once, by default. CUDA graphs of more rows need more
 memory than they save time."""
+LOGITS = {"cpu": 2**24}
+"""Maximum number of logits in memory at once by device type, if `trainer.max_logits_per_chunk` is null; 2^27 on other
+devices. On a CPU, smaller arrays cost no time."""
 SERVER_ALLOWANCE = 4 * 2**30
 """Bytes of a server's share that are neither weights nor keys and values: CUDA's context, prefill, CUDA graphs."""
 CACHE_SHARE = 0.5
@@ -98,6 +101,11 @@ def serves(cfg: DictConfig | Config) -> bool:
 def sequences(cfg: DictConfig | Config) -> int:
     """Return the maximum number of trajectories that an engine holds at once, before the memory of a GPU limits it."""
     return int(cfg.generator.max_num_seqs or SEQUENCES)
+
+
+def max_logits(cfg: DictConfig | Config, device: str) -> int:
+    """Return the maximum number of logits (tokens x vocabulary) in memory at once on this type of device."""
+    return int(cfg.trainer.max_logits_per_chunk or LOGITS.get(device, 2**27))
 
 
 def cache_budget(free: int, reserved: int) -> int:

@@ -325,9 +325,9 @@ class TrainerConfig:
     """Number of CPU threads; null: 1 for models under 5 M parameters, else all cores."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of storing them."""
-    max_logits_per_chunk: int = number(2**27, at_least=1)
+    max_logits_per_chunk: int | None = number(None, at_least=1)
     """Maximum number of logits (tokens x vocabulary) in memory at once; the log-probs of more tokens are computed in
-    chunks."""
+    chunks. Null: 2^27 on a GPU, 2^24 on a CPU."""
     compile: bool = False
     """Apply torch.compile to each layer of the models that are trained."""
     profile_step: int | None = number(None, at_least=1)

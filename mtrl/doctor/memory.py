@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mtrl.config.derived import SERVER_ALLOWANCE, cache_budget, sequences
+from mtrl.config.derived import SERVER_ALLOWANCE, cache_budget, max_logits, sequences
 from mtrl.config.schema import Config
 from mtrl.doctor.activations import FLOAT32, adapter_bytes, layer_bytes
 from mtrl.doctor.architecture import Architecture
@@ -163,7 +163,7 @@ class Memory:
     def logits(self) -> int:
         """Return the bytes for the log-probs of a micro-batch in which every token was sampled
         (`mtrl/models/logprobs.py`)."""
-        limit, wide = self.config.trainer.max_logits_per_chunk, self.tokens * self.model.vocab_size
+        limit, wide = max_logits(self.config, "cuda"), self.tokens * self.model.vocab_size
         if wide <= limit:
             return 5 * FLOAT32 * wide
         arrays = 3 if self.config.algorithm.entropy_coef else 2

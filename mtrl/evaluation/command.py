@@ -73,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_servers(config, sources)
     check_agent_models(config, sources)
     cfg.environment.prompt = config.environment.prompt = chosen_prompt(config, sources)
+    cfg.trainer.fsdp.param_dtype = chosen_dtype(config, words, sources)
     task = load_task(config)
     rows, row_warnings = rows_of(config, task.splits)
     warnings += [*row_warnings, *without_effect(config, sources, words.overrides)]
@@ -112,6 +113,16 @@ def evaluate(
         logging.getLogger("mtrl").info("the evaluation stopped", exc_info=True)
         raise
     return 0
+
+
+def chosen_dtype(config: Config, words: Words, sources: Sequence[Source]) -> str | None:
+    """Return the value of `trainer.fsdp.param_dtype`: that of the run, whose value was resolved by the machine that
+    trained it, or the one that a new run of this configuration would have on this machine."""
+    if words.run is not None or all(source.kind == "endpoint" for source in sources):
+        return config.trainer.fsdp.param_dtype
+    from mtrl.trainer.setup.machine import with_machine_settings
+
+    return with_machine_settings(config).trainer.fsdp.param_dtype
 
 
 def located(source: Source, config: Config, task: Task, console: Console) -> Source:

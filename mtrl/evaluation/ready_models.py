@@ -80,7 +80,7 @@ class ReadyModel:
 
 
 def local_model(source: Source, config: Config, task: Task, rows: Sequence[Row]) -> ReadyModel:
-    """Load the weights into this process.
+    """Load the weights into this process, in the dtype in which the engine samples during training.
 
     Raises:
         UserError: The weights cannot be loaded, or a row does not fit.
@@ -89,11 +89,13 @@ def local_model(source: Source, config: Config, task: Task, rows: Sequence[Row])
 
     from mtrl.evaluation.weights import load
     from mtrl.trainer.setup.engine import shared_engine
+    from mtrl.trainer.setup.loading import cast_parameters, compute_dtype
     from mtrl.trainer.setup.models import SMALL_MODEL
     from mtrl.trainer.setup.parts import connect
 
     gc.collect()  # frees the memory of the previous model
     model, tokenizer = load(source, config)
+    model = cast_parameters(model, compute_dtype(config))
     parameters = sum(p.numel() for p in model.parameters())
     torch.set_num_threads(config.trainer.threads or (1 if parameters <= SMALL_MODEL else usable_cores()))
     player = connect(config, task, model.config, tokenizer, rows, partial(shared_engine, config, model, tokenizer))

@@ -33,6 +33,7 @@ READ = (
     "reward",
     "seed",
     "name",
+    "trainer.fsdp.param_dtype",
     "trainer.threads",
     "tracker.report_to",
     "tracker.project",
@@ -45,6 +46,7 @@ OF_A_RUN = ("evaluation.every_steps", "evaluation.before_train", "evaluation.kee
 """Keys within these sections that only a training run reads."""
 OF_WEIGHTS = (
     "model",
+    "trainer.fsdp.param_dtype",
     "trainer.threads",
     "generator.max_num_seqs",
     "generator.local",

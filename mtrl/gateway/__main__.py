@@ -168,8 +168,10 @@ def load(config: Config, source: Source, out: RunDir) -> ReadyModel:
         UserError: the model cannot be loaded.
     """
     from mtrl.evaluation.ready_models import local_model, served_model
+    from mtrl.trainer.setup.machine import with_machine_settings
     from mtrl.trainer.setup.parts import start_of
 
+    config = with_machine_settings(config)
     task = load_task(config)
     if source.kind == "base":
         source = replace(source, path=start_of(config, task))

@@ -97,6 +97,8 @@ class _Chunked(torch.autograd.Function):
         ]
         logprobs, entropy, normaliser = (torch.cat(columns) for columns in zip(*parts, strict=True))
         ctx.save_for_backward(hidden, targets, normaliser, entropy, *weights)
+        device = hidden.device.type  # the backward pass computes the logits in the dtype of the forward pass
+        ctx.autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
         ctx.tail, ctx.rows, ctx.temperature, ctx.entropy_gradient = tail, rows, temperature, entropy_gradient
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy)
@@ -129,7 +131,7 @@ def _pull_back(
     ctx: Any, into: Tensor, weights: list[Tensor], sums: list[Tensor], states: Tensor, *columns: Tensor
 ) -> None:
     """Compute a chunk's gradients: copy that of its states to `into`, and add those of the weights to `sums`."""
-    with torch.enable_grad():
+    with torch.enable_grad(), torch.autocast(*ctx.autocast):
         states = states.detach().requires_grad_()
         logits = ctx.tail(states)
     slope = _slope(logits.detach(), ctx.temperature, ctx.entropy_gradient, *columns)

@@ -12,8 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from mtrl.config.derived import LOGITS
 from mtrl.models.attention import OWN, attention_of
 from mtrl.models.logits import logits_at
+from mtrl.models.logprobs import token_logprobs
 from mtrl.models.packing import Row, pack, partition, shared_prefixes
 
 MAX_TOKENS = 4096
@@ -92,12 +94,18 @@ def fine_tune(
 
 
 def update(
-    model: Any, batch: Sequence[Example], optimizer: MixedOptimizer, scale: float = 1.0, max_tokens: int = MAX_TOKENS
+    model: Any,
+    batch: Sequence[Example],
+    optimizer: MixedOptimizer,
+    scale: float = 1.0,
+    max_tokens: int = MAX_TOKENS,
+    max_logits: int | None = None,
 ) -> float:
     """Make one update on a batch, at `scale` times the learning rates.
 
     Args:
         max_tokens: maximum number of tokens of one forward and backward pass, padding included.
+        max_logits: maximum number of logits (tokens x vocabulary) in memory at once; None: that of the device.
 
     Returns:
         The mean loss per assistant token, before the update.
@@ -107,7 +115,8 @@ def update(
     total = sum(sum(example.mask) for example in batch)
     loss_sum = 0.0
     for micro in (by_prefix if packs else by_length)(batch, max_tokens):
-        loss = _token_losses(model, packed(micro) if packs else padded(micro)).sum() / total
+        grid = packed(micro) if packs else padded(micro)
+        loss = _token_losses(model, grid, max_logits or LOGITS.get(model.device.type, 2**27)).sum() / total
         loss.backward()
         loss_sum += loss.item()
     torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
@@ -156,13 +165,15 @@ def packed(examples: Sequence[Example]) -> Grid:
     return torch.from_numpy(ids), torch.from_numpy(mask), torch.from_numpy(positions)
 
 
-def _token_losses(model: Any, grid: Grid) -> torch.Tensor:
+def _token_losses(model: Any, grid: Grid, max_logits: int) -> torch.Tensor:
     """Return the cross-entropy of each assistant token of the examples, [N]."""
     ids, mask, positions = (part if part is None else part.to(model.device) for part in grid)
     chosen = mask[:, 1:]
     placed = {} if positions is None else {"position_ids": positions[:, :-1]}
-    logits = logits_at(model, chosen, input_ids=ids[:, :-1], use_cache=False, **placed)
-    return F.cross_entropy(logits.float(), ids[:, 1:][chosen], reduction="none")
+    inputs, targets = {"input_ids": ids[:, :-1], "use_cache": False, **placed}, ids[:, 1:][chosen]
+    if len(targets) * model.get_output_embeddings().weight.shape[0] > max_logits:
+        return -token_logprobs(model, chosen, targets, max_logits=max_logits, **inputs)[0]
+    return F.cross_entropy(logits_at(model, chosen, **inputs).float(), targets, reduction="none")
 
 
 def batches(examples: Sequence[Example], size: int, rng: random.Random) -> Callable[[], list[Example]]:

@@ -1,5 +1,7 @@
 """Keys and values survive growth, shrinking and moves of the cache."""
 
+import asyncio
+
 import pytest
 import torch
 from hypothesis import given
@@ -88,10 +90,36 @@ def test_a_cache_stores_in_its_own_precision():
     assert (cache.keys[0][0, :, 0] == torch.tensor(1 / 3).bfloat16()).all()
 
 
+def test_the_cache_is_freed_with_the_last_trajectory(tiny_model):
+    """The update that follows the rollouts needs the memory; later turns are sampled as before."""
+    engine, sampling = LocalEngine(tiny_model, None, max_context_length=100), SamplingParams(max_generate_length=8)
+
+    async def turn(name, others=()):
+        tokens = (await engine.generate(name, [1, 2, 3], sampling)).token_ids
+        held = sum(block.nbytes for block in engine.runner.cache.keys)
+        for each in (name, *others):
+            engine.release(each)
+        return tokens, held, sum(block.nbytes for block in engine.runner.cache.keys)
+
+    async def go():
+        first = await turn("a")
+        engine.deterministic = False
+        engine.open("c")
+        second = await turn("b")
+        engine.release("c")
+        await engine.close()
+        return first, second
+
+    (tokens, held, left), (again, _, kept) = asyncio.run(go())
+    assert held > 0 == left and kept > 0
+    assert len(tokens) == len(again) == 8
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_rows_shrink_after_long_trajectories(dtype, make_tiny_model, sample_turns):
+def test_rows_shrink_after_long_trajectories(dtype, make_tiny_model, sample_turns, monkeypatch):
     engine = LocalEngine(make_tiny_model().to(dtype), None, max_context_length=400)
     cache, sampling = engine.runner.cache, SamplingParams(max_generate_length=8)
+    monkeypatch.setattr(cache, "clear", lambda: None)  # the end of the last trajectory frees the cache
     sample_turns(engine, [[1] * 300, [2] * 20], turns=1, sampling=sampling)
     assert cache.capacity >= 300
     sample_turns(engine, [[3] * 20, [2] * 21], turns=2, sampling=sampling)

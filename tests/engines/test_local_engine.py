@@ -228,6 +228,8 @@ class Chain:
             logits[row, self.after.get(token, 0)] = 50.0
         return logits
 
+    def refresh(self): ...
+
 
 @pytest.fixture
 def respond(tiny_model, tiny_tokenizer):

@@ -168,6 +168,21 @@ def test_many_chunks_in_bfloat16_are_as_exact_as_one():
     assert chunked < 1.2 * naive
 
 
+def test_chunks_compute_in_the_dtype_of_autocast_forward_and_backward(tiny_model):
+    """The backward pass is outside the context, and computes the logits again as they were."""
+    ids = torch.randint(0, tiny_model.config.vocab_size, (1, 24), generator=torch.Generator().manual_seed(0))
+    mask, dtypes = torch.ones(1, 23, dtype=torch.bool), []
+    hook = tiny_model.get_output_embeddings().register_forward_hook(lambda _, __, output: dtypes.append(output.dtype))
+    with torch.autocast("cpu", torch.bfloat16):
+        logprobs, _ = token_logprobs(
+            tiny_model, mask, ids[0, 1:], max_logits=5 * tiny_model.config.vocab_size, input_ids=ids[:, :-1]
+        )
+    logprobs.sum().backward()
+    hook.remove()
+    tiny_model.zero_grad()
+    assert set(dtypes) == {torch.bfloat16}
+
+
 def test_an_empty_mask_gives_empty_values_and_zero_gradients():
     model, (ids, _) = make("tied"), make_batch()
     mask = torch.zeros(3, 8, dtype=torch.bool)

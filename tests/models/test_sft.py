@@ -72,6 +72,17 @@ def test_micro_batches_change_neither_loss_nor_gradients(make_tiny_model, monkey
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
+def test_logits_in_chunks_change_neither_loss_nor_gradients(make_tiny_model, monkeypatch):
+    """With a large vocabulary, the logits of a micro-batch would take several times the memory of the weights."""
+    whole, one = train(make_tiny_model(), EXAMPLES)
+    monkeypatch.setattr(sft, "F", None)  # the plain loss is not called
+    model, two = make_tiny_model(), Recorder(None)
+    two.model = model
+    assert update(model, EXAMPLES, two, max_logits=3 * model.config.vocab_size) == pytest.approx(whole[0], rel=1e-5)
+    for a, b in zip(one.gradients, two.gradients, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
 def test_soft_capped_logits_are_trained_as_they_are_sampled():
     config = hf.Gemma2Config(
         vocab_size=40, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,

@@ -118,14 +118,14 @@ def test_a_state_is_restored_exactly(imitation, muon):
     learner = imitation(config)
     for _ in range(3):
         learner.update()
-    state, then = learner.state(), outcome(learner)
+    state, then = learner.save(), outcome(learner)
     ends = []
     for _ in range(2):
         for _ in range(3):
             learner.update()
         ends.append((learner.steps, outcome(learner)))
         assert not equal(outcome(learner), then)
-        learner.restore(copy.deepcopy(state))
+        learner.restore(state)
         assert learner.steps == 3 and equal(outcome(learner), then)
     assert equal(ends[0], ends[1]) and ends[0][0] == 6
 

@@ -61,6 +61,9 @@ class LocalEngine:
     alone, never on time, and a resumed run repeats the numbers of the first one bit for bit. Without `deterministic`, a
     gather takes the turns that are waiting.
 
+    Memory. When the last open trajectory is released, such as at the end of a step's rollouts, the cache and the packed
+    copies of matrices are freed.
+
     New weights. A deterministic engine accepts new weights only between turns. Otherwise `in_flight` determines how
     they affect turns that are being sampled. Under "continue", sampling stops between two tokens, the sampled tokens
     keep their policy version, the turn's whole context is prefilled again, and sampling continues. Under "drain",
@@ -147,6 +150,8 @@ class LocalEngine:
             self._batch.flush(self.version)
             self._shrink = True
         session.finish(FinishReason.ABORT)
+        if not self._sessions:
+            self._discard_rows()
         self._wake.set()
 
     async def load_weights(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
@@ -183,7 +188,6 @@ class LocalEngine:
             self._task = None
         for trajectory_id in list(self._sessions):
             self.release(trajectory_id)
-        self._discard_rows()
 
     def _ensure_running(self) -> None:
         if self._task is None or self._task.done():
@@ -221,10 +225,13 @@ class LocalEngine:
         return True
 
     def _discard_rows(self) -> None:
-        """Discard the cache and the decoding rows."""
+        """Discard the decoding rows, and free the cache and the packed matrices. With many trajectories they take
+        several times the memory of the weights, which an update needs."""
         for session in self._rows:
             session.slot, session.ids = None, []
         self._rows, self._batch, self._shrink = [], None, False
+        self.runner.cache.clear()
+        self.runner.refresh()
         self._idle.set()
 
     def _interrupt(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mtrl.config.derived import max_logits
 from mtrl.config.schema import Config
 from mtrl.distributed.sharding import compile_layers, needs_sharding, shard, shard_from_leader
 from mtrl.distributed.world import World
@@ -62,7 +63,7 @@ def make_learner(config: Config, world: World, path: str) -> Learner:
         Policy,
         tokenizer=tokenizer,
         temperature=config.generator.sampling_params.temperature,
-        max_logits=trainer.max_logits_per_chunk,
+        max_logits=max_logits(config, pick_device(config.model.device).type),
     )
     policy = as_policy(model, entropy_gradient=algorithm.entropy_coef != 0, sent_dtype=compute_dtype(config))
     frozen = None

@@ -19,11 +19,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import IO, Any
 
 import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from mtrl.config.derived import max_logits
 from mtrl.config.schema import Config
 from mtrl.environments.factory import Task
 from mtrl.environments.family import reward_is_success
@@ -143,6 +145,10 @@ def make(config: Config, task: Task, folder: Path, measure: Measure, on_step: On
     return result
 
 
+State = tuple[int, list[IO[bytes]]]
+"""Number of updates, and the files of model, average and optimiser."""
+
+
 class Imitation:
     """A model that is fine-tuned on demonstrations, with the moving average of its weights, which is the policy."""
 
@@ -153,6 +159,7 @@ class Imitation:
         self.average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.ema_decay))
         self.warmup = settings.warmup_steps
         self.max_tokens = config.trainer.max_tokens_per_microbatch
+        self.max_logits = max_logits(config, model.device.type)
         self.dtype = compute_dtype(config)
         self.steps = 0
 
@@ -164,22 +171,29 @@ class Imitation:
         """Make one update of fine-tuning."""
         scale = min(1.0, (self.steps + 1) / max(self.warmup, 1))
         with torch.autocast(self.model.device.type, self.dtype, enabled=self.dtype != self.model.dtype):
-            sft.update(self.model, self.next_batch(), self.optimizer, scale, self.max_tokens)
+            sft.update(self.model, self.next_batch(), self.optimizer, scale, self.max_tokens, self.max_logits)
         self.average.update_parameters(self.model)
         self.steps += 1
 
-    def state(self) -> tuple[Any, ...]:
-        """Return a copy of everything that an update changes."""
-        return copy.deepcopy(
-            (self.model.state_dict(), self.average.state_dict(), self.optimizer.state_dict(), self.steps)
-        )
+    def save(self) -> State:
+        """Write everything that an update changes to files, since a copy in memory would take four times the memory of
+        the weights."""
+        return self.steps, [_stored(part.state_dict()) for part in (self.model, self.average, self.optimizer)]
 
-    def restore(self, state: tuple[Any, ...]) -> None:
-        """Restore the state that `state` returned."""
-        model, average, optimizer, self.steps = state
-        self.model.load_state_dict(model)
-        self.average.load_state_dict(average)
-        self.optimizer.load_state_dict(optimizer)
+    def restore(self, state: State) -> None:
+        """Restore the state that `save` returned."""
+        self.steps, files = state
+        for part, file in zip((self.model, self.average, self.optimizer), files, strict=True):
+            file.seek(0)
+            part.load_state_dict(torch.load(file, weights_only=True))
+
+
+def _stored(state: Any) -> IO[bytes]:
+    """Return a file without a name, in the folder of the cache, that holds this state."""
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    file = TemporaryFile(dir=cache_folder())  # noqa: SIM115
+    torch.save(state, file)
+    return file
 
 
 def imitate(config: Config, imitation: Imitation, measure: Callable[[Any], float], on_step: OnStep) -> float:
@@ -196,7 +210,7 @@ def imitate(config: Config, imitation: Imitation, measure: Callable[[Any], float
     low, high = settings.success_band
     stride, done, shown = max(settings.min_steps, settings.check_every), 0, None
     while done < settings.max_steps:
-        before = imitation.state()
+        before = imitation.save()
         stride = min(stride, settings.max_steps - done)
         for _ in range(stride):
             imitation.update()
