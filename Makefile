@@ -5,8 +5,8 @@ VENV ?= .venv
 TORCH ?=
 # Overrides for `make train`: make train ARGS="experiment=text_to_sql seed=1"
 ARGS ?=
-# How many tests run at once.
-JOBS ?= 2
+# How many tests run at once: one more than a small machine has cores, since many tests wait for other processes.
+JOBS ?= 3
 
 PY := $(VENV)/bin/python
 # One thread each: on small models the barriers between threads cost more than they save, and tests run side by side.
