@@ -239,26 +239,13 @@ def run(words, folder, *more):
     return done.stdout
 
 
-NOT_RUN = r"openai/|model\.path=|_hf|validation_rows|resume=|debug=|--cfg|vault|torchrun|urls=|smollm2"
-"""Pattern of commands that need downloads, or that other tests run (tests/models/test_smollm2.py the real model)."""
-RUN_ELSEWHERE = {
-    "trainer/test_run_algorithms.py": r"algorithm(=(rloo|grpo_passk|gspo|group_based)|\.kl_reward_coef=)",
-    "sweep/test_sweep_runs.py": "-m ",
-    "test_guide.py": r"environment\.target=library\.",
+RUNNABLE = {  # without downloads, and without what other tests run (tests/models/test_smollm2.py the real model)
+    name: words
+    for name, words in TRAINING.items()
+    if not re.search(
+        r"openai/|model\.path=|_hf|validation_rows|resume=|debug=|--cfg|vault|torchrun|urls=|smollm2", name
+    )
 }
-"""Test file that runs commands -> pattern of the overrides of these commands, which compose here and are not run again.
-A command that names an experiment runs here in any case."""
-SAME_RUN = r"seed=1|\+experiment=|run_dir="
-"""Pattern of words that make a command differ from another documented command only in its seed, form or folder."""
-
-
-def is_run_here(name, words):
-    overrides = label(overrides_of(words))
-    elsewhere = "experiment=" not in overrides and any(re.match(each, overrides) for each in RUN_ELSEWHERE.values())
-    return not (re.search(NOT_RUN, name) or re.search(SAME_RUN, overrides) or elsewhere)
-
-
-RUNNABLE = {name: words for name, words in TRAINING.items() if is_run_here(name, words)}
 
 
 def engine_of(words):
