@@ -225,7 +225,7 @@ def test_the_table(demonstrated, capsys, tmp_path):
     output = "\n".join(rest)
     assert "highest reward of the episodes that the scorer rejects: demonstrated.jsonl:" in output
     assert "lowest reward of the episodes that the scorer accepts: demonstrated.jsonl:" in output
-    assert f"{len(report['underpaid'])} without full reward, accepted by the scorer" in output
+    assert f"{len(report['accepted_but_unrewarded'])} without full reward, accepted by the scorer" in output
     assert output.endswith(f"written to {out}")
 
 
@@ -233,8 +233,8 @@ def test_disagreements_are_those_of_reward_and_scorer(demonstrated, found):
     status, report = found(demonstrated, "reward.components={environment:0,turn_penalty:-5}")
     lines = {line["where"]: line for line in report["trajectories"]}
     wanted = {where for where, line in lines.items() if line["reward_after"] >= 1 and not line["score_after"]}
-    assert status == 0 and set(report["overpaid"]) == wanted > set()
-    rewards = [lines[where]["reward_after"] for where in report["overpaid"]]
+    assert status == 0 and set(report["rewarded_but_rejected"]) == wanted > set()
+    rewards = [lines[where]["reward_after"] for where in report["rewarded_but_rejected"]]
     assert rewards == sorted(rewards, reverse=True)
 
 

@@ -184,7 +184,7 @@ def _run(folder: Path, calls: list[Call]) -> list[dict[str, Any]]:
             )  # fmt: skip
             results = json.loads(done.stdout)
         except subprocess.TimeoutExpired:
-            raise UserError(f"{folder / 'tools.py'} took longer than {LONGEST} s; mend its tools") from None
+            raise UserError(f"{folder / 'tools.py'} took longer than {LONGEST} s; fix its tools") from None
         except (subprocess.CalledProcessError, ValueError) as error:
             reported = str(getattr(error, "stderr", "") or error).strip().splitlines()[-1:] or ["no message"]
             raise UserError(

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 
 import mtrl
 from mtrl.errors import UserError
+from mtrl.utils.quiet_pipe import quiet_pipe
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         refuse(str(error))
     if text is not None:
-        print(text)
+        with quiet_pipe():
+            print(text)
         return
     sys.argv = [f"mtrl {words[0]}", *rest]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -13,6 +13,7 @@ from hydra.errors import HydraException
 
 from mtrl.config.messages import explain
 from mtrl.errors import UserError, unwritable
+from mtrl.utils.quiet_pipe import quiet_pipe
 
 
 def run_program(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None = None) -> NoReturn:
@@ -38,9 +39,10 @@ def import_from_here() -> None:
 @contextmanager
 def one_sentence() -> Iterator[None]:
     """Context for entry points: print a `UserError` or an error of Hydra to stderr as one sentence, and exit with
-    status 2."""
+    status 2. The program ends quietly if the reader of its output has ended."""
     try:
-        yield
+        with quiet_pipe():
+            yield
     except UserError as error:
         sentence = str(error)
     except HydraException as error:

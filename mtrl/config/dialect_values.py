@@ -214,6 +214,6 @@ VALUES = {
     "data.max_train_rows": {"-1": "null"},
     "data.max_test_rows": {"-1": "null"},
     "trainer.checkpoint.keep_last": {"-1": "1000000", "null": "1000000"},
-    "model.dtype": {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"},
+    "model.dtype": {"bf16": "bfloat16", "fp32": "float32"},
 }
 """Our key -> foreign value -> our value, which a second setting can follow."""

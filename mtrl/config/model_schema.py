@@ -7,6 +7,9 @@ from typing import Any
 
 from mtrl.config.field import number, one_of
 
+NO_FLOAT16 = "needs loss scaling, which mtrl does not have; set bfloat16"
+"""Why weights and passes of training cannot be in float16."""
+
 
 @dataclass
 class WarmStartConfig:
@@ -66,8 +69,8 @@ class ModelConfig:
     """tiny: built, warm-started and cached on this machine; hf: any Hugging Face causal LM."""
     path: str | None = None
     """model=hf: model folder, Hub name or GGUF file; PACKAGE/FILE.gguf names a file of an installed Python package."""
-    dtype: str = one_of("float32", "bfloat16", "float16")
-    """float32 | bfloat16 | float16"""
+    dtype: str = one_of("float32", "bfloat16", refused=dict.fromkeys(("float16", "fp16"), NO_FLOAT16))
+    """Dtype of the weights: float32 | bfloat16"""
     device: str = "auto"
     """auto | cpu | cuda | cuda:N. auto: cuda if the machine has a GPU (an error if PyTorch cannot use it), else cpu"""
     attn_implementation: str = one_of("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")

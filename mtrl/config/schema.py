@@ -10,7 +10,7 @@ from omegaconf import II, MISSING
 from mtrl.config.endpoint_schema import EndpointConfig
 from mtrl.config.engine_schema import AgentConfig, LocalEngineConfig, SglangConfig, VllmConfig
 from mtrl.config.field import number, one_of
-from mtrl.config.model_schema import ModelConfig
+from mtrl.config.model_schema import NO_FLOAT16, ModelConfig
 
 
 @dataclass
@@ -282,9 +282,7 @@ class CheckpointConfig:
 class FsdpConfig:
     """Sharding of models over `torchrun`'s ranks (FSDP2, `fully_shard`): every rank holds a shard of each parameter."""
 
-    param_dtype: str | None = one_of(
-        None, "bfloat16", "float32", refused={"float16": "needs loss scaling, which mtrl does not have; set bfloat16"}
-    )
+    param_dtype: str | None = one_of(None, "bfloat16", "float32", refused={"float16": NO_FLOAT16})
     """Dtype of forward and backward passes: bfloat16 | float32; the weights stay in model.dtype. Null: model.dtype for
     model=tiny, else bfloat16 where GPU or CPU multiply it."""
     reduce_dtype: str = one_of("float32", "bfloat16")

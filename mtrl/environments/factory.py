@@ -140,14 +140,14 @@ def _tried(call: Callable[[], T], what: str, config: Config, limit: str, culprit
         return in_time(call, seconds)
     except CallTimeoutError:
         raise UserError(
-            f"{what} took longer than environment.{limit}={seconds:g} s; mend the {culprit}, or raise it"
+            f"{what} took longer than environment.{limit}={seconds:g} s; fix the {culprit}, or raise it"
         ) from None
     except UserError:
         raise
     except BaseException as error:  # includes the user's SystemExit, which would end the run with its own status
         if isinstance(error, KeyboardInterrupt):
             raise
-        raise UserError(f"{what} failed: {reason(error)}; mend the {culprit}") from error
+        raise UserError(f"{what} failed: {reason(error)}; fix the {culprit}") from error
 
 
 def close_now(environment: BaseEnvironment) -> None:

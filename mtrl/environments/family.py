@@ -126,7 +126,7 @@ def _from_target(target: str) -> Family:
         raise
     except Exception as error:  # the module is the user's: importing it can fail in any way
         expected = isinstance(error, ImportError | AttributeError | ValueError)
-        fix = extra_hint(error) or (PLACE if expected else "mend the module")
+        fix = extra_hint(error) or (PLACE if expected else "fix the module")
         problem = error if expected else reason(error)
         raise UserError(f"environment.target={target} cannot be imported ({problem}); {fix}") from error
     if isinstance(value, Family):

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from mtrl.errors import UserError
 from mtrl.evaluation.rollouts import Source
-from mtrl.record.run import CHECKPOINT, Run, checkpoint_step, run_of
+from mtrl.record.checkpoints import CHECKPOINT, STATE, checkpoint_step
+from mtrl.record.run import Run, run_of
 from mtrl.record.run_dir import RunDir
 from mtrl.utils.text import one_line
 
@@ -59,7 +60,7 @@ def source_of(text: str, key: str = "evaluation.model") -> Source:
     if (endpoint := ENDPOINT.fullmatch(text)) is not None:
         return _endpoint(text, endpoint["model"], endpoint["url"], key)
     path = Path(text).expanduser()
-    if path.parent.name == "checkpoints" and not (path / "state.json").is_file():
+    if path.parent.name == "checkpoints" and not (path / STATE).is_file():
         return _of_checkpoints(text, path, key)
     if path.is_dir():
         return _folder(text, path, key)
@@ -101,7 +102,7 @@ def _endpoint(text: str, model: str, url: str, key: str) -> Source:
 
 def _folder(text: str, path: Path, key: str) -> Source:
     run = run_of(path)
-    if (path / "state.json").is_file():
+    if (path / STATE).is_file():
         return _checkpoint(text, path, key)
     if (path / "config.json").is_file():
         if run is not None and path == RunDir(run).export:

@@ -10,7 +10,8 @@ from statistics import fmean
 
 from mtrl.errors import UserError
 from mtrl.figures.groups import Group
-from mtrl.record.run import Run, number_of
+from mtrl.record.records import number_of
+from mtrl.record.run import Run
 
 
 class Axis(StrEnum):

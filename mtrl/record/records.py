@@ -152,3 +152,8 @@ def _are_parts(parts: Any, texts: Iterable[str], lists: Iterable[str]) -> bool:
 def finite(value: float | None) -> float | None:
     """Return the value as a float; None if no curve can show it. Whole numbers in JSON have no limit."""
     return float(value) if value is not None and abs(value) < sys.float_info.max else None
+
+
+def number_of(value: Any) -> float | None:
+    """Return the value of a metric; None if it is not a finite number."""
+    return finite(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

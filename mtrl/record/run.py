@@ -3,20 +3,18 @@ all read runs through `Run`."""
 
 from __future__ import annotations
 
-import json
-import re
 import time
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mtrl.errors import UserError
+from mtrl.record.checkpoints import best_checkpoint, complete_checkpoints
 from mtrl.record.config import Flat, StoredConfig, read_config, read_whole_config, with_defaults
 from mtrl.record.index import Indexer, TrajectoryFolder, list_files
 from mtrl.record.metrics import warn_on_stderr
 from mtrl.record.reading import Foreign, read, read_json
-from mtrl.record.records import LARGEST, Records, finite, has_step, is_finding, is_span
+from mtrl.record.records import LARGEST, Records, finite, has_step, is_finding, is_span, number_of
 from mtrl.record.run_dir import RunDir, such_as
 from mtrl.record.stored import read as read_lines
 from mtrl.record.tokens import Tokenizer, find_tokenizer, tokenizer_files
@@ -32,8 +30,6 @@ SILENCE = 120.0
 """Seconds without a write after which a run counts as stopped; or ten steps, if those take longer."""
 REPORT = "report.json"
 """Name of the file that an evaluation (`mtrl.evaluate`) writes last; it has no summary.json."""
-CHECKPOINT = re.compile(r"step_(\d+)")
-"""Pattern of the folders of complete checkpoints."""
 
 T = TypeVar("T")
 
@@ -214,14 +210,12 @@ class Run:
     @property
     def checkpoints(self) -> list[Path]:
         """Folders of the complete checkpoints, sorted by step."""
-        found = (path for path in self.dir.checkpoints.glob("step_*") if CHECKPOINT.fullmatch(path.name))
-        return sorted((path for path in found if (path / "state.json").is_file()), key=checkpoint_step)
+        return complete_checkpoints(self.dir.checkpoints)
 
     @property
     def best_checkpoint(self) -> Path | None:
         """The checkpoint with the best score of an evaluation, of equal scores the latest; None without a score."""
-        scores = ((_score(path), checkpoint_step(path), path) for path in self.checkpoints)
-        return max((each for each in scores if each[0] is not None), default=(None, 0, None))[2]
+        return best_checkpoint(self.checkpoints)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
@@ -312,11 +306,6 @@ def run_of(path: Path) -> Path | None:
     return next((folder for folder in (path, path.parent, path.parent.parent) if RunDir(folder).config.is_file()), None)
 
 
-def checkpoint_step(path: Path) -> int:
-    """Return the training step of the folder of a checkpoint."""
-    return int(path.name.removeprefix("step_"))
-
-
 def modified(path: Path) -> float | None:
     """Return the time of the last change of a file, in unix seconds; None if it does not exist."""
     try:
@@ -325,18 +314,6 @@ def modified(path: Path) -> float | None:
         return None
 
 
-def number_of(value: Any) -> float | None:
-    """Return the value of a metric; None if it is not a finite number."""
-    return finite(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
 def _by_step(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     by_step = {row["step"]: row for row in rows}
     return [by_step[step] for step in sorted(by_step)]
-
-
-def _score(checkpoint: Path) -> float | None:
-    with suppress(OSError, ValueError, AttributeError):
-        score = json.loads((checkpoint / "state.json").read_text(encoding="utf-8")).get("score")
-        return number_of(score)
-    return None

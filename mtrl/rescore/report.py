@@ -58,11 +58,11 @@ class Report:
             kinds.setdefault(line.kind, []).append(line)
         return dict(sorted(kinds.items()))
 
-    def overpaid(self) -> list[Rescored]:
+    def rewarded_but_rejected(self) -> list[Rescored]:
         """Return the trajectories with full reward that the scorer counts as no success."""
         return [r for r in self._refused() if r.reward_after >= self.threshold - EPSILON]
 
-    def underpaid(self) -> list[Rescored]:
+    def accepted_but_unrewarded(self) -> list[Rescored]:
         """Return the trajectories without full reward that the scorer counts as success."""
         return [r for r in self._accepted() if r.reward_after < self.threshold - EPSILON]
 
@@ -75,8 +75,8 @@ class Report:
             "all": self.summary(self.rescored),
             "kinds": {kind: self.summary(lines) for kind, lines in self.kinds().items()},
             "left_out": {why: count for why, count in Counter(line.why for line in self.left_out).items()},
-            "overpaid": [line.where for line in self.overpaid()],
-            "underpaid": [line.where for line in self.underpaid()],
+            "rewarded_but_rejected": [line.where for line in self.rewarded_but_rejected()],
+            "accepted_but_unrewarded": [line.where for line in self.accepted_but_unrewarded()],
             "trajectories": [asdict(line) for line in self.rescored],
             "not_rescored": [asdict(line) for line in self.left_out],
         }
@@ -100,8 +100,8 @@ class Report:
             for line in lines[:1]:
                 console.print(Text(f"{title}: {_episode(line)}"), soft_wrap=True)
         disagreements = {
-            "with full reward, rejected by the scorer": self.overpaid(),
-            "without full reward, accepted by the scorer": self.underpaid(),
+            "with full reward, rejected by the scorer": self.rewarded_but_rejected(),
+            "without full reward, accepted by the scorer": self.accepted_but_unrewarded(),
         }
         for title, lines in disagreements.items():
             for part in _listed(title, [_episode(line) for line in lines], "yellow"):

@@ -14,6 +14,7 @@ from mtrl.retrieval import load_corpus, make_retriever
 from mtrl.retrieval.client import TOKEN_VARIABLE, token_of
 from mtrl.retrieval.server import create_app
 from mtrl.retrieval.wire import LARGEST_TOPK
+from mtrl.utils.quiet_pipe import quiet_pipe
 from mtrl.utils.serving import address_of, bind, serve
 
 DESCRIPTION = """\
@@ -74,4 +75,5 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    with quiet_pipe():
+        sys.exit(main())

@@ -45,12 +45,12 @@ async def _score(pool: EnvironmentPool, family: Family, trajectory: Trajectory, 
             score, answered = await pool.call(partial(_judged, family, trajectory, row), timeout=seconds)
         except CallTimeoutError:
             raise RunEndedError(
-                f"{who} took longer than environment.episode_timeout={seconds:g} s; mend `score`, or raise it"
+                f"{who} took longer than environment.episode_timeout={seconds:g} s; fix `score`, or raise it"
             ) from None
         except UserError:
             raise
         except Exception as error:  # the scorer is the user's
-            raise RunEndedError(f"{who} failed: {reason(error)}; mend `score` or `answered`") from error
+            raise RunEndedError(f"{who} failed: {reason(error)}; fix `score` or `answered`") from error
     trajectory.score = score
     if family.answered is not None:
         trajectory.answered = answered

@@ -57,14 +57,14 @@ LATE = "took longer than environment.episode_timeout=6 s"
 CASES = {
     # name: (place, code, exit status, part of the output)
     "import exits": ("import", EXIT, 2, "environment.target=bad.Bad cannot be imported (RuntimeError in bad.py, line"),
-    "load hangs": ("load", HANG, 2, f"loading the rows of Bad {LATE}; mend the loader or its data, or raise it"),
+    "load hangs": ("load", HANG, 2, f"loading the rows of Bad {LATE}; fix the loader or its data, or raise it"),
     "score exits": (
         "score",
         EXIT,
         2,
-        "failed: RuntimeError: SystemExit('os._exit(0) in an environment'); mend `score`",
+        "failed: RuntimeError: SystemExit('os._exit(0) in an environment'); fix `score`",
     ),
-    "score hangs": ("score", HANG, 2, f"{LATE}; mend `score`, or raise it"),
+    "score hangs": ("score", HANG, 2, f"{LATE}; fix `score`, or raise it"),
     "score is NaN": ("score", "math.nan", 2, "failed: TypeError: it returned nan; it must be a finite number"),
     "reward exits": ("reward", EXIT, 1, "RuntimeError: SystemExit('os._exit(0) in an environment')"),
     "metrics are huge": ("reward", "(0.5, {'m': 1e308})", 2, "mine returned metrics['m'] = 1e+308; it must be"),

@@ -1,5 +1,6 @@
 """The command `mtrl`: every subcommand reaches its program, help fits a screen, and a wrong word gets one sentence."""
 
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -10,6 +11,7 @@ import pytest
 
 import mtrl
 from mtrl.cli.command import COMMANDS, find, help_text, main
+from mtrl.utils.quiet_pipe import STATUS
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = Path(sys.executable).with_name("mtrl")
@@ -79,6 +81,19 @@ def test_a_wrong_command_ends_in_one_sentence(words, sentence, capsys):
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2 and capsys.readouterr().err.strip() == sentence
+
+
+@pytest.mark.parametrize("words", [[], ["train"], ["diagnose"], ["sft"], ["serve", "retriever"]], ids=" ".join)
+def test_a_program_whose_reader_has_ended_ends_quietly(words):
+    """As in `mtrl train --help | head -1`. All other programs begin as `diagnose` does, by `run_program`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [PROGRAM, *words, "--help"], stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120, env=buffered
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (STATUS, "")
 
 
 def test_serve_names_the_module_of_a_server():

@@ -46,6 +46,12 @@ def test_another_word_is_refused_with_the_words_of_the_field(path):
     assert completions(f"mtrl train {path}=") == [*all_keys()[path].choices]
 
 
+@pytest.mark.parametrize("word", ["float16", "fp16"])
+def test_weights_in_float16_are_refused(word):
+    with pytest.raises(UserError, match=rf"model\.dtype={word} needs loss scaling, which .*; set bfloat16"):
+        compose([f"model.dtype={word}"])
+
+
 def test_float16_is_refused_because_the_loss_is_not_scaled():
     with pytest.raises(UserError) as caught:
         compose(["trainer.fsdp.param_dtype=float16"])

@@ -131,7 +131,7 @@ class Leaves(BaseEnvironment):
 @pytest.mark.parametrize(
     ("environment", "message"),
     [
-        (Sleeps, "making an environment of .* took longer than environment.step_timeout=0.2 s; mend the environment"),
+        (Sleeps, "making an environment of .* took longer than environment.step_timeout=0.2 s; fix the environment"),
         (SleepsAtTheEnd, "closing an environment of .* took longer than environment.step_timeout=0.2 s"),
         (SleepsAtTheEndAsync, "closing an environment of .* took longer than environment.step_timeout=0.2 s"),
         (Breaks, "closing an environment of .* failed: OSError in test_factory.py, line .*: the lock is missing"),
@@ -170,11 +170,11 @@ def mistypes(*_, **config):
 @pytest.mark.parametrize(
     ("load", "message"),
     [
-        (exits, "failed: SystemExit in test_factory.py, line .*: os._exit.0. in an environment; mend the loader or"),
-        (leaves, "failed: SystemExit in test_factory.py, line .*: 0; mend the loader or its data"),
-        (hangs, "took longer than environment.episode_timeout=0.2 s; mend the loader or its data, or raise it"),
-        (breaks, "failed: KeyError in test_factory.py, line .*: 'rows'; mend the loader or its data"),
-        (mistypes, "failed: TypeError in test_factory.py, line .*; mend the loader or its data"),
+        (exits, "failed: SystemExit in test_factory.py, line .*: os._exit.0. in an environment; fix the loader or"),
+        (leaves, "failed: SystemExit in test_factory.py, line .*: 0; fix the loader or its data"),
+        (hangs, "took longer than environment.episode_timeout=0.2 s; fix the loader or its data, or raise it"),
+        (breaks, "failed: KeyError in test_factory.py, line .*: 'rows'; fix the loader or its data"),
+        (mistypes, "failed: TypeError in test_factory.py, line .*; fix the loader or its data"),
     ],
 )
 def test_a_loader_that_hangs_or_fails_is_a_user_error(load, message, monkeypatch):

@@ -76,8 +76,8 @@ def test_a_name_or_target_that_is_no_family_is_a_user_error(name, target, senten
 @pytest.mark.parametrize(
     ("code", "sentence"),
     [
-        ("x = 1\nretrun 0.0\n", "(invalid syntax (broken.py, line 2)); mend the module"),
-        ("x = 1\n\nx.y = undefined\n", "(NameError in broken.py, line 3: name 'undefined' is not defined); mend the"),
+        ("x = 1\nretrun 0.0\n", "(invalid syntax (broken.py, line 2)); fix the module"),
+        ("x = 1\n\nx.y = undefined\n", "(NameError in broken.py, line 3: name 'undefined' is not defined); fix the"),
     ],
 )
 def test_a_module_that_cannot_be_imported_names_the_line(tmp_path, monkeypatch, code, sentence):

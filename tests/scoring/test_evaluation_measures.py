@@ -213,7 +213,7 @@ class Numberless:
 
 
 SCORER = "the scorer of made, on row row, "
-FINITE = "it must be a finite number below 1e[+]12; mend `score`"
+FINITE = "it must be a finite number below 1e[+]12; fix `score`"
 
 
 @pytest.mark.parametrize("waits", [False, True])
@@ -223,12 +223,12 @@ FINITE = "it must be a finite number below 1e[+]12; mend `score`"
         ({"score": returns(float("nan"))}, f"failed: TypeError: it returned nan; {FINITE}"),
         ({"score": returns(1e308)}, f"failed: TypeError: it returned 1e[+]308; {FINITE}"),
         ({"score": returns(None)}, f"failed: TypeError: it returned None; {FINITE}"),
-        ({"score": exits}, r"failed: RuntimeError: SystemExit\('os._exit\(0\) in an environment'\); mend `score`"),
-        ({"score": hangs}, "took longer than environment.episode_timeout=0.2 s; mend `score`, or raise it"),
-        ({"answered": exits}, r"failed: .*os._exit\(0\) in an environment.*; mend `score` or `answered`"),
+        ({"score": exits}, r"failed: RuntimeError: SystemExit\('os._exit\(0\) in an environment'\); fix `score`"),
+        ({"score": hangs}, "took longer than environment.episode_timeout=0.2 s; fix `score`, or raise it"),
+        ({"answered": exits}, r"failed: .*os._exit\(0\) in an environment.*; fix `score` or `answered`"),
         ({"answered": hangs}, "took longer than environment.episode_timeout=0.2 s"),
-        ({"answered": returns(Numberless())}, "failed: ValueError in .*: neither; mend `score` or `answered`"),
-        ({"score": lambda trajectory, row: row["none"]}, "failed: KeyError in test_.*, line .*: 'none'; mend `score`"),
+        ({"answered": returns(Numberless())}, "failed: ValueError in .*: neither; fix `score` or `answered`"),
+        ({"score": lambda trajectory, row: row["none"]}, "failed: KeyError in test_.*, line .*: 'none'; fix `score`"),
     ],
     ids=range(9),
 )

@@ -78,14 +78,14 @@ def turn_budget(record: Record) -> Finding | None:
     if share is None or change is None or not _above(share, TURNS_AT_MOST):
         return None
     learns = over_the_run(record, success(record))
-    mends = change.at_least(2.0) < 0 or (learns is not None and learns.at_least(2.0) > 0)
+    improves = change.at_least(2.0) < 0 or (learns is not None and learns.at_least(2.0) > 0)
     limit = int(record.setting(MAX_TURNS))
     return Finding(
-        severity=Severity.NOTE if mends else Severity.WARNING,
+        severity=Severity.NOTE if improves else Severity.WARNING,
         title=f"{percent(share.value)} of the rollouts end at {MAX_TURNS}={limit} without a final answer",
         evidence=known(
             from_to("the share", change),
-            "the share falls without a change, or success rises: the agent learns to finish" if mends else None,
+            "the share falls without a change, or success rises: the agent learns to finish" if improves else None,
             f"episodes have {short(level(record, 'rollout/turns/mean'))} turns in the mean",
         ),
         metrics=(key, "rollout/turns/mean", "rollout/completion/mean"),

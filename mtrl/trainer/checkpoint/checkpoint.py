@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
@@ -31,15 +30,15 @@ from typing import TYPE_CHECKING, Any
 import safetensors
 
 from mtrl.errors import UserError
+from mtrl.record.checkpoints import CHECKPOINT, STATE, best_checkpoint, checkpoint_step, complete_checkpoints
 from mtrl.record.checksums import SUMS, add_checksums, checksums, damage
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-NAME = re.compile(r"step_(\d+)")
 PARTIAL = ".partial-"
 DAMAGED = "damaged-"
-STATE, GROUPS, RNG, INDEX = "state.json", "groups.jsonl", "rng.safetensors", "tensors.json"
+GROUPS, RNG, INDEX = "groups.jsonl", "rng.safetensors", "tensors.json"
 
 
 @dataclass
@@ -113,7 +112,7 @@ class Checkpoints:
 
     def latest(self) -> Path | None:
         """Return the complete checkpoint of the highest step, or None."""
-        return max(self.all(), key=_step, default=None)
+        return next(reversed(self.all()), None)
 
     def read_newest(self) -> tuple[Checkpoint, dict[Path, str]]:
         """Return the newest intact checkpoint, and the reason why each newer checkpoint is damaged.
@@ -122,9 +121,9 @@ class Checkpoints:
             UserError: no checkpoint is intact.
         """
         broken: dict[Path, str] = {}
-        written = (path for path in self.folder.iterdir() if NAME.fullmatch(path.name))
+        written = (path for path in self.folder.iterdir() if CHECKPOINT.fullmatch(path.name))
         known = [path for path in written if (path / STATE).is_file() or (path / SUMS).is_file()]
-        for path in sorted(known, key=_step, reverse=True):
+        for path in sorted(known, key=checkpoint_step, reverse=True):
             try:
                 return _read(path), broken
             except DamagedError as error:
@@ -141,13 +140,11 @@ class Checkpoints:
 
     def best(self) -> Path | None:
         """Return the checkpoint with the best score, of equal scores the latest; None if no score can be read."""
-        scored = [(score, _step(path), path) for path in self.all() if (score := _score(path)) is not None]
-        return max(scored)[2] if scored else None
+        return best_checkpoint(self.all())
 
     def all(self) -> list[Path]:
         """Return all complete checkpoints, in the order of steps."""
-        paths = self.folder.iterdir() if self.folder.is_dir() else ()
-        return sorted((path for path in paths if NAME.fullmatch(path.name) and (path / STATE).is_file()), key=_step)
+        return complete_checkpoints(self.folder)
 
     def _prune(self) -> None:
         keep = set(self.all()[-self.keep_last :] if self.keep_last > 0 else self.all())
@@ -272,20 +269,3 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _step(path: Path) -> int:
-    found = NAME.fullmatch(path.name)
-    assert found
-    return int(found[1])
-
-
-def _score(path: Path) -> float | None:
-    """Return the score in a checkpoint's state; None if the state has none or is damaged, since a damaged old
-    checkpoint must not end the run."""
-    try:
-        state = json.loads((path / STATE).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    score = state.get("score") if isinstance(state, dict) else None
-    return score if isinstance(score, int | float) else None
