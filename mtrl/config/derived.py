@@ -25,6 +25,8 @@ SEQUENCES = 128
 SERVER_SEQUENCES = (32, 512)
 """Bounds of the number of turns that a server on a GPU samples at once, by default. CUDA graphs of more rows need more
 memory than they save time."""
+WEIGHT_BUCKET = 2**29
+"""Maximum size, in bytes, of the weights that are gathered or sent at once, unless a single tensor is larger."""
 SERVER_ALLOWANCE = 4 * 2**30
 """Bytes of a server's share that are neither weights nor keys and values: CUDA's context, prefill, CUDA graphs."""
 CACHE_SHARE = 0.5
