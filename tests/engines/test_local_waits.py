@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 import torch
-from tests.distributed.sharded_models import make_lm
 
 from mtrl.engines.base import SamplingParams
 from mtrl.engines.local.engine import LocalEngine
+from tests.distributed.sharded_models import make_lm
 
 READS = ("item", "tolist", "cpu", "numpy", "nonzero", "__int__", "__bool__", "__float__", "__index__")
 """Methods of a tensor that wait for a GPU."""
