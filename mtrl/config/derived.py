@@ -28,6 +28,8 @@ memory than they save time."""
 LOGITS = {"cpu": 2**24}
 """Maximum number of logits in memory at once by device type, if `trainer.max_logits_per_chunk` is null; 2^27 on other
 devices. On a CPU, smaller arrays cost no time."""
+WEIGHT_BUCKET = 2**29
+"""Maximum size, in bytes, of the weights that are gathered or sent at once, unless a single tensor is larger."""
 SERVER_ALLOWANCE = 4 * 2**30
 """Bytes of a server's share that are neither weights nor keys and values: CUDA's context, prefill, CUDA graphs."""
 CACHE_SHARE = 0.5

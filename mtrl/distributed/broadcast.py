@@ -13,7 +13,7 @@ import math
 import socket
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -185,15 +185,17 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8) for tensor in tensors])
 
 
-def buckets(weights: Sequence[tuple[str, Tensor]], limit: int) -> Iterator[list[tuple[str, Tensor]]]:
-    """Yield the weights in parts of at most `limit` bytes, or of a single larger tensor. Each part has one dtype, so
-    that all tensors are aligned."""
+def buckets(weights: Iterable[tuple[str, Tensor]], limit: int) -> Iterator[list[tuple[str, Tensor]]]:
+    """Yield the weights in parts of at most `limit` bytes, or of a single larger tensor; `weights` is read only as far
+    as the next part needs. Each part has one dtype, so that all tensors are aligned."""
     part: list[tuple[str, Tensor]] = []
-    for name, tensor in sorted(weights, key=lambda item: str(item[1].dtype)):  # stable: keeps the order in a dtype
-        if part and (tensor.dtype != part[0][1].dtype or sum(t.nbytes for _, t in part) + tensor.nbytes > limit):
+    size = 0
+    for name, tensor in weights:
+        if part and (tensor.dtype != part[0][1].dtype or size + tensor.nbytes > limit):
             yield part
-            part = []
+            part, size = [], 0
         part.append((name, tensor))
+        size += tensor.nbytes
     if part:
         yield part
 

@@ -75,6 +75,8 @@ class Crew:
             raise ValueError(f"{self.world.size} ranks need a share each, and there are {len(shares)}")
         order = Order(method, common, shares is not None)
         with self._lock:
+            if self._is_dismissed:
+                raise RuntimeError(f"the ranks were dismissed before {method}")
             if self.world.size == 1:
                 return [self._call(order, shares[0] if shares else ())]
             with self.world.reporting_errors():

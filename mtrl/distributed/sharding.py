@@ -8,7 +8,7 @@ cannot be copied (`copy.deepcopy`), nor run by the local engine, which fuses wei
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -221,7 +221,10 @@ def named_tensors(module: nn.Module, trainable_only: bool = False) -> dict[str, 
 
 @torch.no_grad()
 def full_state(
-    module: nn.Module, trainable_only: bool = False, dtype: torch.dtype | None = None
+    module: nn.Module,
+    trainable_only: bool = False,
+    dtype: torch.dtype | None = None,
+    names: Collection[str] | None = None,
 ) -> dict[str, Tensor] | None:
     """Return whole copies of `named_tensors` in CPU memory, on rank 0; None on the other ranks.
 
@@ -231,16 +234,37 @@ def full_state(
     Args:
         dtype: dtype to which larger parameters are rounded, before they are gathered; None: they keep theirs. Buffers
             keep theirs.
+        names: names of the tensors to return; None: all.
     """
     leader = not is_sharded(module) or dist.get_rank() == 0
     state: dict[str, Tensor] = {}
-    parameters = {name for name, _ in module.named_parameters()}
-    for name, value in named_tensors(module, trainable_only).items():
-        is_cast = dtype is not None and name in parameters and dtype.itemsize < value.dtype.itemsize
-        whole = _gathered(value.to(dtype) if is_cast else value)
+    tensors = named_tensors(module, trainable_only)
+    dtypes = _rounded(module, tensors, dtype)
+    for name in tensors if names is None else names:
+        value = tensors[name]
+        whole = _gathered(value.to(dtypes[name]))
         if leader:
-            state[name] = whole.to("cpu", copy=True)
+            is_own = whole.untyped_storage().data_ptr() == local_part(value).untyped_storage().data_ptr()
+            state[name] = whole.to("cpu", copy=is_own)
+        del whole  # else it would exist while the next tensor is gathered
     return state if leader else None
+
+
+def full_layout(module: nn.Module, trainable_only: bool = False, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Return the result of `full_state` with tensors on the meta device, which have shapes and dtypes alone. No rank
+    communicates."""
+    tensors = named_tensors(module, trainable_only)
+    dtypes = _rounded(module, tensors, dtype)
+    return {name: torch.empty(value.shape, dtype=dtypes[name], device="meta") for name, value in tensors.items()}
+
+
+def _rounded(module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, torch.dtype]:
+    """Return the dtypes in which `full_state` gathers these tensors: `dtype` for parameters that are larger."""
+    parameters = {name for name, _ in module.named_parameters()}
+    return {
+        name: dtype if dtype and name in parameters and dtype.itemsize < value.dtype.itemsize else value.dtype
+        for name, value in tensors.items()
+    }
 
 
 @torch.no_grad()

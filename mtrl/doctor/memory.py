@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mtrl.config.derived import SERVER_ALLOWANCE, cache_budget, max_logits, sequences
+from mtrl.config.derived import SERVER_ALLOWANCE, WEIGHT_BUCKET, cache_budget, max_logits, sequences
 from mtrl.config.schema import Config
 from mtrl.doctor.activations import FLOAT32, adapter_bytes, layer_bytes
 from mtrl.doctor.architecture import Architecture
@@ -113,11 +113,9 @@ class Memory:
         if self.layout.servers is not None:
             return
         config, model, size = self.config, self.model, self.layout.computed
-        overlap = config.async_config.max_steps_off_policy > 0
-        process = overlap if config.generator.local.process is None else config.generator.local.process
-        if self.layout.sharded or process or self.adapters:
+        if self._has_copy():
             yield Part("engine's copy of the weights", model.parameters * size)
-        if process:
+        if self._in_process():
             yield Part("engine's process", PROCESS)
         capacity = 1 << max(6, (self.context - 1).bit_length())  # the same rounding as in SlotCache
         slot = capacity * model.cached(size)
@@ -272,11 +270,32 @@ class Memory:
         away = sum(self.states().values()) if self.config.trainer.fsdp.cpu_offload else 0
         if self.config.trainer.optimizer.offload and not away:
             away = self.states()["moments of Adam"]
-        # The weights in the engine's precision; servers' weights twice, since restarted servers need them too.
-        copies = 1 if layout.servers is None else 2
-        sent = self.adapters * FLOAT32 if self.adapters else copies * model.parameters * layout.computed
         files = 3 * model.parameters * layout.computed if self._by_shared_memory() else 0
-        return {"loading": loading, "step": layout.ranks_here * away + sent + files}
+        return {"loading": loading, "step": layout.ranks_here * away + self._sent() + files}
+
+    def _sent(self) -> int:
+        """Return the bytes of main memory for weights on their way to the engine. They are gathered bucket by bucket;
+        servers' weights are kept for servers that are restarted, the old ones until the new ones have arrived."""
+        whole = self.model.parameters * self.layout.computed
+        bucket = min(WEIGHT_BUCKET, whole)
+        servers = self.layout.servers
+        if servers is None:
+            block = whole if self._in_process() else 0
+            return self.adapters * FLOAT32 if self.adapters else block + bucket * self._has_copy()
+        if not self.adapters:
+            return 2 * whole + bucket
+        if servers.lora == "adapter":
+            return 2 * self.adapters * FLOAT32
+        return 2 * self.adapters * FLOAT32 + (whole if servers.weight_sync == "disk" else bucket)
+
+    def _in_process(self) -> bool:
+        """Return whether the embedded engine runs in a separate process."""
+        overlap = self.config.async_config.max_steps_off_policy > 0
+        return overlap if self.config.generator.local.process is None else self.config.generator.local.process
+
+    def _has_copy(self) -> bool:
+        """Return whether the embedded engine has its own copy of the weights."""
+        return self.layout.sharded or self._in_process() or bool(self.adapters)
 
     def _by_shared_memory(self) -> bool:
         servers = self.layout.servers

@@ -64,6 +64,11 @@ def attention_of(model: Any) -> str:
     return str(text_config(model)._attn_implementation)
 
 
+def takes_boundaries(model: Any) -> bool:
+    """Return whether the attention of a model takes the boundaries of a pack (`cu_seq_lens_q` and so on)."""
+    return attention_of(model).startswith("flash_")
+
+
 def text_config(model: Any) -> Any:
     """Return the configuration of the language model inside a causal LM or a value model, also with adapters or
     shards."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import re
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -234,13 +234,30 @@ def merged_state_of(state: Mapping[str, Tensor], adapters: Mapping[str, Tensor],
     Raises:
         ValueError: an adapter has no matrix.
     """
-    plain = {plain_name(name): value.detach() for name, value in state.items() if not _NAME.fullmatch(name)}
-    for name, (a, b) in _pairs(adapters).items():
-        weight = f"{name}.weight"
-        if weight not in plain:
-            raise ValueError(f"the adapter of {name} has no matrix among {len(plain)} weights")
-        plain[weight] = _merged(plain[weight], a, b, scaling)
-    return plain
+    plain = {plain_name(name): value for name, value in state.items() if not _NAME.fullmatch(name)}
+    check_matrices(plain, adapters)
+    return dict(merged_tensors(plain.items(), adapters, scaling))
+
+
+def check_matrices(names: Collection[str], adapters: Mapping[str, Tensor]) -> None:
+    """Check that each adapter has its matrix among these names of weights.
+
+    Raises:
+        ValueError: an adapter has no matrix.
+    """
+    for name in _pairs(adapters):
+        if f"{name}.weight" not in names:
+            raise ValueError(f"the adapter of {name} has no matrix among {len(names)} weights")
+
+
+@torch.no_grad()
+def merged_tensors(
+    weights: Iterable[tuple[str, Tensor]], adapters: Mapping[str, Tensor], scaling: float
+) -> Iterator[tuple[str, Tensor]]:
+    """Yield these weights of the plain model; adapters are merged into each matrix when it is taken."""
+    pairs = {f"{name}.weight": pair for name, pair in _pairs(adapters).items()}
+    for name, value in weights:
+        yield name, _merged(value.detach(), *pairs[name], scaling) if name in pairs else value.detach()
 
 
 def plain_name(name: str) -> str:

@@ -19,7 +19,7 @@ class WorkThread:
     """
 
     def __init__(self, beside_rollouts: bool):
-        self._thread = ThreadPoolExecutor(1, "learner", _like_this_thread()) if beside_rollouts else None
+        self._thread = ThreadPoolExecutor(1, "learner", like_this_thread()) if beside_rollouts else None
 
     async def do(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Call `work` and return its result."""
@@ -33,7 +33,7 @@ class WorkThread:
             self._thread.shutdown()
 
 
-def _like_this_thread() -> Callable[[], None]:
+def like_this_thread() -> Callable[[], None]:
     """Return a function that gives another thread this thread's GPU and number of CPU threads, which PyTorch stores per
     thread."""
     import torch

@@ -236,3 +236,30 @@ def test_a_plan_is_checked_as_a_run_is(words, sentence, monkeypatch):
     import os
 
     assert "WORLD_SIZE" not in os.environ
+
+
+@pytest.mark.parametrize(
+    ("overrides", "copies", "buckets"),
+    [
+        ([*FULL, "generator.local.process=false"], 0, 1),
+        ([*FULL, "generator.local.process=true"], 1, 1),
+        ([*FULL, "generator=vllm", "generator.vllm.weight_sync=distributed"], 2, 1),
+        (["generator.local.process=false"], 0, 0),
+    ],
+    ids=["local", "process", "servers", "shared"],
+)
+def test_weights_on_their_way_take_one_bucket_of_main_memory(folder, monkeypatch, overrides, copies, buckets):
+    """Beside what stays: the block of an engine's process, or the servers' old and new weights for restarts."""
+    monkeypatch.setattr("mtrl.doctor.memory.WEIGHT_BUCKET", 1000)
+    _, memory = memory_of(f"model.path={folder}", *overrides)
+    whole = memory.model.parameters * memory.layout.computed
+    assert memory.host()["step"] == copies * whole + buckets * 1000
+
+
+@pytest.mark.parametrize("way", ["distributed", "disk"])
+def test_adapters_are_merged_bucket_by_bucket_unless_servers_read_files(folder, monkeypatch, way, tmp_path):
+    monkeypatch.setattr("mtrl.doctor.memory.WEIGHT_BUCKET", 1000)
+    servers = ["generator=vllm", f"generator.vllm.weight_sync={way}", f"generator.vllm.sync_folder={tmp_path}"]
+    _, memory = memory_of(f"model.path={folder}", "model.lora_rank=4", *servers)
+    merged = memory.model.parameters * memory.layout.computed if way == "disk" else 1000
+    assert memory.host()["step"] == 2 * memory.adapters * 4 + merged

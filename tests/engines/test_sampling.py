@@ -3,10 +3,22 @@
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from mtrl.engines.base import SamplingParams
-from mtrl.engines.local.sampling import AHEAD, SamplingRows, Uniforms, _truncate, counter_uniform, sample
+from mtrl.engines.local.sampling import (
+    AHEAD,
+    BLOCK,
+    LARGE,
+    SamplingRows,
+    Uniforms,
+    _draw,
+    _draw_in_blocks,
+    _truncate,
+    counter_uniform,
+    sample,
+)
 
 LOGITS = torch.tensor([2.0, 0.0, -1.0, 1.0, -30.0, 0.5, -0.5, 1.5])
 DRAWS = 20_000
@@ -183,3 +195,34 @@ def test_a_row_without_truncation_keeps_its_tail():
     alone, _ = sample(rows, SamplingRows.of([plain, plain]), draws)
     together, _ = sample(rows, SamplingRows.of([plain, SamplingParams(top_p=0.5)]), draws)
     assert alone[0] == together[0] > 0
+
+
+@pytest.mark.parametrize("vocabulary", [BLOCK, 3 * BLOCK + 17, 2 * LARGE])
+def test_draws_in_blocks_are_those_of_the_whole_distribution(vocabulary):
+    generator = torch.Generator().manual_seed(vocabulary)
+    weights = torch.randn(64, vocabulary, generator=generator).mul(4).softmax(-1)
+    weights[:32] *= torch.rand(32, vocabulary, generator=generator) < 0.1  # as top-k leaves them
+    weights[:8, vocabulary // 2 :] = 0
+    draws = uniforms(np.arange(64), np.arange(64))
+    draws[:3] = torch.tensor([0.0, 1 - 2.0**-53, 0.5], dtype=torch.float64)
+    found = _draw_in_blocks(weights, draws)
+    assert torch.equal(found, _draw(weights, draws)) and (weights.gather(1, found[:, None]) > 0).all()
+
+
+def test_blocks_are_drawn_for_large_vocabularies_without_float64_numbers_for_all_tokens(monkeypatch):
+    """The tiny policy is below the limit, so that its runs keep their bits."""
+    sizes = []
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            found = function(*args, **(kwargs or {}))
+            if isinstance(found, torch.Tensor) and found.dtype == torch.float64:
+                sizes.append(found.numel())
+            return found
+
+    draws, rows = uniforms(np.arange(4), np.arange(4)), SamplingRows.of([SamplingParams()] * 4)
+    with Watched():
+        sample(torch.zeros(4, LARGE), rows, draws)
+    assert max(sizes) <= 4 * max(BLOCK, LARGE // BLOCK)
+    monkeypatch.setattr("mtrl.engines.local.sampling._draw_in_blocks", pytest.fail)
+    sample(torch.zeros(4, LARGE - 1), rows, draws)

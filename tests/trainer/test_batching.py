@@ -2,6 +2,9 @@
 
 import copy
 import itertools
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,8 +15,10 @@ from hypothesis import strategies as st
 from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 
 from mtrl.models.preparation import prepare_packing
-from mtrl.trainer.data.batching import PACKED, PADDED, micro_batches
+from mtrl.models.value_head import ValueModel
+from mtrl.trainer.data.batching import PACKED, PADDED, SHARED, micro_batches
 from mtrl.trainer.update.policy import Policy
+from mtrl.trainer.update.value_learner import ValueLearner
 from mtrl.types import Sample
 from tests.small_models import SIZES
 
@@ -196,6 +201,59 @@ def test_variable_length_kernels_get_the_bounds_of_the_samples():
     (batch,) = micro_batches(samples, ones(samples), 99, layout=PACKED)
     (bounds, _), (longest, _) = prepare_fa_kwargs_from_position_ids(batch.inputs["position_ids"])
     assert bounds.tolist() == [0, 7, 12, 15] and longest == 7  # the model does not read the last token
+    given = batch.flash_inputs
+    assert torch.equal(given["cu_seq_lens_q"], bounds) and given["cu_seq_lens_q"].dtype == bounds.dtype
+    assert given["cu_seq_lens_k"] is given["cu_seq_lens_q"] and given["max_length_q"] == given["max_length_k"] == 7
+    (padded,) = micro_batches(samples, ones(samples), 99, layout=PADDED)
+    assert padded.flash_inputs.keys() == {"input_ids"}
+
+
+def test_packs_that_share_prefixes_have_no_bounds():
+    prefix = list(range(80))
+    samples = [replace(sample_of(np.random.default_rng(i), 90), token_ids=[*prefix, *range(i, i + 10)],
+                       loss_mask=[False] * 81 + [True] * 9) for i in (0, 20)]  # fmt: skip
+    (batch,) = micro_batches(samples, ones(samples), 999, layout=SHARED)
+    assert batch.token_ids.shape[1] < 180 and batch.flash_inputs.keys() == {"input_ids", "position_ids"}
+
+
+@pytest.mark.parametrize("kind", ["policy", "critic"])
+def test_flash_kernels_get_the_bounds_in_every_layer(kind):
+    """With all four arguments Transformers does not search the positions, which would wait for the GPU. In place of the
+    kernel, which needs a GPU, attention is computed within the bounds."""
+    calls = []
+
+    def within_bounds(module, query, key, value, mask, *, scaling, cu_seq_lens_q, cu_seq_lens_k, **others):
+        calls.append((mask, cu_seq_lens_q, cu_seq_lens_k, others["max_length_q"], others["max_length_k"]))
+        parts = [
+            torch.nn.functional.scaled_dot_product_attention(
+                *(states[:, :, start:end] for states in (query, key, value)), is_causal=True, enable_gqa=True,
+                scale=scaling,
+            )
+            for start, end in itertools.pairwise(cu_seq_lens_q.tolist())
+        ]  # fmt: skip
+        return torch.cat(parts, 2).transpose(1, 2), None
+
+    hf.AttentionInterface.register("flash_test", within_bounds)
+    hf.AttentionMaskInterface.register("flash_test", lambda *_, **__: None)
+    model = build(MODELS["rotary"])
+    samples = samples_of([9, 14, 3])
+    (batch,) = micro_batches(samples, ones(samples), 999, layout=PACKED)
+    (padded,) = micro_batches(samples, ones(samples), 999, layout=PADDED)
+    critic = SimpleNamespace(model=ValueModel(model))
+    torch.nn.init.ones_(critic.model.head.weight)
+    policy = Policy(model, None)
+    forward = partial(ValueLearner._forward, critic) if kind == "critic" else lambda batch: policy.logprobs(batch)[0]
+    expected = dict(zip(padded.rows, forward(padded).split(tokens_of(padded, samples)), strict=True))
+    model.config._attn_implementation = "flash_test"
+    found = dict(zip(batch.rows, forward(batch).split(tokens_of(batch, samples)), strict=True))
+    assert all(torch.allclose(found[row], expected[row], atol=1e-5) for row in range(3))
+    assert len(calls) == model.config.num_hidden_layers
+    assert all(call[0] is None and call[1] is call[2] is batch.boundaries for call in calls)
+    assert {call[3:] for call in calls} == {(batch.longest, batch.longest)}
+
+
+def tokens_of(batch, samples):
+    return [samples[row].action_tokens for row in batch.rows]
 
 
 @pytest.mark.parametrize("budget", [1, 25, 999])

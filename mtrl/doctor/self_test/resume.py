@@ -33,7 +33,7 @@ def resume(bench: Bench) -> Outcome:
     learners.wait_saved()
     writing = time.perf_counter() - start
     update(bench, config, learners, samples, 1)
-    after = learners.weights()
+    after = dict(learners.weights())
     del learners, learner
 
     other = new_learner(bench, config)
@@ -43,7 +43,7 @@ def resume(bench: Bench) -> Outcome:
     reading = time.perf_counter() - start
     lost = _different(_copied(other.state()), saved)
     update(bench, config, alone(other), samples, 1)
-    drifted = _different(alone(other).weights(), after)
+    drifted = _different(dict(alone(other).weights()), after)
     return _outcome(sum(value.nbytes for value in saved.values()), writing, reading, lost, drifted)
 
 

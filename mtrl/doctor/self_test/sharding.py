@@ -74,9 +74,9 @@ class Sharded:
 def _update_twice(bench: Bench, config: Config, learners: Learners, samples: list[Sample]) -> Sharded:
     if bench.on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    before = learners.weights()
+    before = dict(learners.weights())
     update(bench, config, learners, samples, 0)
-    after = learners.weights()
+    after = dict(learners.weights())
     start = time.perf_counter()
     works = update(bench, config, learners, samples, 1).works
     seconds = time.perf_counter() - start
@@ -107,7 +107,7 @@ def _plain_update(bench: Bench, samples: list[Sample]) -> dict[str, Tensor]:
     optimizer = Optimizer(model, config.trainer.optimizer, config.trainer.max_steps)
     learners = alone(Learner(config, Policy(model, tokenizer), None, optimizer))
     update(bench, config, learners, samples, 0)
-    return learners.weights()
+    return dict(learners.weights())
 
 
 def _distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:

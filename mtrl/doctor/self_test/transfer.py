@@ -37,8 +37,8 @@ def by_broadcast(bench: Bench) -> Outcome:
 async def _sent(bench: Bench, weight_sync: str, how: str, device: str) -> Outcome:
     """Send the weights twice; the second time is measured, since groups and folders then exist."""
     dtype = "bfloat16" if bench.on_gpu else "float32"
-    weights = alone(new_learner(bench, bench.config())).weights()
-    expected = checksum(FullWeights(bench.model, dtype)(weights))
+    weights = dict(alone(new_learner(bench, bench.config())).weights())
+    expected = checksum(dict(FullWeights(bench.model, dtype)(weights)))
     size = sum(value.numel() for value in weights.values()) * getattr(torch, dtype).itemsize
     settings = VllmConfig(weight_sync=weight_sync, sync_timeout=SECONDS)
     sync = make_sync(settings, model=bench.model, dtype=dtype, lora_scaling=None)

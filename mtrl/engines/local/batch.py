@@ -25,10 +25,11 @@ class DecodeBatch:
         self.sessions, self.stops, self.device = sessions, stops, device
         self.ended: dict[int, FinishReason] = {}
         """Finish reason of each turn that ended, by row."""
-        self.lengths = torch.tensor([len(s.ids) for s in sessions], device=device)
+        lengths = [len(s.ids) for s in sessions]
+        self.lengths = torch.tensor(lengths, device=device)
         """Number of tokens in the cache, per row [n]."""
         self.ones = torch.ones_like(self.lengths)
-        self.width = int(self.lengths.max()) + 1
+        self.width = max(lengths) + 1
         """Number of tokens that the longest row holds after the next one is fed."""
         self.last = torch.tensor(
             [s.request.token_ids[-1] if s.request.token_ids else 0 for s in sessions], device=device
@@ -42,14 +43,15 @@ class DecodeBatch:
         self._stop_ids = _padded([p.stop_token_ids for p in params])
         self._stop_texts = {i: p.stop for i, p in enumerate(params) if p.stop}
         self._ids: list[np.ndarray] = []
-        self._logprobs: list[np.ndarray] = []
+        self._logprobs: list[Tensor] = []
 
     def take(self, logits: Tensor) -> None:
-        """Sample one token per row from logits [n, V], and record the turns that end with it in `ended`."""
+        """Sample one token per row from logits [n, V], and record the turns that end with it in `ended`. The ids are
+        the only numbers for which the device is waited for; log-probs stay there until `flush`."""
         self.last, logprobs = sample(logits, self._rows, self._uniforms.next())
         ids = self.last.cpu().numpy()
         self._ids.append(ids)
-        self._logprobs.append(logprobs.cpu().numpy())
+        self._logprobs.append(logprobs)
         self._room -= 1
         stopped = (ids[:, None] == self._stop_ids).any(-1)
         for row in np.flatnonzero(stopped | (self._room <= 0)):
@@ -67,7 +69,7 @@ class DecodeBatch:
         """Append the sampled tokens to their requests, as tokens of policy `version`."""
         if not self._ids:
             return
-        ids, logprobs = np.stack(self._ids, 1).tolist(), np.stack(self._logprobs, 1).tolist()
+        ids, logprobs = np.stack(self._ids, 1).tolist(), torch.stack(self._logprobs, 1).tolist()
         self._ids, self._logprobs = [], []
         for session, row_ids, row_logprobs in zip(self.sessions, ids, logprobs, strict=True):
             request = session.request

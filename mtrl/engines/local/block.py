@@ -85,8 +85,8 @@ class Block:
 
     @torch.no_grad()
     def write(self, tensors: Mapping[str, Tensor]) -> None:
-        for name, tensor in tensors.items():
-            self.tensors[name].copy_(tensor)
+        for name in tensors:
+            self.tensors[name].copy_(tensors[name])
 
     def close(self) -> None:
         """Close the file. The memory stays mapped until the tensors are freed."""

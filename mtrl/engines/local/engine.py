@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mtrl.distributed.gathered import GatheredWeights, layout_of
 from mtrl.engines.base import EngineStats, Generation, SamplingParams
 from mtrl.engines.local import fused
 from mtrl.engines.local.batch import DecodeBatch, StopStrings
@@ -34,10 +35,11 @@ def copy_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
         ValueError: a parameter has no weights, a name does not exist in the module, or a shape differs.
     """
     own = module.state_dict(keep_vars=True)
-    written = {id(own[name]) for name in weights if name in own}
+    given = layout_of(weights)
+    written = {id(own[name]) for name in given if name in own}
     missing = [name for name, value in module.named_parameters() if id(value) not in written]
-    unknown = [name for name in weights if name not in own]
-    wrong = [name for name in weights if name in own and weights[name].shape != own[name].shape]
+    unknown = [name for name in given if name not in own]
+    wrong = [name for name in given if name in own and given[name].shape != own[name].shape]
     problems = [
         *([f"no weights for {_some(missing)}"] if missing else []),
         *([f"no parameter has the name {_some(unknown)}"] if unknown else []),
@@ -45,8 +47,8 @@ def copy_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     ]
     if problems:
         raise ValueError(f"the weights do not fit {type(module).__name__}: {'; '.join(problems)}")
-    for name, value in weights.items():
-        own[name].copy_(value)
+    for name in weights:
+        own[name].copy_(weights[name])
 
 
 class LocalEngine:
@@ -120,7 +122,8 @@ class LocalEngine:
         self._gathered = 0
         """Number of decoding rows after the last gather."""
         self._draining = 0
-        """Number of calls of `load_weights` that wait for the end of running turns; no turn is admitted meanwhile."""
+        """Number of calls of `load_weights` that wait for the end of running turns or for weights; no turn is admitted
+        meanwhile."""
         self._wake, self._idle = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -164,7 +167,13 @@ class LocalEngine:
         if self.in_flight == "drain":
             await self._drain()
         self._interrupt()
-        if weights is not None and weights is not self.model:
+        if isinstance(weights, GatheredWeights):  # which waits for other ranks, and the event loop must go on
+            self._draining += 1
+            try:
+                await asyncio.to_thread(self.apply_weights, self.model, weights)
+            finally:
+                self._draining -= 1
+        elif weights is not None and weights is not self.model:
             self.apply_weights(self.model, weights)
         self.runner.refresh()
         self.version = version

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mtrl.distributed.gathered import layout_of
 from mtrl.engines.base import EngineStats, Generation, SamplingParams
 from mtrl.engines.local.block import Block, pack
 from mtrl.engines.local.channel import ChannelClosedError
@@ -313,8 +314,8 @@ class ProcessEngine:
         """Write the weights to the block; if a new block is needed, send it to the child."""
         async with self._writing:
             try:
-                if new := self._weights is None or not self._weights.fits(weights):
-                    self._weights = Block.like(weights)
+                if new := self._weights is None or not self._weights.fits(layout_of(weights)):
+                    self._weights = Block.like(layout_of(weights))
                 await asyncio.to_thread(self._weights.write, weights)
             except Exception as error:
                 self._give_up(error)  # the block may hold incomplete weights, which a new child would load

@@ -72,7 +72,7 @@ class HfRunner:
         n, t = ids.shape
         positions = starts[:, None] + torch.arange(t, device=ids.device)
         rows = torch.arange(first_slot, first_slot + n, device=ids.device)[:, None]
-        layers = [_SlotLayer(self.cache, i, rows, positions, width) for i in range(len(self.cache.keys))]
+        layers = [_SlotLayer(self.cache, i, rows, positions, width, first_slot) for i in range(len(self.cache.keys))]
         with _evaluating(self.model):
             return logits_at(
                 self.model,
@@ -153,15 +153,15 @@ class _SlotLayer:
     is_sliding = False
     is_initialized = True
 
-    def __init__(self, cache: SlotCache, layer: int, rows: Tensor, positions: Tensor, width: int):
+    def __init__(self, cache: SlotCache, layer: int, rows: Tensor, positions: Tensor, width: int, first_slot: int):
         self.cache, self.layer, self.rows, self.positions, self.width = cache, layer, rows, positions, width
+        self.slots = slice(first_slot, first_slot + len(rows))
 
     def update(self, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         self.cache.write(self.layer, self.rows, self.positions, keys.transpose(1, 2), values.transpose(1, 2))
-        first, n = int(self.rows[0, 0]), self.rows.shape[0]
         return (
-            self.cache.keys[self.layer][first : first + n, :, : self.width],
-            self.cache.values[self.layer][first : first + n, :, : self.width],
+            self.cache.keys[self.layer][self.slots, :, : self.width],
+            self.cache.values[self.layer][self.slots, :, : self.width],
         )
 
     def get_seq_length(self) -> int:

@@ -34,16 +34,18 @@ class DiskSync:
         self._uses: dict[str, int] = {}
         """Number of calls of `send` that use a folder, by its name."""
         self._newest = ""
+        self._prepared: tuple[Mapping[str, Tensor], Path, str] | None = None
+        """The weights that were written last, their folder and its checksum."""
+
+    async def prepare(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Write the folder, for which servers need not pause."""
+        await asyncio.to_thread(self._write, weights, version)
 
     async def send(self, servers: Sequence[ServerApi], weights: Mapping[str, Tensor], version: int) -> None:
-        whole = await asyncio.to_thread(self._export, weights)
-        digest = await asyncio.to_thread(checksum, whole)
-        name = f"version-{version}-{digest[:12]}"
+        folder, digest = await asyncio.to_thread(self._write, weights, version)
+        name = folder.name
         self._uses[name] = self._uses.get(name, 0) + 1
         try:
-            write = partial(write_model, self._model, whole)
-            size = sum(value.nbytes for value in whole.values())
-            folder = await asyncio.to_thread(self._folder.write, name, size, write)
             self._newest = name
             server_group = ServerGroup(servers)
             await server_group.each(lambda server: server.begin_update(), self._seconds)
@@ -56,6 +58,20 @@ class DiskSync:
 
     async def close(self) -> None:
         await asyncio.to_thread(self._folder.close)
+
+    def _write(self, weights: Mapping[str, Tensor], version: int) -> tuple[Path, str]:
+        """Return the folder of these weights and its checksum; write the folder unless it is the last one."""
+        prepared = self._prepared
+        if prepared is not None and prepared[0] is weights and prepared[1].exists():
+            return prepared[1:]
+        self._prepared = prepared = None
+        whole = dict(self._export(weights))
+        digest = checksum(whole)
+        size = sum(value.nbytes for value in whole.values())
+        name = f"version-{version}-{digest[:12]}"
+        folder = self._folder.write(name, size, partial(write_model, self._model, whole))
+        self._prepared = weights, folder, digest
+        return folder, digest
 
     def _remove_unused(self) -> None:
         for name in [name for name, uses in self._uses.items() if not uses and name != self._newest]:

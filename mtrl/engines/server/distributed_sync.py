@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import socket
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 import torch
 from torch import Tensor
 
+from mtrl.config.derived import WEIGHT_BUCKET
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.distributed import broadcast
 from mtrl.engines.server.api import Rendezvous, ServerApi, TensorLayout
@@ -25,8 +26,6 @@ from mtrl.errors import UserError
 from mtrl.utils.serving import is_loopback
 from mtrl.utils.text import one_line
 
-BUCKET = 2**29
-"""Maximum size of one broadcast, in bytes, unless a single tensor is larger."""
 LEAVE_TIMEOUT = 10.0
 """Timeout of leaving a group, in seconds; a server that does not leave in time is ignored."""
 CONNECT_SECONDS = 2.0
@@ -35,6 +34,8 @@ closed would retry until its own timeout, which is half an hour in SGLang."""
 LOOPBACK = "127.0.0.1"
 
 Part = list[tuple[str, Tensor]]
+Parts = Callable[[], Iterator[Part]]
+"""Function that returns the parts of the weights, which are converted as they are taken."""
 
 
 @dataclass
@@ -56,7 +57,7 @@ class DistributedSync:
     servers fail.
     """
 
-    def __init__(self, settings: ServerConfig, export: WeightExport, bucket: int = BUCKET):
+    def __init__(self, settings: ServerConfig, export: WeightExport, bucket: int = WEIGHT_BUCKET):
         """
         Raises:
             UserError: trainer and servers share GPUs, which NCCL does not support.
@@ -71,9 +72,14 @@ class DistributedSync:
         self._export, self._bucket = export, bucket
         self._group: SyncGroup | None = None
 
+    async def prepare(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Do nothing: tensors are converted as they are sent."""
+
     async def send(self, servers: Sequence[ServerApi], weights: Mapping[str, Tensor], version: int) -> None:
-        whole = await asyncio.to_thread(self._export, weights)
-        parts = list(broadcast.buckets(list(whole.items()), self._bucket))
+        def parts() -> Iterator[Part]:
+            return broadcast.buckets(self._export(weights), self._bucket)
+
+        await asyncio.to_thread(parts)  # weights that do not fit are refused before any server is asked
         failed = await self._update_together(list(servers), parts, version)
         if failed:
             await self._leave_current()
@@ -88,7 +94,7 @@ class DistributedSync:
 
     # -- an update ---------------------------------------------------------------------------------------------------
 
-    async def _update_together(self, servers: list[ServerApi], parts: list[Part], version: int) -> dict[str, str]:
+    async def _update_together(self, servers: list[ServerApi], parts: Parts, version: int) -> dict[str, str]:
         """Update all servers in one group; return the reasons of failures by URL."""
         if self._group is None or self._group.servers != servers:
             await self._leave_current()
@@ -101,7 +107,7 @@ class DistributedSync:
             await self._leave_current()
             raise
 
-    async def _update_alone(self, server: ServerApi, parts: list[Part], version: int, failed: dict[str, str]) -> None:
+    async def _update_alone(self, server: ServerApi, parts: Parts, version: int, failed: dict[str, str]) -> None:
         """Update one server in a group of its own; remove its entry from `failed`, or replace it by the new reason."""
         if not await server.is_alive():
             return
@@ -115,13 +121,15 @@ class DistributedSync:
         del failed[server.url]
         failed |= problems
 
-    async def _update(self, sync_group: SyncGroup, parts: list[Part], version: int) -> dict[str, str]:
+    async def _update(self, sync_group: SyncGroup, parts: Parts, version: int) -> dict[str, str]:
         server_group = ServerGroup(sync_group.servers)
         await server_group.each(lambda server: server.begin_update(), self._seconds)
-        for part in parts:
+        remaining = await asyncio.to_thread(parts)
+        while (part := await asyncio.to_thread(next, remaining, None)) is not None:
             if server_group.failed:  # a broadcast needs all members
                 return {server.url: "another server failed" for server in sync_group.servers} | server_group.failed
             await self._send_part(sync_group, part, version, server_group)
+            del part  # else it would exist while the next one is converted
         await server_group.each(lambda server: server.end_update(version), self._seconds)
         return server_group.failed
 

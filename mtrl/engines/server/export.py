@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Protocol
 
@@ -17,8 +17,13 @@ from mtrl.errors import UserError
 class WeightExport(Protocol):
     """Converts the tensors that the trainer trains to the weights that servers load."""
 
-    def __call__(self, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return full weights by the names of a checkpoint. A tensor may share its memory with one of `trained`."""
+    def __call__(self, trained: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Yield full weights with their names in a checkpoint, each converted when it is taken. A tensor may share its
+        memory with one of `trained`.
+
+        Raises:
+            UserError: the weights do not fit the servers' model; it is raised before the first tensor.
+        """
 
 
 class FullWeights:
@@ -35,27 +40,26 @@ class FullWeights:
         self._shapes: dict[str, tuple[int, ...]] | None = None
         self._file_names: FileNames | None = None
 
-    def __call__(self, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """
-        Raises:
-            UserError: names or shapes differ from those of the model.
-        """
+    def __call__(self, trained: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         if self._shapes is None:
             self._shapes = model_shapes(self._model)
             if self._shapes and trained.keys() != self._shapes.keys():
                 with suppress(OSError, ValueError):  # Transformers does not know the architecture: names are compared
                     self._file_names = FileNames(self._model)
-        weights = {name: in_precision(value.detach(), self._dtype) for name, value in trained.items()}
-        if self._file_names is not None:
-            weights = self._file_names(weights)
-        if self._shapes and (
-            differences := _differences({n: tuple(v.shape) for n, v in weights.items()}, self._shapes)
-        ):
+        self._check({name: torch.empty_like(value, device="meta") for name, value in trained.items()})
+        return self._converted(trained)
+
+    def _converted(self, trained: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        weights = self._file_names(trained) if self._file_names is not None else iter(trained.items())
+        return ((name, in_precision(value.detach(), self._dtype)) for name, value in weights)
+
+    def _check(self, trained: Mapping[str, Tensor]) -> None:
+        shapes = {name: tuple(value.shape) for name, value in self._converted(trained)}
+        if self._shapes and (differences := _differences(shapes, self._shapes)):
             raise UserError(
                 f"model.path={self._model}: the trainer's weights have other names or shapes than its files, from "
                 f"which servers load them ({differences}); use generator.backend=local for this model"
             )
-        return weights
 
 
 class FileNames:
@@ -79,19 +83,16 @@ class FileNames:
         with torch.device("meta"):
             self._skeleton = AutoModelForCausalLM.from_config(config)
 
-    def __call__(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the tensors by the names of the files. Layers are converted one after another and taken out of
-        `weights`, so that only one layer exists twice."""
+    def __call__(self, weights: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors with their names in the files. Layers are converted one after another, so that at most one
+        layer exists twice."""
         from transformers.core_model_loading import revert_weight_conversion
 
         layers: dict[str, list[str]] = {}
         for name in weights:
             layers.setdefault(_layer(name), []).append(name)
-        converted: dict[str, Tensor] = {}
         for names in layers.values():
-            part = revert_weight_conversion(self._skeleton, {name: weights.pop(name) for name in names})
-            converted |= {name: value.contiguous() for name, value in part.items()}
-        return converted
+            yield from revert_weight_conversion(self._skeleton, {name: weights[name] for name in names}).items()
 
 
 def _layer(name: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from mtrl.engines.base import EngineLostError
@@ -145,6 +146,8 @@ class Fleet:
         async with self._updating:
             assert not self._asleep, "the servers sleep; wake them first"
             begun = _now()
+            with self._ending_without_weights():
+                await self.sync.prepare(weights.tensors, weights.version)
             self._newest = weights
             self.router.pause()
             try:
@@ -179,11 +182,21 @@ class Fleet:
         assert self._newest is not None
         update = self._update(self.backend, self.sync, self._mode, replicas, self._newest)
         try:
-            await update.run()
+            with self._ending_without_weights():
+                await update.run()
         except asyncio.CancelledError:  # the event loop ends, and it is unknown which weights the replicas have
             for replica in replicas:
                 replica.give_up("was interrupted while it loaded weights")
             raise
+        self._give_up(update.failed)
+        for replica in replicas:
+            self._admit(replica)
+
+    @contextmanager
+    def _ending_without_weights(self) -> Iterator[None]:
+        """End the use of the engine if an error within this context prevents the sending of weights."""
+        try:
+            yield
         except Exception as error:
             if not isinstance(error, UserError):
                 log.exception("weights cannot be sent")
@@ -191,9 +204,6 @@ class Fleet:
             lost = EngineLostError(f"weights cannot be sent: {reason}")
             self._on_failure(lost)
             raise lost from error
-        self._give_up(update.failed)
-        for replica in replicas:
-            self._admit(replica)
 
     def _give_up(self, failed: dict[Replica, str]) -> None:
         """Give up failed replicas, so that they are restarted.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 import torch
 from safetensors import safe_open
@@ -13,11 +14,11 @@ from torch import Tensor
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.engines.server.api import ServerApi
 from mtrl.engines.server.export import in_precision
-from mtrl.engines.server.model_folder import HEAD, is_tied, model_folder
+from mtrl.engines.server.model_folder import HEAD, is_tied, model_folder, model_shapes
 from mtrl.engines.server.sync import ServerGroup, engine_key
 from mtrl.engines.server.sync_folder import SyncFolder
 from mtrl.errors import UserError
-from mtrl.models.lora import merged_state_of, save_adapter_files
+from mtrl.models.lora import check_matrices, merged_tensors, save_adapter_files
 
 
 class MergedWeights:
@@ -31,18 +32,20 @@ class MergedWeights:
     def __init__(self, model: str, dtype: str, scaling: float):
         self._model, self._dtype, self._scaling = model, getattr(torch, dtype), scaling
 
-    def __call__(self, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        start = {name: in_precision(value, self._dtype) for name, value in start_weights(self._model)}
+    def __call__(self, trained: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        adapters = {name: value.detach().cpu() for name, value in trained.items()}
+        start = start_weights(self._model)
         try:
-            return merged_state_of(
-                start, {name: value.detach().cpu() for name, value in trained.items()}, self._scaling
-            )
+            check_matrices(model_shapes(self._model), adapters)
         except ValueError as error:
             raise UserError(f"model.path={self._model}: {error}; use generator.backend=local for this model") from error
+        return merged_tensors(
+            ((name, in_precision(value, self._dtype)) for name, value in start), adapters, self._scaling
+        )
 
 
 def start_weights(model: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the names and tensors of a model's safetensors files, tied ones once.
+    """Return the names and tensors of a model's safetensors files, tied ones once, each read when it is taken.
 
     Raises:
         UserError: the model has no safetensors files.
@@ -54,7 +57,10 @@ def start_weights(model: str) -> Iterator[tuple[str, Tensor]]:
             f"model.path={model} has no safetensors files, so that adapters cannot be merged into its weights for the "
             "servers; save it by save_pretrained first"
         )
-    tied = is_tied(folder)
+    return _read(files, is_tied(folder))
+
+
+def _read(files: Sequence[Path], tied: bool) -> Iterator[tuple[str, Tensor]]:
     for file in files:
         with safe_open(file, framework="pt") as tensors:
             names = list(tensors.keys())
@@ -72,6 +78,9 @@ class AdapterSync:
         self._seconds, self._model, self._scaling = settings.sync_timeout, model, scaling
         self._folder = SyncFolder(settings.sync_folder, f"{engine_key(settings)}.sync_folder")
         self._written: list[str] = []
+
+    async def prepare(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Do nothing: servers do not pause for adapters."""
 
     async def send(self, servers: Sequence[ServerApi], weights: Mapping[str, Tensor], version: int) -> None:
         """`weights`: tensors of the adapters, by the names of `adapter_state`."""

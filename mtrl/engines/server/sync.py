@@ -31,6 +31,13 @@ class SyncError(ServerError):
 class WeightSync(Protocol):
     """Protocol for sending weights to servers that are paused or sample no turns."""
 
+    async def prepare(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Do the part of `send` for which servers need not pause; `send` with the same object follows.
+
+        Raises:
+            UserError: the weights cannot be sent.
+        """
+
     async def send(self, servers: Sequence[ServerApi], weights: Mapping[str, Tensor], version: int) -> None:
         """Make all these servers load `weights` (by the names of a Hugging Face checkpoint, tied ones once) as policy
         `version`, with all steps from `begin_update` to `end_update`. Each step has a timeout, and after a failure no

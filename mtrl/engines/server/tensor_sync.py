@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.multiprocessing import reductions
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from mtrl.config.derived import WEIGHT_BUCKET
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.distributed.broadcast import buckets, flatten
 from mtrl.engines.server.api import ServerApi
@@ -30,8 +31,6 @@ from mtrl.engines.server.sync import ServerGroup, engine_key
 from mtrl.errors import UserError
 from mtrl.utils.serving import is_loopback
 
-BUCKET = 2**29
-"""Maximum size of the shared memory in use, in bytes, unless a single tensor is larger."""
 _DEVICE = 6
 """Index of the argument of torch's `rebuild_cuda_tensor` that is the number of the GPU."""
 _strategy = threading.Lock()
@@ -41,7 +40,7 @@ class TensorSync:
     """See `WeightSync`. Servers receive only the names and memory locations of the tensors, and copy the tensors from
     the trainer's memory."""
 
-    def __init__(self, settings: ServerConfig, export: WeightExport, bucket: int = BUCKET):
+    def __init__(self, settings: ServerConfig, export: WeightExport, bucket: int = WEIGHT_BUCKET):
         """
         Raises:
             UserError: a server may be on another machine.
@@ -52,13 +51,16 @@ class TensorSync:
         self._device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
         self._check_local(settings.urls)
 
+    async def prepare(self, weights: Mapping[str, Tensor], version: int) -> None:
+        """Do nothing: tensors are converted as they are sent."""
+
     async def send(self, servers: Sequence[ServerApi], weights: Mapping[str, Tensor], version: int) -> None:
         self._check_local([server.url for server in servers])
-        whole = await asyncio.to_thread(self._export, weights)
+        exported = await asyncio.to_thread(self._export, weights)
         server_group = ServerGroup(servers)
         await server_group.each(lambda server: server.begin_update(), self._seconds)
-        for part in buckets(list(whole.items()), self._bucket):
-            shared = await asyncio.to_thread(self._share, dict(part))
+        parts = buckets(exported, self._bucket)
+        while shared := await asyncio.to_thread(self._share_next, parts):
             was_read = False
             try:
                 digest = await asyncio.to_thread(checksum, shared.tensors)
@@ -77,6 +79,11 @@ class TensorSync:
 
     async def close(self) -> None:
         """Do nothing: `send` leaves no state."""
+
+    def _share_next(self, parts: Iterator[list[tuple[str, Tensor]]]) -> SharedTensors | None:
+        """Share the next part; None after the last."""
+        part = next(parts, None)
+        return None if part is None else self._share(dict(part))
 
     def _share(self, tensors: Mapping[str, Tensor]) -> SharedTensors:
         size = sum(value.nbytes for value in tensors.values())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from mtrl.distributed.gathered import GatheredWeights
 from mtrl.engines.server.adapters import Adapter
 from mtrl.engines.server.api import ServerApi, ServerError
 from mtrl.engines.server.backend import Backend
@@ -32,6 +33,8 @@ class Weights:
 
     @classmethod
     def copy(cls, tensors: Mapping[str, Tensor], version: int) -> Weights:
+        if isinstance(tensors, GatheredWeights):  # the tensors belong to their reader
+            return cls({name: tensors[name] for name in tensors}, version)
         return cls({name: tensor.detach().clone() for name, tensor in tensors.items()}, version)
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,6 +30,11 @@ class MicroBatch:
     position_ids: Tensor | None
     """[B, L] int64, from 0 again at each sample of a pack, or from the length of the prefix that it shares with the
     sample before it; None: 0 to L-1 in every row."""
+    boundaries: Tensor | None
+    """[S+1] int32 first index of each of the S samples of a pack in `inputs`, and their length; None without packing,
+    and for packs that share prefixes."""
+    longest: int
+    """Number of tokens of the longest sample between `boundaries`."""
     rollout_logprobs: Tensor
     """[N] log-probs that the engine reported."""
     advantages: Tensor
@@ -51,6 +57,15 @@ class MicroBatch:
         if self.position_ids is not None:
             inputs["position_ids"] = self.position_ids[:, :-1]
         return inputs
+
+    @property
+    def flash_inputs(self) -> dict[str, Any]:
+        """`inputs`, and the boundaries of a pack for flash kernels. Without them Transformers searches the positions
+        in every layer, and each search waits for the GPU."""
+        if self.boundaries is None:
+            return dict(self.inputs)
+        starts = {"cu_seq_lens_q": self.boundaries, "cu_seq_lens_k": self.boundaries}
+        return {**self.inputs, **starts, "max_length_q": self.longest, "max_length_k": self.longest}
 
     @property
     def targets(self) -> Tensor:
@@ -291,10 +306,13 @@ def _collate(samples: list[Sample], weights: list[np.ndarray], rows: list[int], 
     numbers = np.empty(len(samples), dtype=np.int64)
     for number, unit in enumerate(_trajectories(samples)):
         numbers[unit] = number
+    boundaries = None if positions is None else _boundaries(positions[0, :-1])
     return MicroBatch(
         token_ids=torch.from_numpy(ids),
         action_mask=torch.from_numpy(mask[:, 1:]),
         position_ids=None if positions is None else torch.from_numpy(positions),
+        boundaries=None if boundaries is None else torch.from_numpy(boundaries),
+        longest=0 if boundaries is None else int(np.diff(boundaries).max()),
         rollout_logprobs=flat([sample.logprobs for sample in samples]),
         advantages=flat([sample.advantages for sample in samples]),
         weights=flat(weights),
@@ -303,6 +321,16 @@ def _collate(samples: list[Sample], weights: list[np.ndarray], rows: list[int], 
         rows=rows,
         samples=samples,
     )
+
+
+def _boundaries(positions: NDArray[np.int64]) -> NDArray[np.int32] | None:
+    """Return where the samples of a pack begin, and its length; None if a sample continues the one before it.
+
+    Args:
+        positions: [L] positions of the tokens that are inputs of the model.
+    """
+    starts = np.flatnonzero(np.diff(positions, prepend=-2) != 1)
+    return None if positions[starts].any() else np.append(starts, len(positions)).astype(np.int32)
 
 
 def _array(values: Sequence[float] | NDArray, dtype: type) -> NDArray:

@@ -7,7 +7,7 @@ every rank, and `Learner` computes loss and gradients by its `Policy`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,6 +21,7 @@ from mtrl.algorithms.mismatch import measure
 from mtrl.algorithms.registry import find_correction, find_kl, find_loss
 from mtrl.config.schema import Config
 from mtrl.distributed.crew import Crew
+from mtrl.distributed.gathered import GatheredWeights
 from mtrl.distributed.sharding import named_tensors
 from mtrl.distributed.world import World, all_sum
 from mtrl.errors import UserError
@@ -33,6 +34,7 @@ from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import Policy
 from mtrl.trainer.update.report import CriticReport, NonFiniteError, UpdateReport
 from mtrl.trainer.update.value_learner import ValueBatch, ValueLearner
+from mtrl.trainer.work_thread import like_this_thread
 
 CRITIC = "critic."
 """Prefix of the names of the critic's tensors in a checkpoint."""
@@ -266,9 +268,19 @@ class Learners:
             )
         return CriticReport.joined(self.crew.run("critic.update", self._shares(assignments), step))
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return the weights for an engine with its own copy."""
-        return self.crew.run("policy.weights")[0]
+    def weights(self) -> Mapping[str, Tensor]:
+        """Return the weights for an engine with its own copy. They are gathered bucket by bucket while the engine reads
+        them, in any thread, and must not change meanwhile; adapters, which are small, are gathered here."""
+        policy = self.crew.worker.policy
+        if policy.adapted:
+            return self.crew.run("policy.weights")[0]
+        prepare_thread = like_this_thread()
+
+        def gather(names: Sequence[str]) -> dict[str, Tensor]:
+            prepare_thread()
+            return self.crew.run("policy.weights", None, names)[0]
+
+        return GatheredWeights(policy.layout(), gather)
 
     def release(self) -> None:
         """Free cached GPU memory of all ranks for the servers that share the GPUs."""

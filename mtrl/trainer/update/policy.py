@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from mtrl.distributed.sharding import (
     compute_device,
+    full_layout,
     full_state,
     is_sharded,
     load_state,
@@ -19,6 +20,7 @@ from mtrl.distributed.sharding import (
     plain_class,
     reshard,
 )
+from mtrl.models.attention import takes_boundaries
 from mtrl.models.logprobs import token_logprobs
 from mtrl.trainer.data.batching import MicroBatch
 
@@ -76,7 +78,7 @@ class Policy:
             temperature=self.temperature,
             entropy_gradient=self.entropy_gradient,
             max_logits=self.max_logits,
-            **batch.inputs,
+            **(batch.flash_inputs if takes_boundaries(self.model) else batch.inputs),
             use_cache=False,
         )
 
@@ -105,10 +107,22 @@ class Policy:
         """
         load_state(self.model, state, trainable_only=self.adapted)
 
-    def weights(self) -> dict[str, Tensor] | None:
-        """Return the weights for an engine with its own copy: whole copies of the tensors of `state`, in CPU memory, on
-        rank 0; None on other ranks. They are cast to `sent_dtype`, unless they are adapters."""
-        return full_state(self.model, trainable_only=self.adapted, dtype=None if self.adapted else self.sent_dtype)
+    def layout(self) -> dict[str, Tensor]:
+        """Return the shapes and dtypes of `weights` by name, as tensors on the meta device. Any rank may call it
+        alone."""
+        return full_layout(self.model, trainable_only=self.adapted, dtype=self._sent_dtype())
+
+    def weights(self, names: Sequence[str] | None = None) -> dict[str, Tensor] | None:
+        """Return weights for an engine with its own copy: whole copies of the tensors of `state`, in CPU memory, on
+        rank 0; None on other ranks. They are cast to `sent_dtype`, unless they are adapters.
+
+        Args:
+            names: names of the tensors; None: all.
+        """
+        return full_state(self.model, trainable_only=self.adapted, dtype=self._sent_dtype(), names=names)
+
+    def _sent_dtype(self) -> torch.dtype | None:
+        return None if self.adapted else self.sent_dtype
 
     def export(self, folder: Path) -> None:
         """Write a Hugging Face folder, on rank 0. Adapters are merged into the weights, and also written separately to

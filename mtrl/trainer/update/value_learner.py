@@ -14,6 +14,7 @@ from mtrl.algorithms.registry import find_estimator
 from mtrl.config.schema import Config
 from mtrl.distributed.sharding import compute_device, reshard
 from mtrl.distributed.world import all_sum
+from mtrl.models.attention import takes_boundaries
 from mtrl.models.preparation import checkpoint_gradients
 from mtrl.models.value_head import ValueModel
 from mtrl.trainer.data.batching import MicroBatch
@@ -78,7 +79,8 @@ class ValueLearner:
         return report
 
     def _forward(self, batch: MicroBatch) -> Tensor:
-        return self.model(batch.action_mask, **batch.inputs)
+        inputs = batch.flash_inputs if takes_boundaries(self.model) else batch.inputs
+        return self.model(batch.action_mask, **inputs)
 
     def _optimiser_step(self, part: list[ValueBatch], step: int, report: CriticReport) -> None:
         total = 0.0

@@ -115,7 +115,7 @@ def test_only_the_faulty_server_fails(tmp_path, model, fault, at):
             with pytest.raises(SyncError) as caught:
                 await sync.send([sick, healthy], weights(), 3)
             assert list(caught.value.failed) == [sick.url]
-            assert await healthy.state() == (3, checksum(Cast("bfloat16")(weights())))
+            assert await healthy.state() == (3, checksum(dict(Cast("bfloat16")(weights()))))
             async with WeightServer("127.0.0.1:3") as fresh:  # a replica that was started again
                 await sync.send([fresh], weights(), 3)
                 assert await fresh.state() == await healthy.state()

@@ -39,7 +39,7 @@ def test_stacked_experts_are_sent_as_save_pretrained_writes_them(folder, tmp_pat
     export = FullWeights(str(folder), dtype)
     model.save_pretrained(tmp_path / "saved")
     for _ in range(2):
-        sent = export(Policy(model, None).weights())
+        sent = dict(export(Policy(model, None).weights()))
         saved = load_file(tmp_path / "saved" / "model.safetensors")
         assert sent.keys() == saved.keys() and "model.layers.1.mlp.experts.3.up_proj.weight" in sent
         for name, value in saved.items():

@@ -46,6 +46,21 @@ def test_weights_change_during_turns(make, cluster, mode, seen):
     run_engine(engine, go())
 
 
+def test_servers_are_not_paused_while_an_update_is_prepared(make, cluster):
+    sync = ToySync()
+    engine = make(replicas=2, sync=sync)
+    sync.is_paused = lambda: any(not server.unpaused.is_set() for server in cluster.servers.values())
+
+    async def go():
+        turn = ask(engine)
+        await asyncio.sleep(1)
+        await engine.load_weights(weights_of(1), 1)
+        await turn
+        assert sync.prepared == [(1, False)] and sync.sent == [(1, 2)]
+
+    run_engine(engine, go())
+
+
 def test_a_turn_with_stop_strings_restarts_after_a_pause(make):
     """Such a turn starts again and has one version."""
     engine, stops = make(pause_mode="abort"), replace(LONG, stop=("</sql>",))

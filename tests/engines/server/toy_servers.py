@@ -313,6 +313,14 @@ class ToySync:
 
     def __init__(self):
         self.sent, self.error = [], None
+        self.prepared = []
+        """For each preparation its version, and whether the servers were paused."""
+        self.is_paused = lambda: None
+
+    async def prepare(self, weights, version):
+        if self.error:
+            raise self.error
+        self.prepared.append((version, self.is_paused()))
 
     async def send(self, servers, weights, version):
         if self.error:

@@ -122,7 +122,7 @@ class Cast:
 
         from mtrl.engines.server.export import in_precision
 
-        return {name: in_precision(value, getattr(torch, self.dtype)) for name, value in trained.items()}
+        return ((name, in_precision(value, getattr(torch, self.dtype))) for name, value in trained.items())
 
 
 class Weights:
