@@ -42,6 +42,7 @@ SEARCH = ["faiss-cpu>=1.8,<2"]  # dense retrieval
 AWS = ["boto3>=1.40,<2", "botocore>=1.40,<2"]
 SWE = ["mini-swe-agent>=2.4,<3"]  # Docker and Podman containers; the sandbox of its own needs no extra
 
+RAY = ["ray>=2.60,<2.61"]
 LORA = ["peft>=0.21,<1"]
 GGUF = ["gguf>=0.17,<1", "accelerate>=1.1,<2"]  # Transformers reads GGUF files with them
 # Launchers that run the jobs of a sweep side by side, and what proposes them.
@@ -62,6 +63,7 @@ EXTRAS = {
     "data": DATA,  # parquet files and the Hugging Face Hub
     "vllm": ["vllm>=0.32,<0.34"],
     "sglang": ["sglang>=0.5.23,<0.6"],
+    "ray": RAY,  # rollout workers
     "lora": LORA,
     "gguf": GGUF,
     "wandb": WANDB,
@@ -88,6 +90,7 @@ EXTRAS = {
         *SEARCH,
         *SWE,
         *AWS,
+        *RAY,
         *LORA,
         *GGUF,
         *SWEEP,

@@ -458,6 +458,24 @@ class AsyncConfig:
 
 
 @dataclass
+class RolloutsConfig:
+    """Rollout workers: processes that play the episodes of training and of its evaluations, on one machine or many. Ray
+    runs them (extra `ray`): the cluster of `RAY_ADDRESS` or of `ray start`, or else one that the run starts on this
+    machine."""
+
+    workers: int = number(0, at_least=0, at_most=1024)
+    """Number of rollout workers, each with its own environments and its own local engine; 0: rank 0 plays all
+    episodes."""
+    cpus: float = number(1.0, at_least=0)
+    """Number of CPUs that Ray reserves for a worker."""
+    gpus: float = number(0.0, at_least=0)
+    """Number of GPUs that Ray reserves for a worker; 0: its engine runs on CPUs."""
+    timeout: float = number(600.0, above=0)
+    """Time limit of a worker's start, of loading weights and of any other answer, in seconds; a worker that exceeds it
+    is replaced."""
+
+
+@dataclass
 class Config:
     """A run."""
 
@@ -485,6 +503,7 @@ class Config:
     preflight: PreflightConfig = field(default_factory=PreflightConfig)
     diagnosis: DiagnosisConfig = field(default_factory=DiagnosisConfig)
     async_config: AsyncConfig = field(default_factory=AsyncConfig)
+    rollouts: RolloutsConfig = field(default_factory=RolloutsConfig)
     parent: str | None = None
     """Folder of the run that this run differs from by one change; `python -m mtrl.diagnose` then reports the effect of
     the change."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from mtrl.config.schema import RolloutsConfig
 from mtrl.preflight.agreement import compare
 from mtrl.preflight.context import EPSILON, Context
 from mtrl.preflight.optimum import compare as compare_with_unsolved
@@ -53,7 +54,7 @@ def roll_out(context: Context, rollouts: int, on_warm_start: OnStep) -> Baseline
     from mtrl.trainer.setup.parts import set_up
     from mtrl.trainer.setup.servers import are_external
 
-    config = context.config
+    config = replace(context.config, rollouts=RolloutsConfig())  # a hundred episodes need no workers
     parts, size = set_up(config, on_warm_start), config.algorithm.group_size
     count = min(max(1, math.ceil(rollouts / size)), len(parts.splits.train))
     rows = [parts.splits.train[index * len(parts.splits.train) // count] for index in range(count)]

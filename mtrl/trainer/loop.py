@@ -30,7 +30,6 @@ from mtrl.record.trace import step_trace
 from mtrl.record.trajectories import write_groups
 from mtrl.rewards.compose import RewardComposer
 from mtrl.rewards.judge import judge_metrics
-from mtrl.rollout.rollouts import Rollouts
 from mtrl.scoring.agreement import Thresholds, Verdict
 from mtrl.scoring.heldout import HeldOut
 from mtrl.trackers.tracker import Tracker
@@ -45,6 +44,7 @@ from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
 from mtrl.trainer.setup.loading import compute_dtype
 from mtrl.trainer.setup.parts import Parts
 from mtrl.trainer.setup.servers import are_external, colocated, make_canary
+from mtrl.trainer.setup.workers import rollouts_of
 from mtrl.trainer.throughput import Throughput, peak_memory
 from mtrl.trainer.update.critic import Critic, credit_by_critic
 from mtrl.trainer.update.update import Update, Updater
@@ -96,7 +96,7 @@ class Trainer:
         self.progress = Progress()
         self.rows = RowStream(parts.splits.train, config.seed)
         self.composer = RewardComposer(config.reward)
-        self.rollouts = Rollouts(parts.loop, config.seed, config.environment.max_failed_share)
+        self.rollouts = rollouts_of(parts.loop, parts.engine, config)
         producer_args = (config, self.rollouts, self.composer, parts.family, parts.sampling, self.rows.next)
         self.experience = Stream(*producer_args, self._note_rollouts) if overlaps(config) else Collector(*producer_args)
         self.held_out = HeldOut(
@@ -107,7 +107,7 @@ class Trainer:
             self.experience.reward_and_score,
             parts.eval_sampling,
         )
-        self.work_thread = WorkThread(beside_rollouts=overlaps(config) or serves(config))
+        self.work_thread = WorkThread(overlaps(config) or serves(config) or config.rollouts.workers > 0)
         algorithm = config.algorithm
         self.kl = KlController(
             algorithm.kl_loss_coef or algorithm.kl_reward_coef, algorithm.kl_target, algorithm.kl_horizon

@@ -18,6 +18,7 @@ from mtrl.models.lora import LoraWeights
 from mtrl.record.run_dir import RunDir
 from mtrl.trainer.setup.loading import cast_parameters, compute_dtype, load_model, pick_device
 from mtrl.trainer.setup.servers import server_engine
+from mtrl.trainer.setup.workers import start_workers
 from mtrl.trainer.update.policy import Policy
 
 
@@ -44,6 +45,8 @@ def training_engine(config: Config, world: World, path: str, policy: Policy, con
     if serves(config):
         logs = RunDir(config.run_dir).engine
         return server_engine(config, world, path, policy.model.config, context, logs)
+    if config.rollouts.workers:
+        return start_workers(config, path, policy)
     if not has_copy(config, world):
         return shared_engine(config, policy.model, policy.tokenizer, context, bytes_to_come(policy.model))
     model, _ = load_model(config, path, device="cpu")
@@ -86,10 +89,11 @@ def bytes_to_come(module: torch.nn.Module) -> int:
 
 def has_copy(config: Config, world: World) -> bool:
     """Return whether the engine has its own copy of the weights: with servers, with a sharded policy, with adapters,
-    which the engine does not support, with an engine in a separate process, and if turns are sampled during
-    updates."""
+    which the engine does not support, with an engine in a separate process or in rollout workers, and if turns are
+    sampled during updates."""
     sharded = needs_sharding(config.trainer.fsdp, world)
-    return serves(config) or sharded or overlaps(config) or in_a_process(config) or config.model.lora_rank > 0
+    elsewhere = serves(config) or in_a_process(config) or config.rollouts.workers > 0
+    return elsewhere or sharded or overlaps(config) or config.model.lora_rank > 0
 
 
 def in_a_process(config: Config) -> bool:

@@ -1,0 +1,450 @@
+"""Rollout workers as the leader sees them: groups are divided among them, and played again when a worker is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import pickle
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+from mtrl.engines.base import EngineLostError, EngineStats, Generation, SamplingParams
+from mtrl.errors import UserError
+from mtrl.rollout.episode import fail
+from mtrl.rollout.rollouts import Rollouts
+from mtrl.rollout.worker import CLOSING_SECONDS, POLL_SECONDS, Answer, Failure, Report, Request
+from mtrl.types import Group, Row, Trajectory
+from mtrl.utils.text import one_line
+
+log = logging.getLogger(__name__)
+
+MAX_DEATHS = 3
+"""Number of workers that may die while they play a group, before the group counts as failed; and number of consecutive
+failed starts of a worker after which the run ends."""
+
+
+class WorkerLostError(RuntimeError):
+    """The process of a worker has ended, or does not answer."""
+
+
+class WorkerSilentError(WorkerLostError):
+    """A worker does not answer within the time limit; another process would probably not do so either."""
+
+
+class Cluster(Protocol):
+    """The processes in which workers run. `mtrl/rollout/cluster.py` implements it with Ray."""
+
+    def spawn(self, index: int) -> Any:
+        """Start the process of worker `index`, and return its handle at once."""
+
+    async def call(self, worker: Any, method: str, *args: Any) -> Any:
+        """Call a method of `RolloutWorker` and return its result.
+
+        Raises:
+            WorkerLostError: the process has ended.
+        """
+
+    def tell(self, worker: Any, method: str, *args: Any) -> None:
+        """Call a method without waiting for it. A lost process is no error here; an argument that cannot be sent is."""
+
+    def share(self, weights: Any) -> Any:
+        """Copy weights to where all workers can read them, and return a reference, which `load` takes."""
+
+    def kill(self, worker: Any) -> None:
+        """End the process at once."""
+
+    def close(self) -> None:
+        """End all processes, and whatever the cluster has started for them."""
+
+
+@dataclass(eq=False)
+class _Pending:
+    """A group that a caller waits for."""
+
+    request: Request
+    trajectories: asyncio.Future[list[Trajectory]]
+    deaths: int = 0
+    """Number of workers that died while they played the group."""
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether the group may be the cause of the deaths. It is then played alone, so that no other group fails with
+        it."""
+        return self.deaths >= MAX_DEATHS - 1
+
+
+@dataclass(eq=False)
+class _Worker:
+    """A worker, which keeps its place when its process is replaced."""
+
+    index: int
+    handle: Any = None
+    is_live: bool = False
+    """Whether it has started and has the newest weights, so that it gets groups."""
+    groups: dict[int, _Pending] = field(default_factory=dict)
+    """Groups in progress, by the number of their request."""
+    received: int = 0
+    """Number of answers that have arrived from this process."""
+    stats: EngineStats = field(default_factory=EngineStats)
+    supervisor: asyncio.Task[None] | None = None
+
+    @property
+    def name(self) -> str:
+        return f"rollout worker {self.index}"
+
+
+class Workers:
+    """N workers, each with its own engine. It has the part of `mtrl.engines.base.Engine` that does not sample, since
+    new weights go to all of them.
+
+    A group is played by one worker, the one with the fewest groups. All groups that are requested in the same pass of
+    the event loop are sent together, so their division depends on their order alone. Each group is returned once: when
+    a process is lost, its groups without an answer go to other workers, under a new number, with the same seeds.
+
+    A version counts when every worker has loaded it, or has lost its process. A new process loads the newest weights
+    before it gets a group. So no group that is requested after `load_weights` has a token of older weights.
+    """
+
+    def __init__(self, cluster: Cluster, count: int, timeout: float):
+        """
+        Args:
+            timeout: time limit in seconds of a start, of loading weights, and of any other answer of a worker.
+        """
+        self.cluster, self.timeout = cluster, timeout
+        self.version = 0
+        """Policy version that every worker has loaded."""
+        self._workers = [_Worker(index) for index in range(count)]
+        self._queue: list[_Pending] = []
+        """Groups that no worker plays yet."""
+        self._numbers = itertools.count()
+        self._newest: tuple[Any, int] | None = None
+        """Reference to the newest weights, and their version; None: those that the workers start with."""
+        self._restarts = 0
+        self._earlier = EngineStats()
+        """Statistics of processes that were lost."""
+        self._error: Exception | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._dispatching = False
+
+    async def start(self) -> None:
+        """Start all workers in parallel.
+
+        Raises:
+            UserError: a worker does not start; all processes are then ended.
+        """
+        try:
+            await asyncio.gather(*map(self._begin, self._workers))
+        except BaseException as error:
+            self.cluster.close()
+            if isinstance(error, WorkerLostError):
+                raise UserError(f"rollouts.workers={len(self._workers)} cannot start: {error}") from error
+            raise
+
+    @property
+    def stats(self) -> EngineStats:
+        """Sums over all workers. `extra` also has `workers` (those that play groups) and `worker_restarts`."""
+        total = self._earlier
+        for worker in self._workers:
+            total = _sum(total, worker.stats)
+        live = sum(worker.is_live for worker in self._workers)
+        return replace(total, extra={**total.extra, "workers": float(live), "worker_restarts": float(self._restarts)})
+
+    async def group(self, group_id: str, row: Row, size: int, sampling: SamplingParams) -> list[Trajectory]:
+        """Return the trajectories of `size` episodes of one row, as `Rollouts.group` plays them. After `MAX_DEATHS`
+        lost processes all of them are failures.
+
+        Raises:
+            UserError: no worker can be started any more, or the row cannot be sent to one.
+        """
+        loop = self._attach()
+        request = Request(next(self._numbers), group_id, row, size, sampling)
+        pending = _Pending(request, loop.create_future())
+        self._enqueue(pending)
+        try:
+            return await pending.trajectories
+        finally:
+            self._forget(pending)
+
+    async def load_weights(self, weights: Any, version: int) -> None:
+        """Load weights into every worker as policy `version`. It returns when all have confirmed them, except those
+        whose processes are being replaced, and at least one plays groups.
+
+        Raises:
+            UserError: no worker can be started any more.
+            RuntimeError: the weights do not fit.
+        """
+        self._attach()
+        reference = None if weights is None else await asyncio.to_thread(self.cluster.share, weights)
+        self._newest = (reference, version)
+        results = await asyncio.gather(*(self._load(worker) for worker in self._workers if worker.is_live))
+        if failure := next(filter(None, results), None):
+            self._give_up(failure.error())
+        while self._error is None and not any(worker.is_live for worker in self._workers):
+            await asyncio.sleep(0.05)
+        if self._error is not None:
+            raise self._error
+        self.version = version
+
+    def open(self, trajectory_id: str) -> None:
+        """Do nothing: the engine of a worker opens the trajectory."""
+
+    def release(self, trajectory_id: str) -> None:
+        """Do nothing: the engine of a worker releases the trajectory."""
+
+    async def generate(self, trajectory_id: str, prompt: Any, sampling: SamplingParams) -> Generation:
+        """Raise an error, since only whole groups are sampled (`group`)."""
+        raise NotImplementedError("rollout workers sample whole groups")
+
+    async def close(self) -> None:
+        """Close the environments and engines of all workers, then end their processes."""
+        running = [worker.supervisor for worker in self._workers if worker.supervisor is not None]
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+        live = [worker for worker in self._workers if worker.is_live]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSING_SECONDS + POLL_SECONDS):
+                calls = (self.cluster.call(worker.handle, "close") for worker in live)
+                await asyncio.gather(*calls, return_exceptions=True)
+        for worker in live:
+            worker.is_live = False
+        self._give_up(EngineLostError("the rollout workers are closed"))
+        await asyncio.to_thread(self.cluster.close)
+
+    # -- groups -------------------------------------------------------------------------------------------------------
+
+    def _attach(self) -> asyncio.AbstractEventLoop:
+        """Supervise the workers on the running event loop, and return it."""
+        if self._error is not None:
+            raise self._error
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._loop, self._dispatching = loop, False
+            self._queue.clear()
+            for worker in self._workers:
+                worker.groups.clear()
+                worker.supervisor = loop.create_task(self._supervise(worker))
+        return loop
+
+    def _enqueue(self, pending: _Pending) -> None:
+        self._queue.append(pending)
+        self._dispatch_soon()
+
+    def _dispatch_soon(self) -> None:
+        """Dispatch after the other tasks of this pass of the event loop have enqueued their groups."""
+        if self._queue and not self._dispatching:
+            assert self._loop is not None
+            self._dispatching = True
+            self._loop.call_soon(self._dispatch)
+
+    def _dispatch(self) -> None:
+        """Send the waiting groups to workers that may play them."""
+        self._dispatching = False
+        batches: dict[_Worker, list[_Pending]] = {}
+        waiting, self._queue = self._queue, []
+        for pending in waiting:
+            if (worker := self._worker_for(pending)) is None:
+                self._queue.append(pending)
+            else:
+                worker.groups[pending.request.number] = pending
+                batches.setdefault(worker, []).append(pending)
+        for worker, batch in batches.items():
+            try:
+                self.cluster.tell(worker.handle, "play", [pending.request for pending in batch])
+            except Exception as error:  # the rows are the user's
+                sentence = f"rows cannot be sent to a rollout worker ({one_line(error)}); set rollouts.workers=0"
+                for pending in batch:
+                    del worker.groups[pending.request.number]
+                    _end(pending, UserError(sentence))
+
+    def _worker_for(self, pending: _Pending) -> _Worker | None:
+        """Return the live worker with the fewest groups; for a suspect group one without groups. Return None if there
+        is none."""
+        free = [one for one in self._workers if one.is_live and not any(g.is_suspect for g in one.groups.values())]
+        if pending.is_suspect:
+            free = [one for one in free if not one.groups]
+        return min(free, key=lambda one: (len(one.groups), one.index), default=None)
+
+    def _forget(self, pending: _Pending) -> None:
+        """Abort a group whose caller has stopped waiting."""
+        if pending in self._queue:
+            self._queue.remove(pending)
+        for worker in self._workers:
+            if worker.groups.pop(pending.request.number, None) is not None:
+                self.cluster.tell(worker.handle, "abort", [pending.request.number])
+                self._dispatch_soon()
+
+    def _take(self, worker: _Worker, answer: Answer) -> None:
+        """Deliver an answer, unless its group was aborted."""
+        worker.received = max(worker.received, answer.serial)
+        pending = worker.groups.pop(answer.number, None)
+        if pending is None:
+            return
+        self._dispatch_soon()
+        if isinstance(answer.result, Failure):
+            _end(pending, answer.result.error())
+        elif not pending.trajectories.done():
+            pending.trajectories.set_result(pickle.loads(answer.result))
+
+    # -- processes ----------------------------------------------------------------------------------------------------
+
+    async def _supervise(self, worker: _Worker) -> None:
+        """Receive the answers of a worker, and replace its process when it is lost."""
+        try:
+            while True:
+                try:
+                    if not worker.is_live:
+                        raise WorkerLostError("it is not running")
+                    report: Report = await self._call(worker, "results", worker.received)
+                except WorkerLostError as error:
+                    self._lose(worker, str(error))
+                    await self._replace(worker)
+                    continue
+                worker.stats = report.stats
+                for answer in report.answers:
+                    self._take(worker, answer)
+        except Exception as error:  # waiting callers must get the error
+            if not isinstance(error, UserError):
+                log.exception("%s is not supervised any more", worker.name)
+            self._give_up(error)
+
+    async def _replace(self, worker: _Worker) -> None:
+        """Start a new process with the newest weights, and let it play.
+
+        Raises:
+            EngineLostError: no process starts.
+        """
+        for attempt in range(MAX_DEATHS):
+            self._restarts += 1
+            try:
+                await self._begin(worker)
+            except (WorkerLostError, UserError) as error:
+                log.warning("%s: attempt %d to start again failed: %s", worker.name, attempt + 1, error)
+                reason = str(error)
+                if isinstance(error, WorkerSilentError):
+                    break
+                continue
+            self._dispatch_soon()
+            return
+        raise EngineLostError(
+            f"{worker.name} was lost and cannot be started again ({reason}); check Ray, then go on with resume=latest"
+        )
+
+    async def _begin(self, worker: _Worker) -> None:
+        """Start the process of a worker, and load the newest weights.
+
+        Raises:
+            WorkerLostError: the process ends or does not answer.
+            UserError: the worker cannot make its task, model or engine.
+        """
+        worker.handle, worker.received = self.cluster.spawn(worker.index), 0
+        try:
+            _check(await self._call(worker, "start"))
+            loaded = None
+            while self._newest is not loaded:
+                loaded = self._newest
+                _check(await self._call(worker, "load", *loaded))
+        except BaseException:
+            self.cluster.kill(worker.handle)
+            raise
+        worker.is_live = True
+
+    async def _load(self, worker: _Worker) -> Failure | None:
+        """Load the newest weights into a live worker. A worker that does not confirm them gets no more groups and is
+        replaced; that is no failure."""
+        assert self._newest is not None
+        if not worker.is_live:  # lost since this task was created; the new process loads the weights at its start
+            return None
+        handle = worker.handle
+        try:
+            return await self._call(worker, "load", *self._newest)
+        except WorkerLostError as error:
+            if worker.handle is handle:  # else the supervisor has replaced it meanwhile
+                self._lose(worker, str(error))
+            return None
+
+    async def _call(self, worker: _Worker, method: str, *args: Any) -> Any:
+        """Call a method of a worker within the time limit.
+
+        Raises:
+            WorkerLostError: the process has ended, or does not answer.
+        """
+        try:
+            async with asyncio.timeout(self.timeout + POLL_SECONDS):
+                return await self.cluster.call(worker.handle, method, *args)
+        except TimeoutError:
+            raise WorkerSilentError(f"no answer within rollouts.timeout={self.timeout:g} s") from None
+
+    def _lose(self, worker: _Worker, reason: str) -> None:
+        """Kill the process of a worker, if it still runs, and queue its groups again."""
+        if not worker.is_live:
+            return
+        log.warning("%s is lost (%s); its %d groups are played again", worker.name, reason, len(worker.groups))
+        worker.is_live = False
+        self.cluster.kill(worker.handle)
+        self._earlier, worker.stats = _sum(self._earlier, worker.stats), EngineStats()
+        lost, worker.groups = list(worker.groups.values()), {}
+        for pending in lost:
+            pending.deaths += 1
+            if pending.deaths < MAX_DEATHS:
+                pending.request = replace(pending.request, number=next(self._numbers))
+                self._enqueue(pending)
+            elif not pending.trajectories.done():
+                error = WorkerLostError(f"the worker was lost {MAX_DEATHS} times during this group; the last: {reason}")
+                pending.trajectories.set_result(_failures(pending.request, error))
+
+    def _give_up(self, error: Exception) -> None:
+        """End the use of the workers: all waiting and further requests raise the first such error."""
+        self._error = self._error or error
+        for pending in [*self._queue, *(one for worker in self._workers for one in worker.groups.values())]:
+            _end(pending, self._error)
+
+
+@dataclass
+class WorkerRollouts(Rollouts):
+    """Rollouts whose groups are played by workers. `loop` of this process plays none; its clock `sampling` counts the
+    time in which at least one group was in progress."""
+
+    workers: Workers = field(kw_only=True)
+
+    async def group(self, group_id: str, row: Row, size: int, sampling: SamplingParams) -> Group:
+        """See `Rollouts.group`."""
+        with self.loop.sampling:
+            trajectories = await self.workers.group(group_id, row, size, sampling)
+        for trajectory in trajectories:
+            self.on_episode(trajectory)
+        return Group(group_id, row, trajectories)
+
+
+def _check(failure: Failure | None) -> None:
+    if failure is not None:
+        raise failure.error() if failure.kind != "other" else WorkerLostError(failure.message)
+
+
+def _end(pending: _Pending, error: Exception) -> None:
+    if not pending.trajectories.done():
+        pending.trajectories.set_exception(error)
+        pending.trajectories.exception()  # marks it as retrieved: asyncio would warn where no caller waits any more
+
+
+def _failures(request: Request, error: Exception) -> list[Trajectory]:
+    """Return the trajectories of a group of which no episode was played."""
+    trajectories = [Trajectory(str(request.row["id"]), request.group_id, index) for index in range(request.size)]
+    for trajectory in trajectories:
+        fail(trajectory, error)
+        trajectory.metrics["attempts"] = MAX_DEATHS
+    return trajectories
+
+
+def _sum(one: EngineStats, other: EngineStats) -> EngineStats:
+    extra: Mapping[str, float] = Counter(one.extra) + Counter(other.extra)
+    return EngineStats(
+        one.prompt_tokens + other.prompt_tokens,
+        one.cached_tokens + other.cached_tokens,
+        one.sampled_tokens + other.sampled_tokens,
+        dict(extra),
+    )

@@ -1,0 +1,96 @@
+"""Start of rollout workers from a configuration, and what each of them makes in its own process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mtrl.command.checks import import_plugins
+from mtrl.config.derived import is_deterministic, overlaps, sequences
+from mtrl.config.schema import Config
+from mtrl.datasets import Splits
+from mtrl.engines.base import Engine
+from mtrl.engines.local.engine import LocalEngine, copy_weights
+from mtrl.environments.factory import Task, environment_factory
+from mtrl.environments.family import get_family
+from mtrl.models.lora import LoraWeights
+from mtrl.rollout.episode import Episodes
+from mtrl.rollout.rollouts import Rollouts
+from mtrl.rollout.workers import WorkerRollouts, Workers
+from mtrl.trainer.setup.loading import cast_parameters, compute_dtype, load_model, pick_device
+from mtrl.trainer.update.policy import Policy
+
+ApplyWeights = Callable[[Any, Mapping[str, Tensor]], None]
+
+
+def start_workers(config: Config, path: str, policy: Policy) -> Workers:
+    """Start the rollout workers, and return when all of them can play.
+
+    Args:
+        path: folder or Hub name of the policy at the start of the run, which all workers can read.
+
+    Raises:
+        UserError: Ray is missing or cannot be started, or a worker cannot make its task, model or engine.
+    """
+    from mtrl.rollout.cluster import RayCluster
+
+    settings = config.rollouts
+    apply_weights: ApplyWeights = copy_weights
+    if config.model.lora_rank:  # each worker has the frozen matrices already
+        apply_weights = replace(LoraWeights.of(policy.model), base={})
+    # A worker computes with the same number of threads on every machine, since the last bits depend on it. While rank 0
+    # trains, it needs half of the cores itself.
+    threads = max(1, torch.get_num_threads() // (settings.workers * (2 if overlaps(config) else 1)))
+    make = partial(make_episodes, config, path, apply_weights)
+    arguments = (make, config.seed, partial(torch.set_num_threads, threads))
+    size = sum(parameter.nbytes for parameter in policy.model.parameters())
+    cluster = RayCluster(arguments, settings.workers, settings.cpus, settings.gpus, size)
+    workers = Workers(cluster, settings.workers, settings.timeout)
+    asyncio.run(workers.start())
+    return workers
+
+
+def make_episodes(config: Config, path: str, apply_weights: ApplyWeights) -> Episodes[Any]:
+    """Make the loop of the episodes in a worker's process, with an engine of its own. The rows of the task are not
+    loaded, since the leader sends each row.
+
+    Raises:
+        UserError: the task, the model or the engine cannot be made.
+    """
+    from mtrl.trainer.setup.engine import cache_bytes
+    from mtrl.trainer.setup.parts import connect
+
+    import_plugins(config.plugins)
+    family = get_family(config.environment.name, config.environment.target)
+    task = Task(family, Splits([], []), environment_factory(config, family))
+    model, tokenizer = load_model(config, path, device="cpu")
+    model = cast_parameters(model, compute_dtype(config)).to(pick_device(config.model.device))
+
+    def engine(context: int) -> Engine:
+        return LocalEngine(
+            model,
+            tokenizer,
+            sequences(config),
+            context,
+            config.generator.local.fused,
+            is_deterministic(config),
+            in_flight=config.async_config.in_flight,
+            apply_weights=apply_weights,
+            cache_bytes=cache_bytes(model.device, 0),
+        )
+
+    return connect(config, task, model.config, tokenizer, [], engine).loop
+
+
+def rollouts_of(loop: Episodes[Any], engine: Engine, config: Config) -> Rollouts:
+    """Return the rollouts of a run: by rollout workers if `engine` stands for them, else by this process."""
+    share = config.environment.max_failed_share
+    if isinstance(engine, Workers):
+        return WorkerRollouts(loop, config.seed, share, workers=engine)
+    return Rollouts(loop, config.seed, share)

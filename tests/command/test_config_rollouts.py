@@ -1,0 +1,40 @@
+"""Settings of rollout workers: what cannot work is refused by key, value and fix, and what has no effect is told."""
+
+import importlib.util
+
+import pytest
+
+from mtrl.command.checks import check
+from mtrl.command.compose import compose
+from mtrl.errors import UserError
+
+REFUSED = [
+    (["rollouts.workers=-1"], "rollouts.workers=-1 must be at least 0"),
+    (["rollouts.workers=2", "rollouts.timeout=0"], "rollouts.timeout=0.0 must be above 0"),
+    (
+        ["rollouts.workers=2", "generator.backend=vllm", "generator.vllm.urls=[http://127.0.0.1:8000]"],
+        "generator.backend=vllm samples on servers, which only rank 0 can use; write generator=local, or",
+    ),
+    (["rollouts.workers=2", "model.device=cuda"], "rollouts.gpus=0 gives it none; write rollouts.gpus=1"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "said"), REFUSED, ids=[" ".join(words) for words, _ in REFUSED])
+def test_what_cannot_work_is_refused(overrides, said):
+    with pytest.raises(UserError) as refused:
+        check(compose(overrides))
+    assert said in str(refused.value)
+
+
+def test_without_ray_the_extra_is_named(monkeypatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "ray" else find(name, *rest))
+    assert check(compose([])) == []
+    with pytest.raises(UserError, match=r"rollouts.workers=2 needs, is not installed; .*mtrl-agents\[ray\]"):
+        check(compose(["rollouts.workers=2"]))
+
+
+def test_what_has_no_effect_is_told():
+    assert check(compose(["rollouts.gpus=1"])) == ["rollouts.gpus has no effect with rollouts.workers=0"]
+    (said,) = check(compose(["rollouts.workers=2", "generator.local.process=true"]))
+    assert said.startswith("generator.local.process=true has no effect with rollouts.workers")
