@@ -15,7 +15,7 @@ from mtrl.errors import UserError
 from mtrl.record.run_dir import RunDir
 from mtrl.trainer.checkpoint.checkpoint import Checkpoint, Checkpoints, read_checkpoint
 from mtrl.trainer.checkpoint.tensors import read_tensors, tensor_names
-from mtrl.trainer.data.experience import RowStream
+from mtrl.trainer.data.sampler import RowStream
 from mtrl.types import group_from_dict, read_trajectories
 
 Drawn = tuple[str, str]

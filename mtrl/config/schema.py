@@ -30,6 +30,12 @@ class DataConfig:
     """Number of rows that are moved from the training split, chosen by their content, to a validation split for the
     evaluations of a run, so that the choice of the best checkpoint never uses the test split; 0: a run evaluates on the
     test split."""
+    sampler: str = "uniform"
+    """Order of the training rows. uniform: every row once in each pass; difficulty: without the rows that almost always
+    or almost never succeed; stages: one set of rows after another; or `package.module.Class` of a
+    `mtrl.trainer.data.sampler.Sampler`."""
+    sampler_config: dict[str, Any] = field(default_factory=dict)
+    """Settings of the sampler, such as {band: [0.1, 0.9], forgetting: 0.5, exploration: 0.1} for difficulty."""
 
 
 @dataclass

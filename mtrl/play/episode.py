@@ -4,7 +4,7 @@ text instead of tokens."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -121,8 +121,29 @@ async def judge(
 ) -> None:
     """Compute the rewards of the turns as in training, and the score. An exception of either is recorded as the
     trajectory's error."""
+    await judge_group([trajectory], row, rules, composer, score)
+
+
+async def judge_group(
+    trajectories: Sequence[Trajectory],
+    row: Row,
+    rules: Rules,
+    composer: RewardComposer,
+    score: Callable[[Trajectory, Row], float],
+) -> None:
+    """Like `judge`, for at least one trajectory of a group; an exception of the rewards is the error of each."""
     try:
-        await composer.apply_async(Group(trajectory.group_id, row, [trajectory]))
+        await composer.apply_async(Group(trajectories[0].group_id, row, list(trajectories)))
+    except Exception as error:
+        for trajectory in trajectories:
+            fail(trajectory, error)
+        return
+    for trajectory in trajectories:
+        await _score(trajectory, row, rules, score)
+
+
+async def _score(trajectory: Trajectory, row: Row, rules: Rules, score: Callable[[Trajectory, Row], float]) -> None:
+    try:
         seconds = rules.step_timeout
         judged = await rules.pool.call(score, trajectory, copy.deepcopy(row), timeout=seconds)
         with exit_as_error():

@@ -134,18 +134,25 @@ def kl_warnings(config: Config, run: Path | None) -> list[str]:
 
 
 def rescore_all(rescorer: Rescorer, stored: Iterable[Stored]) -> list[Rescored | LeftOut]:
-    """Rescore the trajectories in batches, and return the results in the order of the lines."""
+    """Rescore the trajectories in batches of whole groups, and return the results in the order of the lines."""
     screen = Console(stderr=True)
     found: list[Rescored | LeftOut] = []
 
     async def run() -> None:
-        lines = iter(stored)
-        while some := list(itertools.islice(lines, 4 * rescorer.workers)):
-            found.extend(await asyncio.gather(*map(rescorer.rescore, some)))
+        groups = (list(lines) for _, lines in itertools.groupby(stored, _group_of))
+        while some := list(itertools.islice(groups, 4 * rescorer.workers)):
+            found.extend(itertools.chain.from_iterable(await asyncio.gather(*map(rescorer.rescore, some))))
 
     with screen.status("rescoring") if screen.is_terminal else nullcontext():
         asyncio.run(run())
     return found
+
+
+def _group_of(stored: Stored) -> tuple[Path, str | int, str]:
+    """Return a value that is equal for consecutive lines of one group."""
+    if stored.trajectory is None:
+        return stored.file, stored.line, ""
+    return stored.file, stored.trajectory.group_id, stored.trajectory.task_id
 
 
 def cli(argv: Sequence[str] | None = None) -> None:

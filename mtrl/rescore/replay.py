@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mtrl.config.schema import Config
 from mtrl.environments.factory import Task
-from mtrl.play.episode import Episode, Rules, judge
+from mtrl.play.episode import Episode, Rules, judge_group
 from mtrl.record.stored import Rows, Stored
 from mtrl.rewards.compose import RewardComposer
-from mtrl.types import ENVIRONMENT, FAILED, Message, StopReason, Trajectory
+from mtrl.types import ENVIRONMENT, FAILED, Message, Row, StopReason, Trajectory
 from mtrl.utils.text import cut
 
 SHOWN = 60
@@ -61,15 +63,28 @@ class Rescorer:
         """Whether the responses are replayed in the environment."""
         self.workers = config.environment.max_workers
 
-    async def rescore(self, stored: Stored) -> Rescored | LeftOut:
-        """Rescore one trajectory. An error of a line, an environment or a reward is returned as `LeftOut` and not
-        raised."""
+    async def rescore(self, stored: Sequence[Stored]) -> list[Rescored | LeftOut]:
+        """Rescore trajectories of one group: together if a component compares them, else each alone. An error of a
+        line, an environment or a reward is returned as `LeftOut` and not raised."""
+        replayed = await asyncio.gather(*map(self._replayed, stored))
+        ready = [(after, row) for _, after, row in replayed if after is not None]
+        groups = [ready] if self.composer.compares and ready else [[one] for one in ready]
+        for group in groups:
+            trajectories, (_, row) = [after for after, _ in group], group[0]
+            await judge_group(trajectories, row, self.rules, self.composer, self.task.family.score)
+        return [
+            self._rescored(line, after) if left_out is None else left_out
+            for line, (left_out, after, _) in zip(stored, replayed, strict=True)
+        ]
+
+    async def _replayed(self, stored: Stored) -> tuple[LeftOut, None, None] | tuple[None, Trajectory, Row]:
+        """Return a copy of the trajectory for new rewards, and its row; or why it is left out."""
         before = stored.trajectory
         if before is None:
-            return LeftOut(stored.where, stored.kind, None, "unreadable", stored.problem)
+            return LeftOut(stored.where, stored.kind, None, "unreadable", stored.problem), None, None
 
-        def left_out(why: str, message: str) -> LeftOut:
-            return LeftOut(stored.where, stored.kind, before.task_id, why, message)
+        def left_out(why: str, message: str) -> tuple[LeftOut, None, None]:
+            return LeftOut(stored.where, stored.kind, before.task_id, why, message), None, None
 
         if before.stop_reason in FAILED or not before.turns:
             first = (before.error or "").partition("\n")[0]
@@ -85,10 +100,14 @@ class Rescorer:
                 return left_out("broke", (episode.trajectory.error or "").partition("\n")[0])
             if differs:
                 return left_out("differs", differs)
-        after = rewarded_again(before, episode.trajectory if self.replays else None)
-        await judge(after, row, self.rules, self.composer, self.task.family.score)
+        return None, rewarded_again(before, episode.trajectory if self.replays else None), row
+
+    def _rescored(self, stored: Stored, after: Trajectory) -> Rescored | LeftOut:
+        before = stored.trajectory
+        assert before is not None
         if after.error:
-            return left_out("broke", after.error.partition("\n")[0])
+            message = after.error.partition("\n")[0]
+            return LeftOut(stored.where, stored.kind, before.task_id, "broke", message)
         return Rescored(
             stored.where, stored.kind, before.task_id, before.reward, after.reward, before.score, after.score or 0.0,
             after.rewards, before.turns[-1].text,

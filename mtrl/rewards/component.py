@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 
 from mtrl.environments.detachable_task import DetachableTask
 from mtrl.errors import UserError
+from mtrl.rewards.group_function import as_group_function, group_rewards, takes_group
 from mtrl.rewards.shaping import SHAPINGS
-from mtrl.rewards.user_function import RewardFunction, as_function, check_call
-from mtrl.types import ENVIRONMENT, LARGEST_REWARD, Row, Trajectory
+from mtrl.rewards.user_function import RewardFunction, as_function, check_call, per_turn
+from mtrl.types import ENVIRONMENT, LARGEST_REWARD, Group, Row, Trajectory
 from mtrl.utils.plain_numbers import LARGEST_METRIC, named, shown
 from mtrl.utils.process_guard import exit_as_error
 from mtrl.utils.user_code import load_function
@@ -26,13 +27,19 @@ Values = Callable[[Trajectory, Row], Sequence[Any] | Awaitable[Sequence[Any]]]
 """Function from a trajectory of T >= 1 turns to T values, or to an awaitable of them."""
 
 
+GroupValues = Callable[[Group], Awaitable[list[list[Any]]]]
+"""Function from a group of N trajectories, each with T >= 1 turns, to an awaitable of N lists of T values."""
+
+
 @dataclass(frozen=True)
 class Component:
     """A component of the reward: name, weight, and the function that computes its value for each turn."""
 
     name: str
     weight: float
-    values: Values
+    values: Values | None
+    """None for a component that compares the trajectories of a group."""
+    group_values: GroupValues | None = None
     reported: bool = False
     """Whether the environment must report the component, in `StepResult.components`."""
 
@@ -40,8 +47,9 @@ class Component:
 def parse_component(name: str, spec: Any) -> Component:
     """Read `name: weight`, or `name: {weight: 1.0, target: package.module.function, **parameters}`.
 
-    A name is resolved in this order: the dotted path of a user's function (or any name, with `target`); a built-in
-    shaping; `environment`; a component that the environment reports.
+    A name is resolved in this order: the dotted path of a user's function (or any name, with `target`), which compares
+    the trajectories of a group if its first parameter is called `group`; a built-in shaping; `environment`; a component
+    that the environment reports.
 
     Raises:
         UserError: the weight is not a finite number, the function cannot be imported or does not take the parameters,
@@ -53,6 +61,11 @@ def parse_component(name: str, spec: Any) -> Component:
     target = parameters.pop("target", name if "." in name else None)
     if target is not None:
         function = load_function(target, key)
+        if takes_group(function):
+            group_function = as_group_function(function, parameters, key)
+            if (check := getattr(function, _CHECK, None)) is not None:
+                check(**parameters)
+            return Component(name, weight, None, partial(group_rewards, group_function, key))
         reward_function = as_function(function, parameters, key)
         if (check := getattr(function, _CHECK, None)) is not None:
             check(**parameters)
@@ -86,11 +99,6 @@ def environment_rewards(trajectory: Trajectory, row: Row) -> list[Any]:
     """Return the environment's reward of each turn: the component `environment`, or the turn's reward if no composition
     has replaced it yet."""
     return [turn.components.get(ENVIRONMENT, turn.reward) for turn in trajectory.turns]
-
-
-def at_last(value: Any, turns: int) -> list[Any]:
-    """Return one value per turn: `value` for the last turn, 0 for the turns before it."""
-    return [0.0] * (turns - 1) + [value]
 
 
 def finite(value: Any, where: str) -> float:
@@ -130,15 +138,7 @@ async def _user_rewards(function: RewardFunction, key: str, trajectory: Trajecto
             trajectory.metrics |= named(metrics or {}, f"{key} returned metrics", LARGEST_METRIC)
     except TypeError as error:
         raise UserError(f"{error} (trajectory {trajectory.index} of group {trajectory.group_id})") from error
-    values = reward.tolist() if hasattr(reward, "tolist") else reward  # arrays of numpy and torch
-    if not isinstance(values, list | tuple):
-        return at_last(values, len(trajectory.turns))
-    if len(values) != len(trajectory.turns):
-        raise UserError(
-            f"{key} gave {len(values)} rewards for {len(trajectory.turns)} turns (trajectory {trajectory.index} of "
-            f"group {trajectory.group_id}); return one number, or one for each turn"
-        )
-    return list(values)
+    return per_turn(reward, trajectory, key)
 
 
 def _weight(value: Any, key: str) -> float:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 from mtrl.algorithms.registry import unknown
 from mtrl.config.schema import RewardConfig
 from mtrl.errors import UserError
-from mtrl.rewards.component import Component, at_last, environment_rewards, finite, parse_component
+from mtrl.rewards.component import Component, environment_rewards, finite, parse_component
 from mtrl.rewards.shaping import SHAPINGS
+from mtrl.rewards.user_function import at_last
 from mtrl.types import ENVIRONMENT, Group, Row, Trajectory
 
 LEVELS = ("turn", "trajectory")
@@ -37,6 +41,8 @@ class RewardComposer:
         self.level = config.level
         self.components = [parse_component(str(name), spec) for name, spec in config.components.items()]
         self.weights = {component.name: component.weight for component in self.components}
+        self.compares = any(component.group_values is not None for component in self.components)
+        """Whether a component compares the trajectories of a group, so that they must be rewarded together."""
         self._is_identity = self.level == "turn" and self.weights == {ENVIRONMENT: 1.0}
         self._reported: set[str] = set()
         self._turns = 0
@@ -58,7 +64,18 @@ class RewardComposer:
 
     async def apply_async(self, group: Group) -> None:
         """Like `apply`, but in the running event loop; async functions run concurrently over the trajectories."""
-        await asyncio.gather(*(self._set_rewards(trajectory, group.row) for trajectory in group.trajectories))
+        played = [trajectory for trajectory in group.trajectories if trajectory.turns]
+        comparing = [component for component in self.components if component.group_values is not None]
+        found: dict[str, list[list[Any]]] = {}
+        if played:
+            compared = replace(group, trajectories=played)
+            values = await asyncio.gather(*(c.group_values(compared) for c in comparing if c.group_values is not None))
+            found = {component.name: lists for component, lists in zip(comparing, values, strict=True)}
+        each = (
+            self._set_rewards(trajectory, group.row, {name: lists[n] for name, lists in found.items()})
+            for n, trajectory in enumerate(played)
+        )
+        await asyncio.gather(*each)
 
     def check(self) -> None:
         """Check that the environment has reported every component that it should report. Call it after the first step.
@@ -74,18 +91,17 @@ class RewardComposer:
                 f"{self._turns} turns (it should report 0.0 where it does not apply)"
             )
 
-    async def _set_rewards(self, trajectory: Trajectory, row: Row) -> None:
-        """Set the rewards and components of a trajectory's turns."""
+    async def _set_rewards(self, trajectory: Trajectory, row: Row, compared: Mapping[str, list[Any]]) -> None:
+        """Set the rewards and components of the T >= 1 turns of a trajectory. `compared` has the T values of each
+        component that compares the trajectories of a group."""
         turns = trajectory.turns
-        if not turns:
-            return
         self._turns += len(turns)
         self._reported.update(name for turn in turns for name in turn.components)
         environment = await _values(Component(ENVIRONMENT, 1.0, environment_rewards), trajectory, row)
         if self._is_identity:
             rewards, parts = environment, {}
         else:
-            parts = {component.name: await _values(component, trajectory, row) for component in self.components}
+            parts = {c.name: await _values(c, trajectory, row, compared.get(c.name)) for c in self.components}
             rewards = [math.fsum(c.weight * parts[c.name][n] for c in self.components) for n in range(len(turns))]
             parts[ENVIRONMENT] = environment
         if self.level == "trajectory":
@@ -96,9 +112,11 @@ class RewardComposer:
             turn.components |= {name: values[n] for name, values in parts.items()}
 
 
-async def _values(component: Component, trajectory: Trajectory, row: Row) -> list[float]:
-    """Return the values of the component on the T turns, as finite floats."""
-    values = component.values(trajectory, row)
+async def _values(
+    component: Component, trajectory: Trajectory, row: Row, given: Sequence[Any] | None = None
+) -> list[float]:
+    """Return the values of the component on the T turns, as finite floats; they are computed unless they are given."""
+    values: Any = given if component.values is None else component.values(trajectory, row)
     if inspect.isawaitable(values):
         values = await values
     if len(values) != len(trajectory.turns):

@@ -33,7 +33,7 @@ import re
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -76,6 +76,18 @@ class Verdict:
 
 class InvalidVerdictError(GarbledAnswerError):
     """The judge answered, but the answer is not exactly one verdict."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a judge is asked, without the parameters of the judge."""
+
+    instructions: str
+    """Text with the places {rubric} and {nonce}."""
+    data: dict[str, Any]
+    """The data to be graded, which is quoted as JSON."""
+    read: Callable[[Any], Any]
+    """Function from the judge's JSON object, without the nonce, to the verdict; it raises `InvalidVerdictError`."""
 
 
 def check(**parameters: Any) -> None:
@@ -139,7 +151,8 @@ async def judge(
         url, model, rubric, price, budget, cache, api_key_env, show, options, timeout, attempts, backoff, concurrency,
         name,
     )  # fmt: skip
-    verdict, calls = await judge_of(settings).ask(messages, row)
+    question = Question(INSTRUCTIONS, {"conversation": messages}, _verdict)
+    verdict, calls = await judge_of(settings).ask(question, row)
     metrics = {f"{name}/calls": float(calls), f"{name}/invalid": float(verdict is None)}
     return (0.0 if verdict is None else verdict.score), metrics
 
@@ -221,7 +234,7 @@ class Judge:
     settings: Settings
     budget: Budget
     client: ChatClient = field(init=False)
-    _running: dict[tuple[Any, str], asyncio.Task[tuple[Verdict | None, int]]] = field(default_factory=dict)
+    _running: dict[tuple[Any, str], asyncio.Task[tuple[Any, int]]] = field(default_factory=dict)
     """Requests in progress, by event loop and cache key; identical trajectories of a group share one request."""
     _busy: Counter[Any] = field(default_factory=Counter)
     """Number of requests in progress, by event loop."""
@@ -234,42 +247,42 @@ class Judge:
         settings = self.settings
         self.client = ChatClient(settings.address, settings.endpoint, self.budget, settings.model, settings.backoff)
 
-    async def ask(self, messages: list[Message], row: Row) -> tuple[Verdict | None, int]:
+    async def ask(self, question: Question, row: Row) -> tuple[Any, int]:
         """Return the verdict (None without a valid one) and the number of requests that were made, 0 for a verdict from
         the cache or from a request in progress."""
-        request, nonce = self.request(messages, row)
+        request, nonce = self.request(question, row)
         key = hashlib.sha256(canonical([self.settings.address.completions, request]).encode()).hexdigest()
-        if (known := self._read(key)) is not None:
+        if (known := self._read(key, question.read)) is not None:
             return known, 0
         place = asyncio.get_running_loop(), key
         if place in self._running:
             return (await asyncio.shield(self._running[place]))[0], 0
-        task = asyncio.ensure_future(self._ask(request, nonce, key))
+        task = asyncio.ensure_future(self._ask(request, nonce, key, question.read))
         self._running[place] = task
         task.add_done_callback(lambda done: (self._running.pop(place), done.cancelled() or done.exception()))
         return await asyncio.shield(task)  # a caller that is cancelled must not cancel the request of the others
 
-    def request(self, messages: list[Message], row: Row) -> tuple[dict[str, Any], str]:
-        """Return the body of the request, which is equal for equal conversations, and its nonce."""
+    def request(self, question: Question, row: Row) -> tuple[dict[str, Any], str]:
+        """Return the body of the request, which is equal for equal questions, and its nonce."""
         settings = self.settings
         if missing := [key for key in settings.show if key not in row]:
             raise UserError(f"reward.components.{settings.name}.show names {missing[0]}, which the row does not have")
-        data = {"conversation": messages, **{key: row[key] for key in settings.show}}
+        data = {**question.data, **{key: row[key] for key in settings.show}}
         # ASCII with < and > escaped: the text then has no line break, no similar-looking character and no control
         # token of the judge's template.
         text = json.dumps(data, default=str).replace("<", "\\u003c").replace(">", "\\u003e")
         options = settings.options
         whole = canonical([settings.model, settings.rubric, options, text])
         nonce = hashlib.sha256(whole.encode()).hexdigest()[:24]
-        system = INSTRUCTIONS.format(rubric=settings.rubric, nonce=nonce)
+        system = question.instructions.format(rubric=settings.rubric, nonce=nonce)
         user = f"BEGIN {nonce}\n{text}\nEND {nonce}"
         prompt = [{"role": "system", "content": system}, {"role": "user", "content": user}]
         return {**options, "model": settings.model, "messages": prompt}, nonce
 
-    async def _ask(self, request: dict[str, Any], nonce: str, key: str) -> tuple[Verdict | None, int]:
+    async def _ask(self, request: dict[str, Any], nonce: str, key: str, read: Callable[[Any], Any]) -> tuple[Any, int]:
         settings = self.settings
         try:
-            answer = await self._send(request, nonce)
+            answer = await self._send(request, partial(parse_answer, nonce=nonce, read=read))
         except NoAnswerError as error:
             if not error.is_garbled:
                 raise RunEndedError(
@@ -285,15 +298,16 @@ class Judge:
             cache = "" if settings.cache is None else f"; the verdicts so far are stored in {settings.cache}"
             raise BudgetSpentError(f"{error}{cache}") from error
         self._answered = True
-        self._write(key, answer.value)
-        return answer.value, answer.attempts
+        content, verdict = answer.value
+        self._write(key, content)
+        return verdict, answer.attempts
 
-    async def _send(self, request: dict[str, Any], nonce: str) -> Any:
+    async def _send(self, request: dict[str, Any], parse: Callable[[bytes], Any]) -> Any:
         """Send a request. The last request of an event loop closes the loop's connections, since loops can end."""
         loop = asyncio.get_running_loop()
         self._busy[loop] += 1
         try:
-            return await self.client.request(request, partial(parse_verdict, nonce=nonce))
+            return await self.client.request(request, parse)
         finally:
             self._busy[loop] -= 1
             if not self._busy[loop]:
@@ -321,25 +335,27 @@ class Judge:
         folder = self.settings.cache
         return None if folder is None else Path(folder).expanduser() / key[:2] / f"{key}.json"
 
-    def _read(self, key: str) -> Verdict | None:
+    def _read(self, key: str, read: Callable[[Any], Any]) -> Any:
+        """Return the verdict in the cache; None if there is none."""
         path = self._path(key)
         try:
-            return None if path is None else _verdict(strict_loads(path.read_text(encoding="utf-8")))
+            return None if path is None else read(strict_loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:
             log.warning("%s: %s cannot be read and is requested again: %s", self.settings.name, path, error)
             return None
 
-    def _write(self, key: str, verdict: Verdict) -> None:
-        """Write a verdict to a temporary file and rename it, so that other processes see the whole file or none."""
+    def _write(self, key: str, content: dict[str, Any]) -> None:
+        """Write the judge's JSON object to a temporary file and rename it, so that other processes see the whole file
+        or none."""
         path = self._path(key)
         if path is None:
             return
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".part", delete=False) as file:
-                json.dump({"score": verdict.score, "reason": verdict.reason}, file)
+                json.dump(content, file)
             os.replace(file.name, path)
         except OSError as error:
             raise UserError(
@@ -348,10 +364,21 @@ class Judge:
 
 
 def parse_verdict(body: bytes, nonce: str) -> Verdict:
-    """Parse the verdict in the body of a response: exactly one JSON object with the nonce and a score from 0 to 1.
+    """Parse the verdict in the body of a response: exactly one JSON object with the nonce and a score from 0 to 1. No
+    number is searched in the text, and no score is clipped.
 
     Raises:
-        InvalidVerdictError: the body is anything else. No number is searched in the text, and no score is clipped.
+        InvalidVerdictError: the body is anything else.
+    """
+    verdict: Verdict = parse_answer(body, nonce, _verdict)[1]
+    return verdict
+
+
+def parse_answer(body: bytes, nonce: str, read: Callable[[Any], Any]) -> tuple[dict[str, Any], Any]:
+    """Return the JSON object in the body of a response, without its nonce, and the verdict that `read` finds in it.
+
+    Raises:
+        InvalidVerdictError: the body is not exactly one JSON object with the nonce, or holds no verdict.
     """
     try:
         content = json.loads(body)["choices"][0]["message"]["content"]
@@ -363,15 +390,24 @@ def parse_verdict(body: bytes, nonce: str) -> Verdict:
         raise InvalidVerdictError("the judge's answer is not one JSON object") from None
     if not isinstance(value, dict) or value.pop("nonce", None) != nonce:
         raise InvalidVerdictError("the judge's answer does not hold the nonce")
-    return _verdict(value)
+    return value, read(value)
 
 
 def _verdict(value: Any) -> Verdict:
     if not isinstance(value, dict) or "score" not in value or set(value) - {"score", "reason"}:
         raise InvalidVerdictError("the verdict must have the keys score and reason, and no others")
-    score, reason = value["score"], value.get("reason", "")
-    if isinstance(score, bool) or not isinstance(score, int | float) or not 0 <= score <= 1:
-        raise InvalidVerdictError("the verdict's score is not a number from 0 to 1")
+    reason = value.get("reason", "")
     if not isinstance(reason, str):
         raise InvalidVerdictError("the verdict's reason is not text")
-    return Verdict(float(score), reason)
+    return Verdict(score_of(value["score"], "the verdict's score"), reason)
+
+
+def score_of(value: Any, what: str) -> float:
+    """Return a score of a verdict as a float.
+
+    Raises:
+        InvalidVerdictError: it is not a number from 0 to 1; `what` starts the message.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise InvalidVerdictError(f"{what} is not a number from 0 to 1")
+    return float(value)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from mtrl.errors import UserError
-from mtrl.types import Message, Row
+from mtrl.types import Message, Row, Trajectory
 
 TRUTH = "ground_truth"
 RewardFunction = Callable[[list[Message], Row], Any]
@@ -52,6 +52,29 @@ def check_call(function: Callable[..., Any], positional: tuple[Any, ...], given:
         signature.bind(*positional, **given)
     except TypeError as error:
         raise UserError(f"{key} does not fit its function, which takes {signature}: {error}") from error
+
+
+def at_last(value: Any, turns: int) -> list[Any]:
+    """Return one value per turn: `value` for the last turn, 0 for the turns before it."""
+    return [0.0] * (turns - 1) + [value]
+
+
+def per_turn(reward: Any, trajectory: Trajectory, key: str) -> list[Any]:
+    """Return the reward that a function gave a trajectory as one value per turn; a single number is that of the last
+    turn.
+
+    Raises:
+        UserError: there is another number of values than turns.
+    """
+    values = reward.tolist() if hasattr(reward, "tolist") else reward  # arrays of numpy and torch
+    if not isinstance(values, list | tuple):
+        return at_last(values, len(trajectory.turns))
+    if len(values) != len(trajectory.turns):
+        raise UserError(
+            f"{key} gave {len(values)} rewards for {len(trajectory.turns)} turns (trajectory {trajectory.index} of "
+            f"group {trajectory.group_id}); return one number, or one for each turn"
+        )
+    return list(values)
 
 
 def _takes(function: Callable[..., Any], positional: tuple[Any, ...], given: Mapping[str, Any]) -> bool:

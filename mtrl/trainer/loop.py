@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -34,8 +34,9 @@ from mtrl.scoring.agreement import Thresholds, Verdict
 from mtrl.scoring.heldout import HeldOut
 from mtrl.trackers.tracker import Tracker
 from mtrl.trainer.checkpoint.checkpoint import Checkpoint, Checkpoints
-from mtrl.trainer.data.experience import Collector, Experience, NoSignalError, RowStream, StoppedError, SymptomError
+from mtrl.trainer.data.experience import Collector, Experience, NoSignalError, StoppedError, SymptomError
 from mtrl.trainer.data.kl_penalty import KlPenalty
+from mtrl.trainer.data.sampler import make_sampler
 from mtrl.trainer.data.samples import Credited, group_samples, note_advantages, note_logprobs
 from mtrl.trainer.data.stream import Stream
 from mtrl.trainer.flops import peak_flops
@@ -63,6 +64,8 @@ class Progress:
 
     step: int = 0
     rows_drawn: int = 0
+    sampler: dict[str, Any] = field(default_factory=dict)
+    """`name` and `state` of the sampler of rows, at the time of `rows_drawn`."""
     silent_steps: int = 0
     """Number of consecutive steps without any advantage."""
     seconds: float = 0.0
@@ -94,10 +97,11 @@ class Trainer:
         self.config, self.parts, self.run_dir, self.console = config, parts, run, console
         self.on_row, self.on_evaluation = on_row, on_evaluation
         self.progress = Progress()
-        self.rows = RowStream(parts.splits.train, config.seed)
+        self.rows = make_sampler(config.data, parts.splits.train, config.seed)
         self.composer = RewardComposer(config.reward)
         self.rollouts = rollouts_of(parts.loop, parts.engine, config)
-        producer_args = (config, self.rollouts, self.composer, parts.family, parts.sampling, self.rows.next)
+        rows = self.rows.next, self.rows.note
+        producer_args = (config, self.rollouts, self.composer, parts.family, parts.sampling, *rows)
         self.experience = Stream(*producer_args, self._note_rollouts) if overlaps(config) else Collector(*producer_args)
         self.held_out = HeldOut(
             config.evaluation,
@@ -232,6 +236,8 @@ class Trainer:
         self.saved_step = self.trained_step = self.progress.step
         self.kl.coefficient = self.progress.kl_coefficient or self.kl.coefficient
         self.rows.drawn = self.progress.rows_drawn
+        stored = self.progress.sampler
+        self.rows.restore(stored.get("state", {}) if stored.get("name") == self.config.data.sampler else {})
         self.experience.restore(checkpoint.groups)
 
     def _log(self, row: dict[str, Any]) -> None:
@@ -265,7 +271,8 @@ class Trainer:
                 credited, kl = await self.work_thread.do(self._credit, experience.groups)
             with self.timeline.span("update", number) as updating:
                 update, learned = await self.work_thread.do(self._learn, credited, step)
-            self.trained_step, self.progress.rows_drawn, self.progress.score = number, self.rows.drawn, None
+            self.trained_step, self.progress.score = number, None
+            self._note_rows()
         with self.timeline.span("sync", number) as syncing:
             canary = await self.publisher.publish(number)
             self.experience.publish(number)
@@ -311,6 +318,7 @@ class Trainer:
             **rollout_metrics(experience.report, self.thresholds),
             **staleness_metrics(experience.groups, self.progress.step - 1),
             "train/epoch": self.progress.rows_drawn / len(self.rows.rows),
+            **self.rows.metrics(),
             "policy/version": self.parts.engine.version,
         }
 
@@ -395,6 +403,11 @@ class Trainer:
         limit = self.config.evaluation.keep_disagreements
         return [Group(group.group_id, group.row, [t]) for group, t in found[:limit]]
 
+    def _note_rows(self) -> None:
+        """Copy the state of the sampler of rows into the progress."""
+        self.progress.rows_drawn = self.rows.drawn
+        self.progress.sampler = {"name": self.config.data.sampler, "state": self.rows.state()}
+
     async def save(self) -> None:
         """Write a checkpoint of the current state; in the background, unless `trainer.checkpoint.background` is off."""
         if self.progress.step == self.saved_step:
@@ -404,7 +417,7 @@ class Trainer:
             await self.work_thread.do(self.learners.wait_saved)
             folder = self.checkpoints.begin(self.progress.step)
             if overlaps(self.config):  # rows drawn since the last update are stored as groups, so they must count here
-                self.progress.rows_drawn = self.rows.drawn
+                self._note_rows()
             state, groups, rng = vars(self.progress).copy(), self.experience.state(), {"torch": torch.get_rng_state()}
             commit = partial(self.checkpoints.commit, folder, state, groups, rng)
             await self.work_thread.do(self.learners.save, folder, commit)

@@ -119,11 +119,13 @@ def _lead(given: Config, run: RunDir, console: Console, world: World, hooks: Hoo
     Raises:
         Interrupted: a signal arrived, and the run was saved.
     """
+    from mtrl.trainer.data.sampler import make_sampler
     from mtrl.trainer.loop import Trainer
     from mtrl.trainer.setup.machine import machine_note, with_machine_settings
     from mtrl.trainer.setup.parts import preparation, set_up
 
     task = load_task(given)
+    make_sampler(given.data, task.splits.train, given.seed)  # raises before a model is loaded
     planned = with_steps(given, len(task.splits.train))
     config = with_machine_settings(planned)
     if (epochs := given.trainer.epochs) is not None:

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrl.trainer.data.experience import RowStream
+from mtrl.trainer.data.sampler import RowStream
 
 ROWS = [{"id": str(i)} for i in range(7)]
 

@@ -35,7 +35,11 @@ def trainer(tmp_path):
     trainer.timeline = Timeline(tmp_path / "timeline.jsonl")
     trainer.work_thread = WorkThread(beside_rollouts=False)
     trainer.learners = SimpleNamespace(is_saving=False, wait_saved=wait_saved, save=save)
-    trainer.progress, trainer.saved_step, trainer.rows = Progress(step=3, rows_drawn=12), 0, SimpleNamespace(drawn=17)
+    trainer.progress, trainer.saved_step, trainer.rows = (
+        Progress(step=3, rows_drawn=12),
+        0,
+        SimpleNamespace(drawn=17, state=dict),
+    )
     trainer.checkpoints = SimpleNamespace(begin=lambda step: None, commit=lambda *saved: calls.append(saved[1]))
     return trainer
 

@@ -1,8 +1,7 @@
-"""Experience: the order of the training rows, and the groups of a training step with rewards and scores."""
+"""Experience: the groups of a training step, with rewards and scores."""
 
 from __future__ import annotations
 
-import random
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -34,26 +33,6 @@ class SymptomError(RunEndedError):
 
 class StoppedError(Exception):
     """The run was asked to stop (`Producer.stop`) while it waited for groups."""
-
-
-class RowStream:
-    """An endless stream of the training rows, shuffled anew in every pass. The order depends only on the seed, and the
-    whole state is `drawn`, the number of rows drawn so far, which a resumed run sets."""
-
-    def __init__(self, rows: Sequence[Row], seed: int):
-        self.rows, self.seed = rows, seed
-        self.drawn = 0
-        self._order: tuple[int, list[int]] = (-1, [])
-
-    def next(self) -> Row:
-        """Return the next row; every pass over the data has another order."""
-        epoch, index = divmod(self.drawn, len(self.rows))
-        if self._order[0] != epoch:
-            order = list(range(len(self.rows)))
-            random.Random(f"{self.seed}/{epoch}").shuffle(order)
-            self._order = (epoch, order)
-        self.drawn += 1
-        return self.rows[self._order[1][index]]
 
 
 @dataclass
@@ -117,6 +96,9 @@ class Producer(ABC):
     family: Family
     sampling: SamplingParams
     next_row: Callable[[], Row]
+    note_success: Callable[[Row, float], None] = lambda row, success: None
+    """Function that is called once for each group that was sampled for training and scored, with its row and the share
+    of its episodes that succeeded by the scorer, 0 to 1."""
     reward_clock: Occupancy = field(default_factory=Occupancy, init=False)
     """Clock of the time in which rewards and scores were computed."""
 
@@ -171,6 +153,11 @@ class Producer(ABC):
         for trajectory in group.trajectories:
             if self.config.algorithm.overlong_filtering and is_overlong(trajectory):
                 trajectory.trainable = False
+
+    def _note_success(self, group: Group) -> None:
+        threshold = self.config.evaluation.success_threshold
+        if scores := [t.score for t in group.trajectories if t.score is not None]:
+            self.note_success(group.row, fmean(score >= threshold for score in scores))
 
     def _is_trained(self, group: Group) -> bool:
         """Return whether the group is trained: with dynamic sampling (DAPO, 2503.14476, section 3.2) only if it has an
@@ -240,6 +227,7 @@ class Collector(Producer):
         report = await self.rollouts.collect(key, rows, size, self.sampling, self._next_row)
         for group in report.groups:
             await self._reward_for_training(group)
+            self._note_success(group)
         self.composer.check()
         total.groups += report.groups
         total.failures += report.failures

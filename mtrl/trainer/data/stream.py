@@ -239,7 +239,9 @@ class Stream(Producer):
             self.admission.failed(slot, self.next_row())
             return
         self._admit()
-        if await asyncio.get_running_loop().run_in_executor(self.scoring_thread, self._reward_and_check, group):
+        trained = await asyncio.get_running_loop().run_in_executor(self.scoring_thread, self._reward_and_check, group)
+        self._note_success(group)
+        if trained:
             self.finished[slot] = group
         else:
             self.admission.set_aside(slot)
