@@ -11,6 +11,7 @@ from mtrl.config.endpoint_schema import EndpointConfig
 from mtrl.config.engine_schema import AgentConfig, LocalEngineConfig, SglangConfig, VllmConfig
 from mtrl.config.field import number, one_of
 from mtrl.config.model_schema import NO_FLOAT16, ModelConfig
+from mtrl.config.rollout_schema import AsyncConfig, RolloutsConfig
 
 
 @dataclass
@@ -444,41 +445,6 @@ class PreflightConfig:
     json: str | None = None
     """File of the results; null: preflight.json in the folder of the run. A run does not overwrite the results of the
     whole checklist."""
-
-
-@dataclass
-class AsyncConfig:
-    """Overlap of rollouts and updates."""
-
-    max_steps_off_policy: int = number(0, at_least=0)
-    """Maximum staleness of a token, in training steps: the number of steps by which the weights that train on it may be
-    newer than the weights that sampled it; 0: rollouts and updates alternate."""
-    on_stale: str = one_of("wait", "requeue")
-    """Treatment of a group that would become too stale. wait: the next update waits for the group | requeue: the group
-    is dropped, and its prompt is sampled again"""
-    in_flight: str = one_of("continue", "drain")
-    """Effect of new weights on turns that are being sampled. continue: sampling continues with the new weights | drain:
-    the turns are finished before the weights change"""
-    max_concurrent_groups: int | None = number(None, at_least=1)
-    """Maximum number of groups whose episodes run at once; null: as many as max_steps_off_policy allows."""
-
-
-@dataclass
-class RolloutsConfig:
-    """Rollout workers: processes that play the episodes of training and of its evaluations, on one machine or many. Ray
-    runs them (extra `ray`): the cluster of `RAY_ADDRESS` or of `ray start`, or else one that the run starts on this
-    machine."""
-
-    workers: int = number(0, at_least=0, at_most=1024)
-    """Number of rollout workers, each with its own environments and its own local engine; 0: rank 0 plays all
-    episodes."""
-    cpus: float = number(1.0, at_least=0)
-    """Number of CPUs that Ray reserves for a worker."""
-    gpus: float = number(0.0, at_least=0)
-    """Number of GPUs that Ray reserves for a worker; 0: its engine runs on CPUs."""
-    timeout: float = number(600.0, above=0)
-    """Time limit of a worker's start, of loading weights and of any other answer, in seconds; a worker that exceeds it
-    is replaced."""
 
 
 @dataclass

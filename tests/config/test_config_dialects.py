@@ -233,7 +233,7 @@ def test_dr_grpo_proposals_include_the_divisor():
         ("gradient_accumulation_steps=4", "not by a number of samples"),
         ("custom_reward_function.path=r.py", "environment:0"),
         ("agent_config=arn:x", "generator.agent.url"),
-        ("torch_dtype=auto", "set model.dtype, one of float32, bfloat16, float16"),
+        ("torch_dtype=auto", "set model.dtype, one of float32, bfloat16"),
         ("sed=zero3", "did you mean seed?"),
         ("sampling_max_tokens=2048", "write generator.sampling_params.max_generate_length=2048"),
         ("sampling_top_p=0.9", "write generator.sampling_params.top_p=0.9"),
