@@ -239,3 +239,51 @@ def test_the_common_beginning_leaves_a_message_of_each():
     assert common_prefix([[1, 2, 3], [1, 2, 4], [1, 2]]) == 1
     assert common_prefix([[1], [2, 3]]) == 0
     assert common_prefix([[]]) == 0
+
+
+# -- whole runs -------------------------------------------------------------------------------------------------------
+
+
+def a_run(path, component, *words):
+    from mtrl.command.compose import compose
+    from mtrl.trainer.run import train
+    from tests.evaluation.conftest import TASK
+
+    cfg = compose(
+        [
+            *TASK, f"run_dir={path}", "evaluation.before_train=false", "evaluation.every_steps=0", "evaluation.rows=2",
+            "evaluation.sampled_rows=0", "evaluation.samples_per_row=1", "evaluation.pass_k_values=[1]",
+            "trainer.prompts_per_step=2", "algorithm.group_size=2", "trainer.max_steps=2", "preflight.at_start=none",
+            "tracker.plots=false", "model.warm_start.check_every=2", "trainer.save_trajectories_every=1", *words,
+        ]
+    )  # fmt: skip
+    cfg.reward.components = {"environment": 1.0, "ruler": component}
+    return train(cfg)
+
+
+def by_letters(body):
+    """Score each trajectory by a hash of its text, so that the scores do not depend on its place."""
+    entries = [
+        {"id": entry["id"], "score": sum(map(ord, json.dumps(entry["messages"]))) % 101 / 100}
+        for entry in seen(body)["trajectories"]
+    ]
+    return 200, {"nonce": nonce_of(body), "scores": entries}
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+def test_a_run_is_judged_by_groups_resumed_and_rescored(server, component, tmp_path, capsys, lag):  # noqa: F811
+    """Rescoring with the run's own settings changes nothing, because it judges whole groups too."""
+    from mtrl.rescore.__main__ import main as rescore
+
+    server.replies = [by_letters]
+    run, words = tmp_path / "run", [f"async_config.max_steps_off_policy={lag}"]
+    a_run(run, component, *words)
+    assert a_run(run, component, *words, "trainer.max_steps=3", "resume=latest")["steps"] == 3
+    asked = [len(seen(body)["trajectories"]) for body in server.seen]
+    assert max(asked) == 2
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["reward/ruler/requests"] >= 6 and "rollout/components/ruler" in str(rows[-1])
+    capsys.readouterr()
+    assert rescore([str(run), "--json"]) == 0
+    lines = json.loads(capsys.readouterr().out)["trajectories"]
+    assert lines and all(line["reward_after"] == line["reward_before"] for line in lines)

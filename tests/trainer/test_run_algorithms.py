@@ -50,11 +50,12 @@ KILL_AFTER_THREE = """
         ["algorithm=turn_gae", "trainer.mini_batches=2"],
         ["algorithm=gae", "algorithm.critic.warmup_steps=1"],
         ["algorithm.dynamic_sampling_rounds=20", "algorithm.overlong_filtering=true"],
+        ["data.sampler=difficulty", "data.sampler_config={band: [0.1, 0.6]}", "data.max_train_rows=8"],
     ],
     ids=lambda words: words[0],
 )
 def test_a_killed_run_resumes_exactly(tmp_path, words):
-    """Every state is resumed: the coefficient, the critic, and the drawn rows."""
+    """Every state is resumed: the coefficient, the critic, the drawn rows, and the results of the rows."""
     words = [*words, "trainer.max_steps=4"]
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     finish(start(whole, *words))
