@@ -244,7 +244,7 @@ def test_a_plan_is_checked_as_a_run_is(words, sentence, monkeypatch):
         ([*FULL, "generator.local.process=false"], 0, 1),
         ([*FULL, "generator.local.process=true"], 1, 1),
         ([*FULL, "generator=vllm", "generator.vllm.weight_sync=distributed"], 2, 1),
-        (["generator.local.process=false", "trainer.fsdp.param_dtype=float32"], 0, 0),
+        (["generator.local.process=false", "model.dtype=bfloat16"], 0, 0),
     ],
     ids=["local", "process", "servers", "shared"],
 )
