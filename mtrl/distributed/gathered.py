@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from torch import Tensor
 
 from mtrl.config.derived import WEIGHT_BUCKET
+from mtrl.distributed.broadcast import buckets
 
 Gather = Callable[[Sequence[str]], Mapping[str, Tensor]]
 
@@ -27,7 +28,8 @@ class GatheredWeights(Mapping[str, Tensor]):
             limit: maximum size of a bucket, in bytes, unless a single tensor is larger.
         """
         self.layout, self._gather = layout, gather
-        self._names = {name: names for names in _buckets(layout, limit) for name in names}
+        parts = ([name for name, _ in part] for part in buckets(layout.items(), limit))
+        self._names = {name: names for names in parts for name in names}
         """The names in the bucket of each tensor."""
         self._bucket: Mapping[str, Tensor] = {}
 
@@ -48,16 +50,3 @@ class GatheredWeights(Mapping[str, Tensor]):
 def layout_of(weights: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """Return tensors with the shapes and dtypes of `weights`, without gathering any."""
     return weights.layout if isinstance(weights, GatheredWeights) else weights
-
-
-def _buckets(layout: Mapping[str, Tensor], limit: int) -> Iterator[list[str]]:
-    names: list[str] = []
-    size = 0
-    for name, tensor in layout.items():
-        if names and size + tensor.nbytes > limit:
-            yield names
-            names, size = [], 0
-        names.append(name)
-        size += tensor.nbytes
-    if names:
-        yield names

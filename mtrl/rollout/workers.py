@@ -197,7 +197,7 @@ class Workers:
 
     async def generate(self, trajectory_id: str, prompt: Any, sampling: SamplingParams) -> Generation:
         """Raise an error, since only whole groups are sampled (`group`)."""
-        raise NotImplementedError("rollout workers sample whole groups")
+        raise RuntimeError("rollout workers play whole groups; call group")
 
     async def close(self) -> None:
         """Close the environments and engines of all workers, then end their processes."""
