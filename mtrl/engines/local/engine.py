@@ -25,8 +25,9 @@ def copy_weights(module: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Copy `weights` into the module's parameters and buffers in place, converting device and dtype. Views of the
     parameters, as in the fused decode step, stay valid.
 
-    Either every parameter is written or none is: an engine with some old weights would sample from a policy that is not
-    the trained one, without any error.
+    Weights that do not fit are refused before the first parameter is written: an engine with some old weights would
+    sample from a policy that is not the trained one, without any error. If they are gathered over ranks
+    meanwhile, the loss of a rank ends the run.
 
     Args:
         weights: tensors by the names of `module.state_dict()`; for tied parameters one name is enough.
