@@ -239,11 +239,12 @@ def run(words, folder, *more):
     return done.stdout
 
 
-RUNNABLE = {  # without downloads, and without what other tests run (tests/models/test_smollm2.py the real model)
+RUNNABLE = {  # without downloads, and without what other tests run (tests/models/test_smollm2.py the real model,
+    # tests/rewards/test_ruler.py the judge of groups)
     name: words
     for name, words in TRAINING.items()
     if not re.search(
-        r"openai/|model\.path=|_hf|validation_rows|resume=|debug=|--cfg|vault|torchrun|urls=|smollm2", name
+        r"openai/|model\.path=|_hf|validation_rows|resume=|debug=|--cfg|vault|torchrun|urls=|smollm2|ruler", name
     )
 }
 

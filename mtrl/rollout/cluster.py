@@ -26,6 +26,8 @@ OWN = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "1000000",  # Ray ends this process if its server is lost for so long
 }
 """Environment variables of a cluster that this process starts. Ray reads them when it is imported."""
+CHANGED = ("PYTHONPATH", "PYTHONBREAKPOINT")
+"""Environment variables that change while Ray starts: the first for its workers, the second by Ray itself."""
 SMALLEST_STORE = 80 * 2**20
 """Size of Ray's shared memory beside the weights, in bytes; Ray refuses less than 75 MiB."""
 
@@ -83,7 +85,7 @@ class RayCluster:
                 "object_store_memory": SMALLEST_STORE + 3 * weight_bytes,
                 "include_dashboard": False,
             }
-            handler, paths = signal.getsignal(signal.SIGTERM), os.environ.get("PYTHONPATH")
+            handler, before = signal.getsignal(signal.SIGTERM), {name: os.environ.get(name) for name in CHANGED}
             if not is_there:  # workers import what this process can import, such as a user's module
                 os.environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
             try:
@@ -102,10 +104,11 @@ class RayCluster:
             finally:
                 if threading.current_thread() is threading.main_thread():
                     signal.signal(signal.SIGTERM, handler)  # Ray's would end the run without saving it
-                if paths is None:
-                    os.environ.pop("PYTHONPATH", None)
-                else:
-                    os.environ["PYTHONPATH"] = paths
+                for name, value in before.items():
+                    if value is None:
+                        os.environ.pop(name, None)
+                    else:
+                        os.environ[name] = value
         self._actor = ray.remote(_Actor).options(
             num_cpus=cpus,
             num_gpus=gpus,

@@ -77,7 +77,7 @@ def ports_of(processes):
 @pytest.mark.slow
 def test_workers_of_ray(monkeypatch):
     monkeypatch.setenv("RAY_ADDRESS", "local")
-    before, handler = children(), signal.getsignal(signal.SIGTERM)
+    before, handler, environment = children(), signal.getsignal(signal.SIGTERM), {**os.environ}
     make = partial(Digits, 3, 0.02)
 
     async def play(workers):
@@ -104,6 +104,8 @@ def test_workers_of_ray(monkeypatch):
     workers = Workers(cluster, 2, 600.0)
     asyncio.run(workers.start())
     assert signal.getsignal(signal.SIGTERM) is handler
+    changed = {name for name in {**os.environ} | environment if os.environ.get(name) != environment.get(name)}
+    assert all(name.startswith("RAY_") for name in changed)
     first, second, third, stats, started, open_ports = asyncio.run(play(workers))
 
     async def alone(key):
