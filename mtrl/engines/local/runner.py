@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -51,6 +52,9 @@ class HfRunner:
         config = model.config.get_text_config()
         kinds = getattr(config, "layer_types", None)
         self.model = model
+        takes = inspect.signature(model.forward).parameters
+        self.cache_key = "cache" if "cache" in takes else "past_key_values"
+        """Name of the cache in the module's forward: `cache` since Transformers 5.24."""
         self.window = getattr(config, "sliding_window", None)
         self.mixed = kinds is not None and "sliding_attention" in kinds
         """Whether the model takes one mask per layer type."""
@@ -81,8 +85,8 @@ class HfRunner:
                 attention_mask=self._masks(positions, width),
                 # Padding may lie beyond the last position of a learned position embedding.
                 position_ids=torch.minimum(positions, (starts + lengths).max() - 1),
-                past_key_values=Cache(layers=layers),
                 use_cache=True,
+                **{self.cache_key: Cache(layers=layers)},
             )
 
     def refresh(self) -> None: ...
