@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,8 +145,10 @@ def _ways(x: Tensor, weight: Tensor) -> list[Callable[[], Tensor]]:
     ways = [lambda: F.linear(x, weight)]
     if torch.backends.mkldnn.is_available():
         onednn = torch.ops.mkldnn._linear_pointwise
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, len(x))
-        ways += [lambda: onednn(x, weight, None, "none", [], ""), lambda: onednn(x, packed, None, "none", [], "")]
+        ways.append(lambda: onednn(x, weight, None, "none", [], ""))
+        with suppress(RuntimeError):  # a processor without AVX-512 packs no matrix in bfloat16
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight, len(x))
+            ways.append(lambda: onednn(x, packed, None, "none", [], ""))
     return ways
 
 

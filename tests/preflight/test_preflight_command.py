@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from mtrl.command.compose import compose
 from mtrl.datasets import Splits
 from mtrl.environments.family import get_family
-from mtrl.preflight import report
+from mtrl.preflight import checklist, report
 from mtrl.preflight.__main__ import check, main
 from mtrl.preflight.checklist import CHEAP, CHECKS, cheap_checks, run
 from mtrl.preflight.context import Context, environment_factory
@@ -128,7 +128,8 @@ def test_the_cheap_checks_pass_on_shipped_tasks(experiment):
     assert {r.name for r in results if r.status == Status.PASS} >= {"splits", "turns", "batch"}
 
 
-def test_the_cheap_part_finds_a_reward_that_pays_for_stalling():
+def test_the_cheap_part_finds_a_reward_that_pays_for_stalling(monkeypatch):
+    monkeypatch.setattr(checklist, "CHEAP_SECONDS", 120.0)
     context = context_of("reward=guide")
     results = cheap_checks(context.config, context.family, context.splits, context.make_environment)
     assert "stalling" in [r.name for r in results if r.status == Status.FAIL]
