@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,12 +142,12 @@ def gemm_rate(shapes: list[tuple[int, int, int]], rows: int, dtype: torch.dtype)
 def _ways(x: Tensor, weight: Tensor) -> list[Callable[[], Tensor]]:
     """x @ weight.T, by MKL, or what else this build has, and by oneDNN, with the weights as they are and packed."""
     ways = [lambda: F.linear(x, weight)]
-    if torch.backends.mkldnn.is_available():
+    # oneDNN multiplies no bfloat16 on a processor without AVX-512.
+    can_multiply = x.dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if torch.backends.mkldnn.is_available() and can_multiply:
         onednn = torch.ops.mkldnn._linear_pointwise
-        ways.append(lambda: onednn(x, weight, None, "none", [], ""))
-        with suppress(RuntimeError):  # a processor without AVX-512 packs no matrix in bfloat16
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight, len(x))
-            ways.append(lambda: onednn(x, packed, None, "none", [], ""))
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, len(x))
+        ways += [lambda: onednn(x, weight, None, "none", [], ""), lambda: onednn(x, packed, None, "none", [], "")]
     return ways
 
 
