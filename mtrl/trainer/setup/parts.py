@@ -27,7 +27,7 @@ from mtrl.trainer.setup.loading import cast_parameters, compute_dtype
 from mtrl.trainer.setup.machine import with_machine_settings
 from mtrl.trainer.setup.models import make_learner, set_threads
 from mtrl.trainer.setup.servers import check_servers
-from mtrl.trainer.setup.teacher import served_teacher
+from mtrl.trainer.setup.teacher import check_teacher, served_teacher
 from mtrl.trainer.setup.warm_start import OnStep, WarmStartResult, success_of, warm_start
 from mtrl.trainer.update.learner import Learner, Learners
 from mtrl.trainer.update.policy import Policy
@@ -88,6 +88,7 @@ def set_up(
             "trainer.max_steps=0 and model=hf"
         )
     check_servers(config, world)
+    check_teacher(config)
     set_threads(config, world)
     path, warm_start_result = prepared_start(config, task, on_warm_start)
     world.broadcast((config, path))

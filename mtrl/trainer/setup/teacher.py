@@ -19,6 +19,17 @@ from mtrl.trainer.update.learner import Learners
 PATH, URL = "distillation.teacher.path", "distillation.teacher.url"
 
 
+def check_teacher(config: Config) -> None:
+    """Check that the tokenizer of a local teacher can be loaded, before a warm start takes minutes.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
+    path = config.distillation.teacher.path
+    if path is not None and distils(config):
+        load_tokenizer(config, path, PATH)
+
+
 def teacher_model(config: Config, policy: Any, tokenizer: Any) -> Any:
     """Load the teacher of `distillation.teacher.path`, frozen, in the dtype of forward passes; None without one.
 
