@@ -85,9 +85,10 @@ class PromptScorer:
         finally:
             await self.client.close()
         for number, theirs in zip(ids, scored.texts, strict=True):
-            ours = tokenizer.decode([number])
-            # A token that is a part of a character has no text, and some tokenizers omit a space at the start.
-            if "\ufffd" not in ours and ours.strip() != theirs.strip():
+            ours, stored = tokenizer.decode([number]), tokenizer.convert_ids_to_tokens(number)
+            # A token that is a part of a character has no text, and some tokenizers omit a space at the start. Some
+            # servers give the token as the vocabulary stores it.
+            if "\ufffd" not in ours and theirs.strip() not in (ours.strip(), stored):
                 raise UserError(
                     f"distillation.teacher.url={self.client.address.url} has another tokenizer than the policy (token "
                     f"{number} is {theirs!r} there and {ours!r} here); serve a teacher with the policy's tokenizer"
