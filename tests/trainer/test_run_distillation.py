@@ -7,7 +7,7 @@ import pytest
 from runs import finish, rows_of, start, weights_of
 from test_run_algorithms import KILL_AFTER_THREE
 
-from tests.engines.chat_server import ChatServer, Reply
+from tests.engines.chat_server import ChatServer, Reply, refusal
 
 pytestmark = pytest.mark.slow
 
@@ -55,7 +55,7 @@ def test_a_teacher_that_goes_down_ends_the_run_by_one_sentence_and_nothing_is_lo
 
     def answer(body, number):
         if not is_up and number > 1 + 8 * 2:  # the check at the start, and two steps of 8 conversations or more
-            return Reply(503)
+            return refusal(503, "down")
         texts = [tokenizer.decode([token]) for token in body["prompt"]]
         logprobs = {"tokens": texts, "token_logprobs": [None, *[-1.0] * (len(texts) - 1)]}
         return Reply(body={"choices": [{"logprobs": logprobs}], "usage": {"prompt_tokens": len(texts)}})
@@ -66,7 +66,9 @@ def test_a_teacher_that_goes_down_ends_the_run_by_one_sentence_and_nothing_is_lo
         words += ["trainer.checkpoint.every_steps=0", "distillation.teacher.endpoint.retries=0"]
         is_up = False
         output = finish(start(run_dir, *words), expected=2)
-        assert "failed 1 times, the last time with HTTP 503; see that it runs" in output and "Traceback" not in output
+        assert (
+            "failed 1 times, the last time with HTTP 503 down; see that it runs" in output and "Traceback" not in output
+        )
         saved = [path.name for path in (run_dir / "checkpoints").glob("step_*")]
         assert len(saved) == 1 and saved[0] in ("step_000001", "step_000002")
         is_up = True

@@ -104,7 +104,7 @@ class PromptScorer:
             fix = "see that it runs and answers echo=true with logprobs, or raise distillation.teacher.endpoint.retries"
             raise RunEndedError(
                 f"the teacher at distillation.teacher.url={url} failed {error.attempts} times, the last time with "
-                f"{error.problem}; {fix}"
+                f"{error.problem.rstrip('.')}; {fix}"
             ) from error
         except StatusError as error:
             fix = "correct distillation.teacher.url, distillation.teacher.model or distillation.teacher.endpoint"
