@@ -60,7 +60,7 @@ def test_other_answers_are_garbled(body):
         (refusal(503, "starting"), "failed 2 times, the last time with HTTP 503 starting; see that it runs"),
         (
             Reply(body={"choices": []}),
-            "Error: the answer has no log-probs of the prompt; see that it runs and answers echo",
+            "Error: the answer has no log-probs of the prompt; see that it runs",
         ),
         (refusal(404, "no model m"), "answered HTTP 404 no model m; correct distillation.teacher.url"),
         (refusal(400, "maximum context length is 2"), "it cannot hold the 3 tokens of a conversation: lower generator"),
