@@ -240,11 +240,12 @@ def run(words, folder, *more):
 
 
 RUNNABLE = {  # without downloads, and without what other tests run (tests/models/test_smollm2.py the real model,
-    # tests/rewards/test_ruler.py the judge of groups)
+    # tests/rewards/test_ruler.py the judge of groups, tests/trainer/test_run_distillation.py a teacher)
     name: words
     for name, words in TRAINING.items()
     if not re.search(
-        r"openai/|model\.path=|_hf|validation_rows|resume=|debug=|--cfg|vault|torchrun|urls=|smollm2|ruler", name
+        r"openai/|model\.path=|_hf|validation_rows|resume=|debug=|--cfg|vault|torchrun|urls=|smollm2|ruler|teacher\.path=",
+        name,
     )
 }
 
