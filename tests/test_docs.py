@@ -240,10 +240,11 @@ def run(words, folder, *more):
 
 
 ELSEWHERE = re.compile(
-    r"openai/|model\.path=|_hf|validation_rows|resume=|debug=|--cfg|vault|torchrun|urls=|smollm2|ruler|rollouts\.workers"
+    r"openai/|model\.path=|_hf|validation_rows|resume=|debug=|--cfg|vault|torchrun|urls=|"
+    r"smollm2|ruler|rollouts\.workers|teacher\.path="
 )
 """Commands with downloads, and commands that other tests run: the real model (tests/models/test_smollm2.py), the judge
-of groups (tests/rewards/test_ruler.py) and rollout workers (tests/trainer/test_run_workers.py)."""
+of groups (tests/rewards/test_ruler.py), rollout workers and a teacher (tests/trainer/test_run_{workers,distillation}.py)."""
 RUNNABLE = {name: words for name, words in TRAINING.items() if not ELSEWHERE.search(name)}
 
 

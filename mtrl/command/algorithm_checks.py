@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 
 from mtrl.algorithms.registry import ESTIMATORS, Entry
 from mtrl.config.choices import BOUNDS
+from mtrl.config.derived import distils
 from mtrl.errors import UserError
 
 PER_TURN = ("turn",)
@@ -47,6 +48,8 @@ def _method(cfg: DictConfig) -> str:
 
 
 def _group(cfg: DictConfig) -> None:
+    if distils(cfg) and not cfg.distillation.reward_weight:
+        return
     if cfg.algorithm.group_size < 2 and method_of(cfg).needs_group:
         raise UserError(f"algorithm.group_size=1 gives {_method(cfg)} nothing to compare; set it to 2 or more")
 

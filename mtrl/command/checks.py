@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from mtrl.algorithms.registry import CORRECTIONS, ESTIMATORS, KL_ESTIMATORS, LOSSES, REDUCTIONS, Registry
 from mtrl.command.agent_checks import check_agent
 from mtrl.command.algorithm_checks import check_algorithm
+from mtrl.command.distillation_checks import check_distillation
 from mtrl.command.engine_checks import check_engines, check_sampling
 from mtrl.command.hints import hints
 from mtrl.command.rollout_checks import check_rollouts
@@ -310,6 +311,7 @@ _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     _environment,
     _reward,
     check_algorithm,
+    check_distillation,
     check_scale,
     check_engines,
     check_agent,

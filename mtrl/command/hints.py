@@ -57,6 +57,21 @@ IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
         lambda c: not _has_kl(c),
         "algorithm.kl_loss_coef=0 and algorithm.kl_reward_coef=0",
     ),
+    (
+        ("distillation.weight", "distillation.reward_weight"),
+        lambda c: c.distillation.teacher.path is None and c.distillation.teacher.url is None,
+        "no teacher; name one by distillation.teacher.path or url",
+    ),
+    (
+        ("distillation.teacher", "distillation.reward_weight"),
+        lambda c: c.distillation.weight == 0,
+        "distillation.weight=0",
+    ),
+    (
+        ("distillation.teacher.model", "distillation.teacher.endpoint"),
+        lambda c: c.distillation.weight != 0 and c.distillation.teacher.url is None,
+        "distillation.teacher.url=null",
+    ),
     (("algorithm.kl_horizon",), lambda c: _has_kl(c) and c.algorithm.kl_target is None, "algorithm.kl_target=null"),
     (("trainer.optimizer.min_lr_ratio",), lambda c: c.trainer.optimizer.schedule == "constant", "a constant schedule"),
     (("model.path",), lambda c: c.model.name == "tiny", "model=tiny, which is built here; add model=hf"),

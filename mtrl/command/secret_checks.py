@@ -21,6 +21,8 @@ FIXES = {
     "generator.sglang": "leave it out: a server that is started here makes a key of its own and gets HF_TOKEN, and the "
     "engine reads any other from a file",
     "evaluation": "leave it out, and export the key as {cfg.evaluation.endpoint.api_key_env}",
+    "distillation": "leave it out, export the key as an environment variable, and name the variable by "
+    "distillation.teacher.endpoint.api_key_env",
     "": "leave it out, export it as an environment variable, and let your code read that",
 }
 """Setting -> fix for a secret in the setting or below it; the first match applies."""

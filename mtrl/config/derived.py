@@ -95,6 +95,12 @@ def overlaps(cfg: DictConfig | Config) -> bool:
     return cfg.async_config.max_steps_off_policy > 0
 
 
+def distils(cfg: DictConfig | Config) -> bool:
+    """Return whether a teacher scores the sampled tokens."""
+    teacher = cfg.distillation.teacher
+    return bool(cfg.distillation.weight) and (teacher.path is not None or teacher.url is not None)
+
+
 def serves(cfg: DictConfig | Config) -> bool:
     """Return whether inference servers, each with its own copy of the weights, sample the turns."""
     return cfg.generator.backend != "local"

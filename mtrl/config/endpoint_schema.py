@@ -46,6 +46,6 @@ class EndpointConfig:
     extra_body: dict[str, Any] = field(default_factory=dict)
     """Additional keys of the body of each request."""
     price: PriceConfig = field(default_factory=PriceConfig)
-    """Prices for every endpoint of an evaluation."""
+    """Prices of all requests."""
     budget: BudgetConfig = field(default_factory=BudgetConfig)
-    """Budget for all endpoints of an evaluation together, including the spending before the evaluation was resumed."""
+    """Budget of all requests together, including those before an evaluation or a run was resumed."""

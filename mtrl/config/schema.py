@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import II, MISSING
 
+from mtrl.config.distillation_schema import DistillationConfig
 from mtrl.config.endpoint_schema import EndpointConfig
 from mtrl.config.engine_schema import AgentConfig, LocalEngineConfig, SglangConfig, VllmConfig
 from mtrl.config.field import number, one_of
@@ -468,6 +469,7 @@ class Config:
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     reward: RewardConfig = field(default_factory=RewardConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
+    distillation: DistillationConfig = field(default_factory=DistillationConfig)
     generator: GeneratorConfig = field(default_factory=GeneratorConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

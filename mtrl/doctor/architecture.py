@@ -156,9 +156,12 @@ def table() -> dict[str, dict[str, Any]]:
     return yaml.safe_load(TABLE.read_text(encoding="utf-8"))
 
 
-def find(path: str) -> Architecture:
+def find(path: str, key: str = "model.path") -> Architecture:
     """Return the architecture of a folder, from its config.json, or of a Hub name in the table. No network access is
     needed.
+
+    Args:
+        key: setting that names the model, for error messages.
 
     Raises:
         UserError: `path` is neither, or its config.json is invalid.
@@ -168,11 +171,11 @@ def find(path: str) -> Architecture:
         try:
             fields = json.loads(config.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise UserError(f"model.path={path} has a config.json that cannot be read ({error}); correct it") from error
-        return Architecture.of(fields, f"model.path={path}")
+            raise UserError(f"{key}={path} has a config.json that cannot be read ({error}); correct it") from error
+        return Architecture.of(fields, f"{key}={path}")
     if path in table():
-        return Architecture.of(table()[path], f"model.path={path}")
+        return Architecture.of(table()[path], f"{key}={path}")
     raise UserError(
-        f"model.path={path} is neither a folder with a config.json nor one of the models whose sizes are known here "
+        f"{key}={path} is neither a folder with a config.json nor one of the models whose sizes are known here "
         f"({', '.join(table())}); download it and name its folder"
     )

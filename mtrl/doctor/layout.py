@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mtrl.config.derived import prefers_bfloat16, serves
+from mtrl.config.derived import distils, prefers_bfloat16, serves
 from mtrl.config.derived import ranks as launched_ranks
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.config.schema import Config
-from mtrl.doctor.architecture import Architecture
+from mtrl.doctor.architecture import Architecture, find
 
 BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 GIB = 2**30
@@ -90,6 +90,16 @@ def needs_reference(config: Config) -> bool:
     algorithm = config.algorithm
     counts = bool(algorithm.kl_loss_coef or algorithm.kl_reward_coef)
     return counts and not (config.model.lora_rank and not algorithm.kl_reference)
+
+
+def teacher_of(config: Config) -> Architecture | None:
+    """Return the architecture of the teacher that the ranks load; None without one.
+
+    Raises:
+        UserError: the sizes of the teacher are unknown.
+    """
+    path = config.distillation.teacher.path
+    return find(path, "distillation.teacher.path") if path is not None and distils(config) else None
 
 
 def needs_critic(config: Config) -> bool:

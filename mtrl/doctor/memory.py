@@ -14,7 +14,7 @@ from mtrl.config.derived import SERVER_ALLOWANCE, WEIGHT_BUCKET, cache_budget, m
 from mtrl.config.schema import Config
 from mtrl.doctor.activations import FLOAT32, adapter_bytes, layer_bytes
 from mtrl.doctor.architecture import Architecture
-from mtrl.doctor.layout import GIB, Layout, context_of, needs_critic, needs_reference
+from mtrl.doctor.layout import GIB, Layout, context_of, needs_critic, needs_reference, teacher_of
 
 PROCESS = 2 * GIB
 """Allowance for a process on a GPU, in bytes: CUDA's context, workspaces of cuBLAS, buffers of NCCL."""
@@ -60,6 +60,7 @@ class Memory:
 
     def __init__(self, config: Config, model: Architecture):
         self.config, self.model, self.layout = config, model, Layout.of(config)
+        self.teacher = teacher_of(config)
         lora = config.model
         self.targets = tuple(lora.lora_target_modules)
         self.adapters = model.adapters(lora.lora_rank, self.targets) if lora.lora_rank else 0
@@ -81,6 +82,7 @@ class Memory:
             "gradients": self.trained,
             "moments of Adam": 2 * self.trained,
             "reference": self.model.parameters * layout.stored * needs_reference(self.config),
+            "teacher": self.teacher.parameters * layout.computed if self.teacher else 0,
             "critic": 4 * self._critic() * layout.stored,
         }
         return {name: size // layout.shards for name, size in parts.items()}
@@ -141,7 +143,8 @@ class Memory:
         fsdp, layers = self.config.trainer.fsdp, self.model.num_hidden_layers
         whole = GATHERED if fsdp.reshard_after_forward else layers + 1
         reference = self.model.root + 2 * self.model.layer if needs_reference(self.config) else 0
-        return (self.model.root + whole * self.model.layer + reference) * self.layout.computed
+        teacher = self.teacher.root + 2 * self.teacher.layer if self.teacher else 0
+        return (self.model.root + whole * self.model.layer + reference + teacher) * self.layout.computed
 
     def layer_activations(self) -> int:
         """Return the bytes of activations that one layer saves for a micro-batch."""
@@ -265,6 +268,7 @@ class Memory:
         layout, model = self.layout, self.model
         copies = 1 + needs_reference(self.config) + (self._critic() > 0)
         loading = copies * model.parameters * layout.stored
+        loading += self.teacher.parameters * layout.computed if self.teacher else 0
         if self.config.trainer.fsdp.cpu_offload:
             loading += layout.ranks_here * loading // layout.shards
         away = sum(self.states().values()) if self.config.trainer.fsdp.cpu_offload else 0

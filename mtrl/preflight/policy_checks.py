@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from mtrl.config.derived import distils
 from mtrl.config.schema import RolloutsConfig
 from mtrl.preflight.agreement import compare
 from mtrl.preflight.context import EPSILON, Context
@@ -166,6 +167,8 @@ def context_length(context: Context, baseline: Baseline) -> Result:
 
 def groups(context: Context, baseline: Baseline) -> Result:
     """Check that enough groups have both successes and failures; the expected share is 1 - (1-p)^G - p^G."""
+    if distils(context.config):
+        return passed("the teacher of distillation gives every group an advantage")
     wins, trials = _successes(context, baseline)
     size, per_step = context.config.algorithm.group_size, context.config.trainer.prompts_per_step
     expected = informative(wins / trials, size)

@@ -45,6 +45,7 @@ from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
 from mtrl.trainer.setup.loading import compute_dtype
 from mtrl.trainer.setup.parts import Parts
 from mtrl.trainer.setup.servers import are_external, colocated, make_canary
+from mtrl.trainer.setup.teacher import make_distillation
 from mtrl.trainer.setup.workers import rollouts_of
 from mtrl.trainer.throughput import Throughput, peak_memory
 from mtrl.trainer.update.critic import Critic, credit_by_critic
@@ -111,7 +112,8 @@ class Trainer:
             self.experience.reward_and_score,
             parts.eval_sampling,
         )
-        self.work_thread = WorkThread(overlaps(config) or serves(config) or config.rollouts.workers > 0)
+        waits = serves(config) or config.distillation.teacher.url is not None  # for servers, or for the teacher
+        self.work_thread = WorkThread(overlaps(config) or waits or config.rollouts.workers > 0)
         algorithm = config.algorithm
         self.kl = KlController(
             algorithm.kl_loss_coef or algorithm.kl_reward_coef, algorithm.kl_target, algorithm.kl_horizon
@@ -131,6 +133,7 @@ class Trainer:
         self.kl_penalty = None
         if algorithm.kl_reward_coef:
             self.kl_penalty = KlPenalty(self.learners, self.kl, config.trainer.max_tokens_per_microbatch)
+        self.distillation = make_distillation(config, self.learners, run.spending)
         settings = config.trainer.checkpoint
         self.checkpoints = Checkpoints(run.checkpoints, settings.keep_last, settings.keep_best)
         self.saved_step = 0
@@ -268,7 +271,11 @@ class Trainer:
             experience = await self.experience.collect(step)
         async with self.publisher.asleep():
             with self.timeline.span("credit", number) as crediting:
-                credited, kl = await self.work_thread.do(self._credit, experience.groups)
+                try:
+                    credited, added = await self.work_thread.do(self._credit, experience.groups)
+                except RunEndedError:
+                    self.experience.take_back(experience.groups)
+                    raise
             with self.timeline.span("update", number) as updating:
                 update, learned = await self.work_thread.do(self._learn, credited, step)
             self.trained_step, self.progress.score = number, None
@@ -280,7 +287,7 @@ class Trainer:
         spans = {waiting: collecting, "credit": crediting, "update": updating, "sync": syncing}
         row = self._metrics(experience, credited.advantages)
         row |= self._throughput(experience, update, {name: span.seconds for name, span in spans.items()})
-        row |= kl | learned | canary
+        row |= added | learned | canary
         self._adapt_kl(row)
         await self.work_thread.do(self._write_trajectories, experience, credited, update)
         self.console.step({"step": self.progress.step, **row})
@@ -289,15 +296,26 @@ class Trainer:
         return row | judge_metrics()
 
     def _credit(self, groups: list[Group]) -> tuple[Credited, dict[str, float]]:
-        """Return the samples with advantages, and the metric of the KL if it is a penalty on the reward."""
+        """Return the samples with advantages, and the metrics of the KL in the reward and of distillation.
+
+        Raises:
+            RunEndedError: the teacher does not answer; the groups are unchanged.
+        """
+        scored = None if self.distillation is None else self.distillation.score(groups)
+        metrics = {} if self.kl_penalty is None else {"train/kl": self.kl_penalty.apply(groups)}
+        credited = self._credit_rewards(groups)
+        if self.distillation is not None and scored is not None:
+            metrics |= self.distillation.apply(groups, credited, scored)
+        return credited, metrics
+
+    def _credit_rewards(self, groups: list[Group]) -> Credited:
+        """Return the samples with the advantages that come from rewards."""
         algorithm, weights = self.config.algorithm, self.composer.weights
-        kl = {} if self.kl_penalty is None else {"train/kl": self.kl_penalty.apply(groups)}
         if self.critic is not None:
-            return credit_by_critic(groups, algorithm, self.critic, weights), kl
+            return credit_by_critic(groups, algorithm, self.critic, weights)
         advantages = turn_advantages(groups, algorithm, weights)
         pairs = zip(groups, advantages, strict=True)
-        samples = [sample for group, turns in pairs for sample in group_samples(group, turns)]
-        return Credited(samples, advantages), kl
+        return Credited([sample for group, turns in pairs for sample in group_samples(group, turns)], advantages)
 
     def _learn(self, credited: Credited, step: int) -> tuple[Update, dict[str, float]]:
         """Train the critic, if there is one, and the policy, except in the warm-up steps of the critic. Return the

@@ -60,12 +60,14 @@ def size(tensors):
         ["model.lora_rank=4", "model.dtype=bfloat16"],
         ["algorithm.kl_loss_coef=0.1"],
         ["algorithm.advantage_method=gae"],
+        ["distillation.teacher.path={folder}", "trainer.fsdp.param_dtype=bfloat16"],
     ],
     ids=" ".join,
 )
 def test_states_are_those_of_a_real_trainer(folder, overrides):
     """Parameters, gradients and moments, byte for byte, after a backward pass and an optimiser step."""
-    config, memory = memory_of(f"model.path={folder}", "model.device=cpu", *overrides)
+    words = [word.format(folder=folder) for word in overrides]
+    config, memory = memory_of(f"model.path={folder}", "model.device=cpu", *words)
     learner = make_learner(config, World(), folder)
     trained = [learner.policy.model] + ([learner.critic.model] if learner.critic else [])
     found = dict.fromkeys(memory.states(), 0)
@@ -83,9 +85,9 @@ def test_states_are_those_of_a_real_trainer(folder, overrides):
             found[name] = weights + gradients + moments
         else:
             found |= {"weights": weights, "gradients": gradients, "moments of Adam": moments}
-    reference = learner.reference
-    if reference is not None:
-        found["reference"] = size(reference.model.parameters())
+    for name, frozen in (("reference", learner.reference), ("teacher", learner.teacher)):
+        if frozen is not None:
+            found[name] = size(frozen.model.parameters())
     assert found == memory.states()
 
 

@@ -43,9 +43,9 @@ def refusal(status, message, code=None, **headers):
 
 
 class ChatServer:
-    """`with ChatServer(answer) as server:` where `answer(body, n)` replies to the n-th request."""
+    """`with ChatServer(answer) as server:` where `answer(body, n)` replies to the n-th request to `path`."""
 
-    def __init__(self, answer):
+    def __init__(self, answer, path="/v1/chat/completions"):
         self.answer, self.requests, self.headers, self.times = answer, [], [], []
         self.busy = self.most_busy = 0
         self.lock = threading.Lock()
@@ -64,7 +64,7 @@ class ChatServer:
                     outer.busy += 1
                     outer.most_busy = max(outer.most_busy, outer.busy)
                 try:
-                    found = self.path == "/v1/chat/completions"
+                    found = self.path == path
                     reply = outer.answer(body, number) if found else refusal(404, f"no {self.path} here")
                     self.reply(reply)
                 except (BrokenPipeError, ConnectionResetError):

@@ -120,3 +120,26 @@ def stream_numbers(found):
         for names in ids(found)
         for step, i in (name.split("/") for name in names)
     )
+
+
+def test_groups_that_are_taken_back_are_trained_by_the_next_run():
+    """A teacher that does not answer ends the run between `collect` and `publish`."""
+
+    async def take_back_and_go_on():
+        rows = Rows()
+        stream = make(rows=rows, batch=4, lag=1)
+        before = await train(stream, 2, close=False)
+        experience = await stream.collect(2)
+        stream.take_back(experience.groups)
+        state = json.loads(json.dumps(stream.state()))
+        await stream.close()
+        after = make(rows=rows, batch=4, lag=1)
+        after.rollouts.version = 2
+        after.restore(state)
+        return before, experience, await train(after, 3, start=2), after.rollouts.names
+
+    before, experience, after, names = run(take_back_and_go_on())
+    taken = [group.group_id for group in experience.groups]
+    trained = [name for each in ids([*before, *after]) for name in each]
+    assert set(taken) <= set(trained) and not set(taken) & set(names)  # they are not sampled again
+    assert len(set(trained)) == len(trained)

@@ -305,13 +305,15 @@ def check_spending(
 def maximum_usage(body: Mapping[str, Any]) -> Usage | None:
     """Return an upper bound of the tokens of a request; None where the request has no limit of completion tokens.
 
-    The bound of the prompt is its size in bytes, since no token is shorter than a byte.
+    The bound of messages is their size in bytes, since no token is shorter than a byte. A prompt of ids has as many
+    tokens as ids.
     """
     limits = [body.get("max_completion_tokens"), body.get("max_tokens")]
     limit = next((value for value in limits if _is_number(value) and value > 0), None)
     messages = body.get("messages") or []
     content = json.dumps([messages, body.get("tools")], ensure_ascii=False).encode(errors="replace")
-    prompt = len(content) + FRAME + PER_MESSAGE * len(messages)
+    ids = body.get("prompt") or []  # of a completions API
+    prompt = len(content) + FRAME + PER_MESSAGE * len(messages) + len(ids)
     choices = body.get("n") if _is_number(body.get("n")) else 1
     return None if limit is None else Usage(prompt, 0, math.ceil(limit * max(1, choices)))  # type: ignore[type-var]
 

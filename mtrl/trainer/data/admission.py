@@ -114,6 +114,13 @@ class Admission:
         self.outstanding.difference_update(groups)
         self.training = list(groups)
 
+    def take_back(self) -> list[Outstanding]:
+        """Mark the groups that were handed over as not trained. Return them in the order in which they were handed
+        over."""
+        groups, self.training = self.training, []
+        self.outstanding.update(groups)
+        return groups
+
     def trained(self, version: int) -> None:
         """Record that the groups that were handed over have been trained, which gave the weights of `version`."""
         self.version, self.training = version, []

@@ -117,6 +117,11 @@ class Producer(ABC):
         """Note that the engine has the weights of `version`, which is the number of training steps done."""
 
     @abstractmethod
+    def take_back(self, groups: Sequence[Group]) -> None:
+        """Store again the unchanged groups that `collect` has returned last, because the run ends before they are
+        trained."""
+
+    @abstractmethod
     def stop(self) -> None:
         """Stop waiting for groups, if no group is lost by that, because `state` contains all of them."""
 
@@ -207,6 +212,9 @@ class Collector(Producer):
         for _ in range(self._resumed_used):
             self._resumed.popleft()
         self._resumed_used = 0
+
+    def take_back(self, groups: Sequence[Group]) -> None:
+        """Do nothing: rows count as drawn only after the update, so a resumed run samples the same groups again."""
 
     def stop(self) -> None:
         """Do nothing: the step is completed, since its prompts are drawn and a resumed run must make the same steps."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from mtrl.algorithms.kl import KlController
-from mtrl.trainer.data.batching import micro_batches
 from mtrl.trainer.data.samples import trajectory_samples
+from mtrl.trainer.data.token_values import token_values
 from mtrl.trainer.update.learner import Learners
 from mtrl.types import Group, Sample
 
@@ -44,12 +44,6 @@ class KlPenalty:
 
     def _k1(self, samples: list[Sample]) -> list[np.ndarray]:
         """Return, for each sample, the rollout minus the reference log-prob of each sampled token."""
-        weights = [np.zeros(len(sample.token_ids)) for sample in samples]
-        learners = self.learners
-        batches = micro_batches(samples, weights, self.max_tokens, layout=learners.layout, ranks=learners.ranks)
-        found: dict[int, np.ndarray] = {}
-        for batch, reference in zip(batches, self.learners.reference_logprobs(batches), strict=True):
-            difference = (batch.rollout_logprobs - reference).double().numpy()
-            counts = np.cumsum([samples[row].action_tokens for row in batch.rows])[:-1]
-            found.update(zip(batch.rows, np.split(difference, counts), strict=True))
-        return [found[row] for row in range(len(samples))]
+        found = token_values(samples, self.learners.reference_logprobs, self.learners, self.max_tokens)
+        pairs = zip(samples, found, strict=True)
+        return [np.array(sample.logprobs)[np.array(sample.loss_mask)] - reference for sample, reference in pairs]

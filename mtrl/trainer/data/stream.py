@@ -129,6 +129,10 @@ class Stream(Producer):
         self._requeue_overdue()
         self._admit()
 
+    def take_back(self, groups: Sequence[Group]) -> None:
+        """See `Producer.take_back`. The groups are finished again, and `state` stores them."""
+        self.finished |= dict(zip(self.admission.take_back(), groups, strict=True))
+
     def stop(self) -> None:
         """See `Producer.stop`. A waiting `collect` ends; groups in progress continue until `close`."""
         self._stopped = True

@@ -33,15 +33,10 @@ def load_model(config: Config, path: str, key: str = "model.path", device: str |
     Raises:
         UserError: the model cannot be loaded.
     """
-    from transformers import AutoTokenizer
-
     check_export(path, key)
     path = as_folder(path, key)
     target = pick_device(device or config.model.device)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path, **_given(config, path))
-    except UNREADABLE as error:
-        raise _cannot_load(key, path, error) from error
+    tokenizer = load_tokenizer(config, path, key)
     dtype = getattr(torch, config.model.dtype)
     if target.type == "meta":
         return make_structure(config, path, key, dtype), tokenizer
@@ -58,21 +53,58 @@ def load_peer(config: Config, path: str, key: str, policy: Any) -> Any:
     Raises:
         UserError: the model cannot be loaded, or its vocabulary has another size than the policy's.
     """
-    check_export(path, key)
-    path = as_folder(path, key)
-    otherwise, has_weights = ", or null for the policy's own weights", policy.device.type != "meta"
-    model = (_load_module if has_weights else make_structure)(config, path, key, policy.dtype, otherwise)
-    own, wanted = (m.config.get_text_config().vocab_size for m in (model, policy))
+    model = load_beside(config, path, key, policy, policy.dtype, ", or null for the policy's own weights")
+    own, wanted = vocabulary(model), vocabulary(policy)
     if own != wanted:
         raise UserError(
             f"{key}={path} has a vocabulary of {own} and the policy one of {wanted}, so their tokens "
             "differ; give a model with the policy's tokenizer, or null for the policy's own weights"
         )
+    return model
+
+
+def load_beside(config: Config, path: str, key: str, policy: Any, dtype: torch.dtype, otherwise: str = "") -> Any:
+    """Load a module in `dtype`, with the policy's device and attention, and without weights if the policy has none.
+
+    Args:
+        key: setting that names the model, for error messages.
+        otherwise: other values of this setting, for error messages.
+
+    Raises:
+        UserError: the model cannot be loaded.
+    """
+    check_export(path, key)
+    path = as_folder(path, key)
+    has_weights = policy.device.type != "meta"
+    model = (_load_module if has_weights else make_structure)(config, path, key, dtype, otherwise)
     if has_weights:
         fit_attention(model, config)
     else:
         set_attention(model, policy.config._attn_implementation)
     return model.to(policy.device)
+
+
+def vocabulary(model: Any) -> int:
+    """Return the number of rows of a model's embedding, which may be more than its tokenizer has tokens."""
+    return int(model.config.get_text_config().vocab_size)
+
+
+def load_tokenizer(config: Config, path: str, key: str) -> Any:
+    """Load the tokenizer of a folder, GGUF file or Hub name.
+
+    Args:
+        key: setting that names the model, for error messages.
+
+    Raises:
+        UserError: the tokenizer cannot be loaded.
+    """
+    from transformers import AutoTokenizer
+
+    path = as_folder(path, key)
+    try:
+        return AutoTokenizer.from_pretrained(path, **_given(config, path))
+    except UNREADABLE as error:
+        raise _cannot_load(key, path, error) from error
 
 
 def load_shape(config: Config, path: str, key: str = "model.path") -> tuple[Any, Any]:

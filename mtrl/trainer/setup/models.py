@@ -20,6 +20,7 @@ from mtrl.models.preparation import checkpoint_gradients
 from mtrl.trainer.checkpoint.saver import BackgroundSaver, Saver
 from mtrl.trainer.data.batching import MicroBatch
 from mtrl.trainer.setup.loading import compute_dtype, fit_attention, load_model, load_peer, pick_device, set_attention
+from mtrl.trainer.setup.teacher import teacher_model
 from mtrl.trainer.update.learner import Learner
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import Policy
@@ -56,9 +57,11 @@ def make_learner(config: Config, world: World, path: str) -> Learner:
     else:
         set_attention(model, world.broadcast(None))
     values, reference = value_model(config, model), reference_model(config, model)
+    teacher = teacher_model(config, model, tokenizer)
     if config.model.lora_rank:
         model = add_adapters(model, config.model, config.seed)
-    model, reference, values = (prepared(module, config, world) for module in (model, reference, values))
+    modules = model, reference, teacher, values
+    model, reference, teacher, values = (prepared(module, config, world) for module in modules)
     as_policy = partial(
         Policy,
         tokenizer=tokenizer,
@@ -72,7 +75,7 @@ def make_learner(config: Config, world: World, path: str) -> Learner:
     optimizer = Optimizer(model, trainer.optimizer, trainer.max_steps)
     critic = None if values is None else ValueLearner(config, values)
     saver = (BackgroundSaver if trainer.checkpoint.background else Saver)(world.background_group)
-    return Learner(config, policy, frozen, optimizer, critic, saver)
+    return Learner(config, policy, frozen, optimizer, critic, saver, None if teacher is None else as_policy(teacher))
 
 
 class WithoutAdapters:

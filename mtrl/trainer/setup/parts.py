@@ -27,6 +27,7 @@ from mtrl.trainer.setup.loading import cast_parameters, compute_dtype
 from mtrl.trainer.setup.machine import with_machine_settings
 from mtrl.trainer.setup.models import make_learner, set_threads
 from mtrl.trainer.setup.servers import check_servers
+from mtrl.trainer.setup.teacher import check_teacher, served_teacher
 from mtrl.trainer.setup.warm_start import OnStep, WarmStartResult, success_of, warm_start
 from mtrl.trainer.update.learner import Learner, Learners
 from mtrl.trainer.update.policy import Policy
@@ -87,6 +88,7 @@ def set_up(
             "trainer.max_steps=0 and model=hf"
         )
     check_servers(config, world)
+    check_teacher(config)
     set_threads(config, world)
     path, warm_start_result = prepared_start(config, task, on_warm_start)
     world.broadcast((config, path))
@@ -95,6 +97,8 @@ def set_up(
     # The call returns when all ranks have moved their shards: servers on the same GPUs measure the free memory at their
     # start, and would otherwise reserve what a rank still needs.
     crew.run("release")
+    if (teacher := served_teacher(config)) is not None:
+        teacher.check(policy.tokenizer)
     rows = [*task.splits.train, *task.splits.validation, *task.splits.test]
     engine = partial(training_engine, config, world, path, policy)
     player = connect(config, task, policy.model.config, policy.tokenizer, rows, engine)

@@ -17,6 +17,7 @@ from mtrl.config.schema import AlgorithmConfig, Config
 from mtrl.errors import UserError
 from mtrl.trainer.data.batching import MicroBatch, micro_batches, mini_batches
 from mtrl.trainer.data.samples import Credited, trajectory_samples
+from mtrl.trainer.data.token_values import token_values
 from mtrl.trainer.update.learner import Learners
 from mtrl.trainer.update.report import NonFiniteError
 from mtrl.trainer.update.value_learner import ValueBatch
@@ -45,17 +46,14 @@ class Critic:
         Raises:
             UserError: a value is not finite.
         """
-        batches = self._batches(samples, [np.zeros(len(sample.token_ids)) for sample in samples])
-        found: dict[int, Floats] = {}
-        for batch, values in zip(batches, self.learners.values(batches), strict=True):
-            if not values.isfinite().all():
-                raise UserError(
-                    "the critic gives values that are not finite; lower algorithm.critic.optimizer.lr or raise "
-                    "model.dtype to float32"
-                )
-            parts = values.double().split([samples[row].action_tokens for row in batch.rows])
-            found.update(zip(batch.rows, (part.numpy() for part in parts), strict=True))
-        return [found[row] for row in range(len(samples))]
+        max_tokens = self.config.trainer.max_tokens_per_microbatch
+        found = token_values(samples, self.learners.values, self.learners, max_tokens)
+        if not all(np.isfinite(values).all() for values in found):
+            raise UserError(
+                "the critic gives values that are not finite; lower algorithm.critic.optimizer.lr or raise "
+                "model.dtype to float32"
+            )
+        return found
 
     def update(
         self, samples: Sequence[Sample], old_values: Sequence[Floats], targets: Sequence[Floats], step: int

@@ -40,15 +40,15 @@ CRITIC = "critic."
 """Prefix of the names of the critic's tensors in a checkpoint."""
 
 
-class Reference(Protocol):
-    """Reference policy of the KL."""
+class Frozen(Protocol):
+    """A model that is not trained: the reference of the KL, or the teacher of distillation."""
 
     def all_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
         """Return the log-probs [N] of each micro-batch, without gradients."""
 
 
 class Learner:
-    """A rank's share of the policy with its reference and optimiser, and of the critic if there is one.
+    """A rank's share of the policy with its reference, teacher and optimiser, and of the critic if there is one.
 
     Every method is called on all ranks at the same time, with work for each rank, since a sharded model needs all ranks
     at every layer. `Learners` also calls methods of `policy`, `critic` and `saver` in this way.
@@ -58,15 +58,17 @@ class Learner:
         self,
         config: Config,
         policy: Policy,
-        reference: Reference | None,
+        reference: Frozen | None,
         optimizer: Optimizer,
         critic: ValueLearner | None = None,
         saver: Saver | None = None,
+        teacher: Frozen | None = None,
     ):
         self.algorithm = config.algorithm
         self.policy, self.reference, self.optimizer = policy, reference, optimizer
-        self.critic, self.saver = critic, saver or Saver()
-        models = [policy.model, getattr(reference, "model", None), critic and critic.model]
+        self.critic, self.saver, self.teacher = critic, saver or Saver(), teacher
+        frozen = [getattr(model, "model", None) for model in (reference, teacher)]
+        models = [policy.model, *frozen, critic and critic.model]
         self.layout = layout_of(config, [model for model in models if model is not None])
         """Layout of micro-batches that all models of this learner can train on."""
         self._loss = find_loss(config.algorithm.loss_fn)
@@ -92,6 +94,11 @@ class Learner:
         """Return the reference's log-probs, [N] for each micro-batch, on the CPU."""
         assert self.reference is not None
         return [self.reference.all_logprobs([batch.to(self.policy.device)])[0].cpu() for batch in batches]
+
+    def teacher_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
+        """Return the teacher's log-probs, [N] for each micro-batch, on the CPU."""
+        assert self.teacher is not None
+        return [self.teacher.all_logprobs([batch.to(self.policy.device)])[0].cpu() for batch in batches]
 
     def logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
         """Return the log-probs under the policy's current weights, [N] for each micro-batch, on the CPU."""
@@ -240,6 +247,10 @@ class Learners:
     def reference_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """Return the reference's log-probs, [N] for each micro-batch, on the CPU."""
         return self._forward("reference_logprobs", batches)
+
+    def teacher_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
+        """Return the teacher's log-probs, [N] for each micro-batch, on the CPU."""
+        return self._forward("teacher_logprobs", batches)
 
     def logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """Return the policy's log-probs, [N] for each micro-batch, on the CPU."""
