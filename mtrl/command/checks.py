@@ -26,8 +26,8 @@ from mtrl.command.scale_checks import check_scale
 from mtrl.command.secret_checks import check_secrets
 from mtrl.config import keys
 from mtrl.config.choices import WITH_TORCH
-from mtrl.config.mixture import in_source, source_configs
 from mtrl.config.messages import check_values, did_you_mean, unknown_choice
+from mtrl.config.mixture import in_source, source_configs
 from mtrl.config.outputs import check_local
 from mtrl.config.overrides import CONF
 from mtrl.config.schema import OptimizerConfig

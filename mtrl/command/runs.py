@@ -156,9 +156,9 @@ def _refuse_other_sources(cfg: DictConfig, run_dir: Path) -> None:
     )
     if was != now:
         raise UserError(
-            f"resume={cfg.resume}: the run in {run_dir} has the sources {', '.join(was) or 'none'} in environments, and "
-            f"this command has {', '.join(now) or 'none'} or other tasks for them; repeat the environments of its first "
-            "command, where only weights may change"
+            f"resume={cfg.resume}: the run in {run_dir} has the sources {', '.join(was) or 'none'} in environments, "
+            f"and this command has {', '.join(now) or 'none'} or other tasks for them; repeat the environments of its "
+            "first command, where only weights may change"
         )
 
 

@@ -27,8 +27,8 @@ from mtrl.record.run_dir import RunDir
 from mtrl.record.timeline import Timeline
 from mtrl.record.trace import step_trace
 from mtrl.record.trajectories import write_groups
-from mtrl.rewards.mixture import make_composer
 from mtrl.rewards.judge import judge_metrics
+from mtrl.rewards.mixture import make_composer
 from mtrl.scoring.agreement import Thresholds, Verdict
 from mtrl.scoring.heldout import HeldOut
 from mtrl.trackers.tracker import Tracker
