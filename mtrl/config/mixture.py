@@ -113,29 +113,34 @@ def _sources(config: Config) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _source_config(config: Config, name: str, source: Mapping[str, Any]) -> Config:
-    sections = {}
-    for section, kind in SECTIONS.items():
-        given, place = source.get(section) or {}, f"environments.{name}.{section}"
-        if not isinstance(given, Mapping):
-            raise UserError(f"{place}={keys.typed(given)} must be a section with keys of its own")
-        known = [entry.name for entry in fields(kind)]
-        if unknown := [key for key in given if key not in known]:
-            raise _unknown(place, unknown[0], known)
-        if section == "environment" and (other := [key for key in given if key not in OF_THE_TASK]):
+    sections: dict[str, Any] = {
+        section: _changed(getattr(config, section), section, source.get(section) or {}, f"environments.{name}")
+        for section in SECTIONS
+    }
+    return replace(config, environments={}, **sections)
+
+
+def _changed(base: Any, section: str, given: Any, source: str) -> Any:
+    """Return a section of the run with the keys that a source sets in it."""
+    place = f"{source}.{section}"
+    if not isinstance(given, Mapping):
+        raise UserError(f"{place}={keys.typed(given)} must be a section with keys of its own")
+    known = [entry.name for entry in fields(SECTIONS[section])]
+    if unknown := [key for key in given if key not in known]:
+        raise _unknown(place, unknown[0], known)
+    if section == "environment":
+        if other := [key for key in given if key not in OF_THE_TASK]:
             raise UserError(
                 f"{place}.{other[0]} cannot differ between the sources of a run; set environment.{other[0]} for all"
             )
-        base = getattr(config, section)
-        if section == "environment" and ("name" in given or "target" in given):
-            base = replace(base, target=None, config={})
-            given = {"name": given.get("target"), **given}
-        try:
-            sections[section] = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(base), given))
-        except OmegaConfBaseException as error:
-            value = given.get(str(error.full_key).partition(".")[0])
-            expected = keys.all_keys()[f"{section}.{str(error.full_key).partition('.')[0]}"].expected()
-            raise UserError(f"{place}.{error.full_key}={keys.typed(value)} must be {expected}") from error
-    return replace(config, environments={}, **sections)
+        if "name" in given or "target" in given:
+            base, given = replace(base, target=None, config={}), {"name": given.get("target"), **given}
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(base), given))
+    except OmegaConfBaseException as error:
+        key = str(error.full_key).partition(".")[0]
+        expected = keys.all_keys()[f"{section}.{key}"].expected()
+        raise UserError(f"{place}.{key}={keys.typed(given.get(key))} must be {expected}") from error
 
 
 def _unknown(place: str, key: str, known: Any) -> UserError:
