@@ -244,7 +244,7 @@ ELSEWHERE = re.compile(
     r"smollm2|ruler|rollouts\.workers|teacher\.path="
 )
 """Commands with downloads, and commands that other tests run: the real model (tests/models/test_smollm2.py), the judge
-of groups (tests/rewards/test_ruler.py), rollout workers and a teacher (tests/trainer/test_run_{workers,distillation}.py)."""
+of groups (tests/rewards/test_ruler.py), workers and a teacher (tests/trainer/test_run_{workers,distillation}.py)."""
 RUNNABLE = {name: words for name, words in TRAINING.items() if not ELSEWHERE.search(name)}
 
 

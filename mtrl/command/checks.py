@@ -20,6 +20,7 @@ from mtrl.command.algorithm_checks import check_algorithm
 from mtrl.command.distillation_checks import check_distillation
 from mtrl.command.engine_checks import check_engines, check_sampling
 from mtrl.command.hints import hints
+from mtrl.command.mixture_checks import check_mixture
 from mtrl.command.rollout_checks import check_rollouts
 from mtrl.command.runs import holds_run
 from mtrl.command.scale_checks import check_scale
@@ -27,6 +28,7 @@ from mtrl.command.secret_checks import check_secrets
 from mtrl.config import keys
 from mtrl.config.choices import WITH_TORCH
 from mtrl.config.messages import check_values, did_you_mean, unknown_choice
+from mtrl.config.mixture import in_source, source_configs
 from mtrl.config.outputs import check_local
 from mtrl.config.overrides import CONF
 from mtrl.config.schema import OptimizerConfig
@@ -290,6 +292,21 @@ def _reward(cfg: DictConfig) -> None:
     RewardComposer(cfg.reward)  # raises if a component cannot be resolved
 
 
+def _mixture(cfg: DictConfig) -> list[str]:
+    """Check the sources of a mixture, each as the task of a run of its own. Return warnings."""
+    if not cfg.environments:
+        return []
+    config: Any = OmegaConf.to_object(cfg)
+    check_mixture(config)
+    warnings: list[str] = []
+    for name, own in source_configs(config).items():
+        tree = OmegaConf.structured(own)
+        with in_source(name):
+            for part in (check_values, _data, _environment, _reward):
+                warnings += (f"environments.{name}: {warning}" for warning in part(tree) or ())
+    return warnings
+
+
 _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     _backend,
     _no_missing,
@@ -310,6 +327,7 @@ _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     _replaced,
     _environment,
     _reward,
+    _mixture,
     check_algorithm,
     check_distillation,
     check_scale,

@@ -56,6 +56,7 @@ def settle(cfg: DictConfig) -> list[str]:
             _refuse_run_in(run_dir)
     if cfg.resume != "none":
         _refuse_other_task(cfg, run_dir)
+        _refuse_other_sources(cfg, run_dir)
         _refuse_other_adapters(cfg, run_dir if cfg.resume == "latest" else owner_of(Path(cfg.resume)))
     if cfg.resume == "latest" and not any((run_dir / CHECKPOINTS).glob("step_*")):  # e.g. after a failed start
         warnings.append(
@@ -142,6 +143,23 @@ def _refuse_other_task(cfg: DictConfig, run_dir: Path) -> None:
                 f"resume={cfg.resume}: the run in {run_dir} has {path}={was}, and this command has {now}; "
                 f"repeat the choices of its first command, such as experiment={OmegaConf.select(began, 'name')}"
             )
+
+
+def _refuse_other_sources(cfg: DictConfig, run_dir: Path) -> None:
+    """Check that the run is resumed with the sources that it started with; their weights may change."""
+    if not (run_dir / "config.yaml").exists():
+        return
+    began = load_config(run_dir / "config.yaml")
+    was, now = (
+        {name: OmegaConf.select(tree, f"environments.{name}.environment") for name in tree.get("environments") or {}}
+        for tree in (began, cfg)
+    )
+    if was != now:
+        raise UserError(
+            f"resume={cfg.resume}: the run in {run_dir} has the sources {', '.join(was) or 'none'} in environments, "
+            f"and this command has {', '.join(now) or 'none'} or other tasks for them; repeat the environments of its "
+            "first command, where only weights may change"
+        )
 
 
 def _refuse_other_adapters(cfg: DictConfig, owner: Path) -> None:

@@ -22,8 +22,8 @@ IDLE = (
     *("run_dir", "resume", "parent", "objective", "plugins", "tracker", "preflight", "diagnosis"),
     *("model.device", "trainer.threads", "trainer.checkpoint", "trainer.save_trajectories_every"),
     *("trainer.max_steps_without_signal", "environment.max_workers"),
-    *(f"evaluation.{key}" for key in ("model", "compare", "split", "output", "endpoint", "keep_disagreements")),
-    *("evaluation.confidence", "evaluation.every_steps"),
+    *(f"evaluation.{key}" for key in ("model", "compare", "split", "source", "output", "endpoint")),
+    *("evaluation.keep_disagreements", "evaluation.confidence", "evaluation.every_steps"),
 )
 """Keys and sections that have no effect on the policy that a run trains."""
 

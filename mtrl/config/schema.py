@@ -375,6 +375,8 @@ class EvaluationConfig:
     training."""
     split: str = one_of("test", "validation", "train")
     """mtrl.evaluate: split of the rows: test | validation | train"""
+    source: str | None = None
+    """mtrl.evaluate: name of the source of a mixture (`environments`) whose rows are evaluated; null: all sources"""
     confidence: float = number(0.95, above=0, below=1, why="0.95 is the usual level")
     """Confidence level of the intervals."""
     output: str | None = None
@@ -467,6 +469,10 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
+    environments: dict[str, Any] = field(default_factory=dict)
+    """A mixture of tasks, each a source of rows by its name, with the keys weight, environment, data and reward. A
+    source starts from `environment`, `data` and `reward` of the run, and its weight is its share of the prompts,
+    relative to the other weights. Empty: one task, `environment`."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     distillation: DistillationConfig = field(default_factory=DistillationConfig)

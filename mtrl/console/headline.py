@@ -13,15 +13,25 @@ from rich.text import Text
 
 from mtrl.utils.text import decimal, percent, short, whole
 
+OF_SOURCE = re.compile(r"val/(\w+)/success/mean")
 PASS_K = re.compile(r"val/success/pass_k_(\d+)")
 
 
 def headline(metrics: Mapping[str, Any]) -> Group:
-    """Return a rule with the step, and below it the headline numbers that `metrics` has."""
+    """Return a rule with the step, and below it the headline numbers that `metrics` has. In a mixture, a line with the
+    numbers of each source follows."""
     step = metrics.get("step")
     title = "evaluation" if step is None else f"evaluation at step {whole(step)}"
     rule = Rule(Text(title, style="bold"), align="left", style="cyan")
-    return Group(Text(), rule, Columns(_numbers(metrics), padding=(0, 2)))
+    sources = [found[1] for key in metrics if (found := OF_SOURCE.fullmatch(key))]
+    lines = [[Text(name, style="bold"), *_numbers(_of_source(metrics, name))] for name in sources]
+    return Group(Text(), rule, *(Columns(line, padding=(0, 2)) for line in [_numbers(metrics), *lines]))
+
+
+def _of_source(metrics: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the metrics `val/NAME/…` of a source under the names `val/…`."""
+    prefix = f"val/{name}/"
+    return {f"val/{key.removeprefix(prefix)}": value for key, value in metrics.items() if key.startswith(prefix)}
 
 
 def _numbers(metrics: Mapping[str, Any]) -> Iterator[Text]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from mtrl.config.derived import prompt_of
+from mtrl.config.mixture import in_source, source_configs, weights_of
 from mtrl.config.schema import Config
 from mtrl.datasets import Splits, cut_validation
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import Family, get_family
+from mtrl.environments.mixture import MixedEnvironment, mixed_family, mixed_splits
 from mtrl.errors import UserError
 from mtrl.utils.process_guard import CallTimeoutError, in_time
 from mtrl.utils.user_code import reason
@@ -28,14 +30,39 @@ class Task:
     family: Family
     splits: Splits
     make_environment: Callable[[], BaseEnvironment]
+    sources: Mapping[str, Task] = field(default_factory=dict)
+    """The tasks of a mixture by the name of their source, with their rows as in a run of their own; else empty."""
 
 
 def load_task(config: Config) -> Task:
-    """Load the task of a configuration. One environment is made and closed, so that errors show before any work.
+    """Load the task of a configuration, or the mixture of its sources. One environment of each is made and closed, so
+    that errors show before any work.
 
     Raises:
         UserError: the environment or its loader does not take a key of `environment.config`, or refuses a value.
     """
+    if not config.environments:
+        return _load_one(config)
+    tasks: dict[str, Task] = {}
+    for name, own in source_configs(config).items():
+        with in_source(name):
+            tasks[name] = _load_one(own)
+    weights = weights_of(config)
+    makers = {name: task.make_environment for name, task in tasks.items()}
+    return Task(
+        mixed_family({name: task.family for name, task in tasks.items()}),
+        mixed_splits({name: _drawn(task.splits, weights[name]) for name, task in tasks.items()}),
+        partial(MixedEnvironment, makers, config.generator.max_turns),
+        tasks,
+    )
+
+
+def _drawn(splits: Splits, weight: float) -> Splits:
+    """Return the splits of a source, without training rows if its weight is 0."""
+    return splits if weight else replace(splits, train=[])
+
+
+def _load_one(config: Config) -> Task:
     family = get_family(config.environment.name, config.environment.target)
     check_loader(config, family)
     splits = _loaded(config, family)

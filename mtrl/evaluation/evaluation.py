@@ -12,6 +12,7 @@ from typing import Any
 from rich.text import Text
 
 from mtrl.config.derived import prompt_of, serves
+from mtrl.config.mixture import described_tasks
 from mtrl.config.schema import Config
 from mtrl.console.console import Console
 from mtrl.engines.endpoints.budget import Budget
@@ -26,6 +27,7 @@ from mtrl.evaluation.table import tables_of, usage_lines
 from mtrl.record.run_dir import RunDir
 from mtrl.rewards.judge import judge_metrics, judge_spending, record_spending
 from mtrl.scoring.measures import val_metrics
+from mtrl.scoring.sources import val_metrics_of_sources
 from mtrl.trackers import start_followers
 from mtrl.types import Row
 from mtrl.utils.files import replace_text, to_strict_json
@@ -131,7 +133,9 @@ class Evaluation:
             whole = {kind: [g for g in groups if g.group_id not in failed] for kind, groups in model.groups.items()}
             if whole["greedy"]:
                 prefix = "" if model is models[0] else f"{model.label}/"
-                metrics = val_metrics(whole, self.config.evaluation, self.task.family)
+                settings, family = self.config.evaluation, self.task.family
+                metrics = val_metrics(whole, settings, family)
+                metrics |= val_metrics_of_sources(whole, tuple(self.task.sources), settings, family)
                 metrics["eval/reward"] = metrics["val/reward/mean"]  # the name that SageMaker's evaluator reports
                 metrics |= {f"endpoint/{name}": value for name, value in model.usage.items()}
                 metrics |= judge_metrics() if model is models[0] else {}
@@ -155,8 +159,7 @@ class Evaluation:
         config, evaluation = self.config, self.config.evaluation
         sampled = f", {evaluation.samples_per_row} x {min(evaluation.sampled_rows, len(self.rows))} rows sampled"
         facts = {
-            "task": f"{config.environment.target or config.environment.name}, {config.data.path or 'synthetic rows'}, "
-            f"at most {config.generator.max_turns} turns",
+            "task": f"{described_tasks(config)}, at most {config.generator.max_turns} turns",
             "rows": f"{min(evaluation.rows, len(self.rows))} of {evaluation.split}, greedy"
             + (sampled if evaluation.sampled_rows else "")
             + (f", {prompt_of(config)} prompts" if writes_prompts(self.task.family) else ""),

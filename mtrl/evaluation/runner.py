@@ -18,6 +18,7 @@ from mtrl.evaluation.ready_models import ReadyModel, batch_size_of
 from mtrl.evaluation.rollouts import ModelRollouts, Source
 from mtrl.evaluation.store import Store, group_name
 from mtrl.rewards.compose import RewardComposer
+from mtrl.rewards.mixture import make_composer
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.scoring.heldout import score_groups
 from mtrl.types import FAILED, Group, Row, Trajectory
@@ -116,7 +117,7 @@ class Runner:
     composer: RewardComposer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.composer = RewardComposer(self.config.reward)
+        self.composer = make_composer(self.config)
 
     async def run(self, source: Source, load: Callable[[], ReadyModel], whole: Work) -> ModelRollouts:
         """Return all episodes of one model. Stored episodes are read, and no model is loaded if all are stored. Once

@@ -13,6 +13,7 @@ from mtrl.command.checks import check
 from mtrl.command.compose import merge
 from mtrl.command.stored import THEIRS, key_of, of_run
 from mtrl.config.derived import plays_agent, serves
+from mtrl.config.mixture import source_of
 from mtrl.config.overrides import normalise
 from mtrl.config.schema import Config
 from mtrl.datasets import Splits
@@ -26,6 +27,7 @@ from mtrl.types import Row
 READ = (
     "data",
     "environment",
+    "environments",
     "evaluation",
     "generator",
     "model",
@@ -56,7 +58,8 @@ OF_WEIGHTS = (
 )
 """Keys and sections that only a local model reads."""
 CHOSEN_HERE = (
-    "evaluation.model", "evaluation.compare", "evaluation.output", "evaluation.split", "evaluation.endpoint",
+    "evaluation.model", "evaluation.compare", "evaluation.output", "evaluation.split", "evaluation.source",
+    "evaluation.endpoint",
 )  # fmt: skip
 """Keys and sections that are not taken from the configuration of a run."""
 
@@ -191,7 +194,7 @@ def rows_of(config: Config, splits: Splits) -> tuple[list[Row], list[str]]:
         UserError: The split has no rows.
     """
     evaluation = config.evaluation
-    rows: list[Row] = getattr(splits, evaluation.split)
+    rows = rows_of_source(config, getattr(splits, evaluation.split))
     if not rows:
         fix = "set data.validation_rows" if evaluation.split == "validation" else "check data.path and its splits"
         raise UserError(f"evaluation.split={evaluation.split} has no rows; {fix}, or take another split")
@@ -208,6 +211,19 @@ def rows_of(config: Config, splits: Splits) -> tuple[list[Row], list[str]]:
             f"{requested} rows were requested, and {evaluation.split} has {len(rows)}{limit}: all of them are used"
         )
     return rows[:requested], warnings
+
+
+def rows_of_source(config: Config, rows: list[Row]) -> list[Row]:
+    """Return the rows of `evaluation.source`, all rows if it is null.
+
+    Raises:
+        UserError: the configuration has no source of this name.
+    """
+    name = config.evaluation.source
+    if name is not None and name not in config.environments:
+        known = ", ".join(config.environments) or "no sources"
+        raise UserError(f"evaluation.source={name} is no source of environments, which has {known}; correct the name")
+    return [row for row in rows if name in (None, source_of(str(row["id"])))]
 
 
 def without_effect(config: Config, sources: Sequence[Source], overrides: Sequence[str]) -> list[str]:

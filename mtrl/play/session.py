@@ -19,7 +19,7 @@ from mtrl.play.keyboard import Command, Keyboard
 from mtrl.play.players import Moves, gold_moves, moves_of
 from mtrl.play.screen import Screen
 from mtrl.rewards.component import environment_rewards
-from mtrl.rewards.compose import RewardComposer
+from mtrl.rewards.mixture import make_composer
 from mtrl.types import Row, Trajectory, write_jsonl
 
 T = TypeVar("T")
@@ -85,7 +85,7 @@ class Session:
         self.keyboard, self.screen = keyboard, screen
         self.rows: list[Row] = getattr(task.splits, choices.split)
         self.place = 0 if choices.row is None else find_row(self.rows, choices.row, choices.split)
-        self.composer = RewardComposer(config.reward)
+        self.composer = make_composer(config)
         self.rules = Rules.of(config, task.make_environment)
         self.tally = Tally()
         self._loop = Loop()

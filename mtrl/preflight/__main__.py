@@ -22,6 +22,7 @@ from mtrl.command.program import run_program
 from mtrl.config.epochs import with_steps
 from mtrl.config.schema import Config
 from mtrl.environments.factory import load_task
+from mtrl.errors import UserError
 from mtrl.preflight import report
 from mtrl.preflight.checklist import CHECKS, run
 from mtrl.preflight.context import Context
@@ -33,6 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compose the configuration, run the checks, print and write the results. Return the exit status."""
     args = parse(argv)
     config: Config = OmegaConf.to_object(compose(args.overrides, args.config_dir))  # type: ignore[assignment]
+    if config.environments:
+        raise UserError(
+            f"mtrl.preflight checks one task, and environments has {', '.join(config.environments)}; set "
+            "environments={} and name one of their tasks"
+        )
     path = Path(config.preflight.json or RunDir(config.run_dir).preflight)
     screen, results = report.console(), []
     with screen.status("checking") if screen.is_terminal else nullcontext() as status:

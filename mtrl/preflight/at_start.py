@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mtrl.config.mixture import source_configs
 from mtrl.config.schema import Config
 from mtrl.environments.factory import Task
 from mtrl.errors import UserError
@@ -35,7 +36,7 @@ def check_at_start(
     """
     if config.preflight.at_start == "none":
         return
-    results = results_in_time(config, task)
+    results = all_results(config, task)
     path = Path(config.preflight.json or RunDir(run_dir).preflight)
     try:
         if not holds_all(path):
@@ -56,7 +57,8 @@ def check_at_start(
 def holds_all(path: Path) -> bool:
     """Whether the file holds the results of the whole checklist."""
     try:
-        return len(json.loads(path.read_text(encoding="utf-8"))["checks"]) > len(CHEAP)
+        checks = json.loads(path.read_text(encoding="utf-8"))["checks"]
+        return len({check["name"].rpartition(": ")[2] for check in checks}) > len(CHEAP)
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -65,6 +67,14 @@ def line_of(result: Result) -> str:
     """Return one line with name, verdict, evidence and fix."""
     verdict = "failed" if result.status == Status.FAIL else "needs attention"
     return f"{result.name} {verdict}: {result.evidence}; {result.fix}"
+
+
+def all_results(config: Config, task: Task) -> list[Result]:
+    """Return the results for the task, or for each source of a mixture under names such as `words: rewards`."""
+    if not task.sources:
+        return results_in_time(config, task)
+    own = {name: results_in_time(each, task.sources[name]) for name, each in source_configs(config).items()}
+    return [result.named(f"{name}: {result.name}", result.seconds) for name, some in own.items() for result in some]
 
 
 def results_in_time(config: Config, task: Task) -> list[Result]:

@@ -49,7 +49,7 @@ class Baseline:
 
 def roll_out(context: Context, rollouts: int, on_warm_start: OnStep) -> Baseline:
     """Sample about `rollouts` episodes in groups of `algorithm.group_size`, on rows spread over the training split."""
-    from mtrl.rewards.compose import RewardComposer
+    from mtrl.rewards.mixture import make_composer
     from mtrl.rollout.rollouts import Rollouts
     from mtrl.scoring.heldout import score_groups
     from mtrl.trainer.setup.parts import set_up
@@ -59,7 +59,7 @@ def roll_out(context: Context, rollouts: int, on_warm_start: OnStep) -> Baseline
     parts, size = set_up(config, on_warm_start), config.algorithm.group_size
     count = min(max(1, math.ceil(rollouts / size)), len(parts.splits.train))
     rows = [parts.splits.train[index * len(parts.splits.train) // count] for index in range(count)]
-    composer = RewardComposer(config.reward)
+    composer = make_composer(config)
 
     async def sample() -> list[Group]:
         if are_external(config):

@@ -39,7 +39,10 @@ from mtrl.rescore.replay import LeftOut, Rescored, Rescorer
 from mtrl.rescore.report import Report
 from mtrl.utils.files import replace_text, to_strict_json
 
-READ = ("reward", "environment", "data", "evaluation.success_threshold", "generator.max_turns", "plugins")
+READ = (
+    *("reward", "environment", "environments", "data", "plugins"),
+    *("evaluation.success_threshold", "generator.max_turns"),
+)
 """Keys and sections that a rescoring reads. For a run, overrides of other keys are rejected because they have no
 effect."""
 

@@ -11,6 +11,7 @@ from mtrl.environments.factory import Task
 from mtrl.play.episode import Episode, Rules, judge_group
 from mtrl.record.stored import Rows, Stored
 from mtrl.rewards.compose import RewardComposer
+from mtrl.rewards.mixture import make_composer
 from mtrl.types import ENVIRONMENT, FAILED, Message, Row, StopReason, Trajectory
 from mtrl.utils.text import cut
 
@@ -56,7 +57,7 @@ class Rescorer:
 
     def __init__(self, config: Config, task: Task):
         self.task = task
-        self.composer = RewardComposer(config.reward)
+        self.composer = make_composer(config)
         self.rules = Rules.of(config, task.make_environment)
         self.rows = Rows(task.splits)
         self.replays = needs_environment(self.composer)

@@ -47,6 +47,10 @@ class RewardComposer:
         self._reported: set[str] = set()
         self._turns = 0
 
+    def of(self, group: Group) -> RewardComposer:
+        """Return the composition that applies to a group: this one, or in a mixture that of the group's source."""
+        return self
+
     def apply(self, group: Group) -> None:
         """Set the reward of every turn of the group, in place. In a running event loop, prefer `await
         apply_async(group)`.

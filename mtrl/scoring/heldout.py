@@ -15,6 +15,7 @@ from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
 from mtrl.errors import RunEndedError, UserError
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.scoring.measures import val_metrics
+from mtrl.scoring.sources import val_metrics_of_sources
 from mtrl.types import Group, Row, Trajectory
 from mtrl.utils.plain_numbers import finite
 from mtrl.utils.process import usable_cores
@@ -38,7 +39,7 @@ async def score_groups(family: Family, groups: Sequence[Group], seconds: float) 
 
 
 async def _score(pool: EnvironmentPool, family: Family, trajectory: Trajectory, row: Row, seconds: float) -> None:
-    score, answered = 0.0, False
+    score, answered = 0.0, None if family.answered is None else False
     if trajectory.turns:
         who = f"the scorer of {family.name}, on row {trajectory.task_id},"
         try:
@@ -52,13 +53,14 @@ async def _score(pool: EnvironmentPool, family: Family, trajectory: Trajectory, 
         except Exception as error:  # the scorer is the user's
             raise RunEndedError(f"{who} failed: {reason(error)}; fix `score` or `answered`") from error
     trajectory.score = score
-    if family.answered is not None:
+    if answered is not None:
         trajectory.answered = answered
 
 
-def _judged(family: Family, trajectory: Trajectory, row: Row) -> tuple[float, bool]:
+def _judged(family: Family, trajectory: Trajectory, row: Row) -> tuple[float, bool | None]:
     score = finite(family.score(trajectory, row), "it returned")
-    return score, family.answered is not None and bool(family.answered(trajectory, row))
+    answered = None if family.answered is None else family.answered(trajectory, row)
+    return score, None if answered is None else bool(answered)
 
 
 @cache
@@ -94,6 +96,8 @@ class HeldOut:
     """Rewards and scores groups, in place."""
     sampling: SamplingParams
     """Sampling parameters of evaluations; greedy episodes set temperature 0."""
+    sources: Sequence[str] = ()
+    """Names of the sources of a mixture, which have metrics of their own."""
 
     @property
     def episodes(self) -> int:
@@ -118,8 +122,10 @@ class HeldOut:
         return EvaluationReport(self.metrics(groups), groups)
 
     def metrics(self, groups: dict[str, list[Group]]) -> dict[str, float]:
-        """Return the metrics `val/…` of scored groups by kind; `sampled` may be missing."""
-        return val_metrics(groups, self.config, self.family)
+        """Return the metrics `val/…` of scored groups by kind; `sampled` may be missing. In a mixture `val/SOURCE/…`
+        are those of one source."""
+        own = val_metrics_of_sources(groups, self.sources, self.config, self.family)
+        return val_metrics(groups, self.config, self.family) | own
 
     async def _collect(
         self, rollouts: Rollouts, key: str, rows: list[Row], samples: int, sampling: SamplingParams

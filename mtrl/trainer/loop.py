@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from mtrl.algorithms.advantages import turn_advantages
 from mtrl.algorithms.batch import Ragged
 from mtrl.algorithms.kl import KlController
 from mtrl.algorithms.signal import signal_metrics
@@ -28,20 +27,21 @@ from mtrl.record.run_dir import RunDir
 from mtrl.record.timeline import Timeline
 from mtrl.record.trace import step_trace
 from mtrl.record.trajectories import write_groups
-from mtrl.rewards.compose import RewardComposer
 from mtrl.rewards.judge import judge_metrics
+from mtrl.rewards.mixture import make_composer
 from mtrl.scoring.agreement import Thresholds, Verdict
 from mtrl.scoring.heldout import HeldOut
 from mtrl.trackers.tracker import Tracker
 from mtrl.trainer.checkpoint.checkpoint import Checkpoint, Checkpoints
+from mtrl.trainer.data.credit import advantages_of
 from mtrl.trainer.data.experience import Collector, Experience, NoSignalError, StoppedError, SymptomError
 from mtrl.trainer.data.kl_penalty import KlPenalty
-from mtrl.trainer.data.sampler import make_sampler
+from mtrl.trainer.data.mixed_sampler import sampler_of
 from mtrl.trainer.data.samples import Credited, group_samples, note_advantages, note_logprobs
 from mtrl.trainer.data.stream import Stream
 from mtrl.trainer.flops import peak_flops
 from mtrl.trainer.publisher import Publisher
-from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
+from mtrl.trainer.rollout_metrics import rollout_metrics, source_metrics, staleness_metrics
 from mtrl.trainer.setup.loading import compute_dtype
 from mtrl.trainer.setup.parts import Parts
 from mtrl.trainer.setup.servers import are_external, colocated, make_canary
@@ -98,8 +98,7 @@ class Trainer:
         self.config, self.parts, self.run_dir, self.console = config, parts, run, console
         self.on_row, self.on_evaluation = on_row, on_evaluation
         self.progress = Progress()
-        self.rows = make_sampler(config.data, parts.splits.train, config.seed)
-        self.composer = RewardComposer(config.reward)
+        self.rows, self.composer = sampler_of(config, parts.splits.train), make_composer(config)
         self.rollouts = rollouts_of(parts.loop, parts.engine, config)
         rows = self.rows.next, self.rows.note
         producer_args = (config, self.rollouts, self.composer, parts.family, parts.sampling, *rows)
@@ -111,6 +110,7 @@ class Trainer:
             self.rollouts,
             self.experience.reward_and_score,
             parts.eval_sampling,
+            tuple(config.environments),
         )
         waits = serves(config) or config.distillation.teacher.url is not None  # for servers, or for the teacher
         self.work_thread = WorkThread(overlaps(config) or waits or config.rollouts.workers > 0)
@@ -310,10 +310,10 @@ class Trainer:
 
     def _credit_rewards(self, groups: list[Group]) -> Credited:
         """Return the samples with the advantages that come from rewards."""
-        algorithm, weights = self.config.algorithm, self.composer.weights
+        algorithm = self.config.algorithm
         if self.critic is not None:
-            return credit_by_critic(groups, algorithm, self.critic, weights)
-        advantages = turn_advantages(groups, algorithm, weights)
+            return credit_by_critic(groups, algorithm, self.critic, self.composer.weights)
+        advantages = advantages_of(groups, algorithm, self.composer)
         pairs = zip(groups, advantages, strict=True)
         return Credited([sample for group, turns in pairs for sample in group_samples(group, turns)], advantages)
 
@@ -334,6 +334,7 @@ class Trainer:
             **signal_metrics([*experience.groups, *experience.set_aside], [*advantages, *zeros]),
             **experience.metrics(),
             **rollout_metrics(experience.report, self.thresholds),
+            **source_metrics(experience.report, tuple(self.config.environments)),
             **staleness_metrics(experience.groups, self.progress.step - 1),
             "train/epoch": self.progress.rows_drawn / len(self.rows.rows),
             **self.rows.metrics(),

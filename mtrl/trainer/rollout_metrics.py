@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from statistics import fmean, pstdev
 
+from mtrl.config.mixture import source_of
 from mtrl.rollout.rollouts import RolloutReport
 from mtrl.scoring.agreement import Thresholds
 from mtrl.scoring.measures import (
@@ -17,6 +18,7 @@ from mtrl.scoring.measures import (
     mean_components,
     nearest_rank,
 )
+from mtrl.scoring.sources import named, of_source
 from mtrl.types import BREAKS, Group, StopReason, Trajectory
 
 COUNTED = "gateway/"
@@ -90,6 +92,36 @@ def reported_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
             values[f"rollout/episode/{name}"].append(value)
     means = {key: fmean(found) for key, found in sorted(values.items())}
     return means | {key: total / len(trajectories) for key, total in sorted(counts.items())}
+
+
+def source_metrics(report: RolloutReport, sources: Sequence[str]) -> dict[str, float]:
+    """Return the metrics of each source of a mixture in a step; those of its episodes are absent if it has none.
+
+    `rollout/NAME/groups`                   number of groups
+    `rollout/NAME/failed_episodes`          number of episodes that failed in every attempt
+    `rollout/NAME/success/mean`             mean score
+    `rollout/NAME/reward/mean`              mean reward of a trajectory
+    `rollout/NAME/completion/mean`          share of episodes with an answer that the task can read
+    `rollout/NAME/turns/mean`               number of turns of an episode
+    `rollout/NAME/tokens/trajectory_mean`   number of sampled tokens of an episode
+    `rollout/NAME/components/COMPONENT`     mean over episodes of the sum over turns
+    """
+    found: dict[str, float] = {}
+    for name in sources:
+        groups = of_source(report.groups, name)
+        failures = sum(source_of(failure.task_id) == name for failure in report.failures)
+        metrics = {"rollout/groups": float(len(groups)), "rollout/failed_episodes": float(failures)}
+        if trajectories := [t for group in groups for t in group.trajectories]:
+            metrics |= {
+                "rollout/success/mean": fmean(t.score or 0.0 for t in trajectories),
+                "rollout/reward/mean": fmean(t.reward for t in trajectories),
+                "rollout/completion/mean": fmean(map(is_completed, trajectories)),
+                "rollout/turns/mean": fmean(len(t.turns) for t in trajectories),
+                "rollout/tokens/trajectory_mean": fmean(t.action_tokens for t in trajectories),
+                **{f"rollout/components/{part}": mean for part, mean in mean_components(trajectories).items()},
+            }
+        found |= named(metrics, name)
+    return found
 
 
 def staleness_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from mtrl.config.derived import prompt_of, serves
 from mtrl.config.epochs import with_steps
+from mtrl.config.mixture import described_tasks
 from mtrl.config.schema import Config, FsdpConfig
 from mtrl.console.console import Console
 from mtrl.console.progress import Work
@@ -119,13 +120,13 @@ def _lead(given: Config, run: RunDir, console: Console, world: World, hooks: Hoo
     Raises:
         Interrupted: a signal arrived, and the run was saved.
     """
-    from mtrl.trainer.data.sampler import make_sampler
+    from mtrl.trainer.data.mixed_sampler import sampler_of
     from mtrl.trainer.loop import Trainer
     from mtrl.trainer.setup.machine import machine_note, with_machine_settings
     from mtrl.trainer.setup.parts import preparation, set_up
 
     task = load_task(given)
-    make_sampler(given.data, task.splits.train, given.seed)  # raises before a model is loaded
+    sampler_of(given, task.splits.train)  # raises before a model is loaded
     planned = with_steps(given, len(task.splits.train))
     config = with_machine_settings(planned)
     if (epochs := given.trainer.epochs) is not None:
@@ -261,8 +262,7 @@ def run_facts(config: Config) -> dict[str, str]:
     algorithm, trainer, evaluation = config.algorithm, config.trainer, config.evaluation
     held_out = f"evaluation every {evaluation.every_steps} on {evaluation.rows} held-out rows"
     return {
-        "task": f"{config.environment.target or config.environment.name}, {config.data.path or 'synthetic rows'}, "
-        f"at most {config.generator.max_turns} turns",
+        "task": f"{described_tasks(config)}, at most {config.generator.max_turns} turns",
         "model": f"{config.model.path or config.model.name} on {config.model.device}, {config.model.dtype}"
         + (f", LoRA rank {config.model.lora_rank}" if config.model.lora_rank else ""),
         "algorithm": f"{algorithm.advantage_method} + {algorithm.loss_fn}, {trainer.prompts_per_step} prompts × "

@@ -289,6 +289,17 @@ def test_a_closed_pipe_does_not_end_the_run(coloured, monkeypatch):
         file.close()
 
 
+def test_the_headline_of_a_mixture_has_a_line_for_each_source(printed):
+    rates = {"val/success/mean": 0.5, "val/words/success/mean": 0.25, "val/sql/success/mean": 0.75}
+    more = {"val/sql/success/ci_low": 0.6, "val/sql/success/ci_high": 0.9, "val/sql/turns/mean": 3.0}
+    lines = printed(lambda console: console.evaluation({**rates, **more})).splitlines()
+    assert [line for line in lines if "success" in line] == [
+        "success 50.0%",
+        "words  success 25.0%",
+        "sql  success 75.0% [60.0, 90.0]  turns 3",
+    ]
+
+
 def test_an_encoding_without_the_characters_does_not_end_the_run():
     raw = io.BytesIO()
     console = Console(io.TextIOWrapper(raw, encoding="ascii"), width=80)

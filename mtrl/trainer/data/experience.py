@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
-from mtrl.algorithms.advantages import turn_advantages
 from mtrl.algorithms.signal import is_informative
 from mtrl.config.schema import Config
 from mtrl.engines.base import SamplingParams
@@ -20,6 +19,7 @@ from mtrl.rollout.episode import Occupancy
 from mtrl.rollout.rollouts import RolloutReport, Rollouts
 from mtrl.scoring.heldout import score_groups
 from mtrl.scoring.measures import is_overlong
+from mtrl.trainer.data.credit import advantages_of
 from mtrl.types import Group, Row, group_from_dict
 
 
@@ -169,7 +169,7 @@ class Producer(ABC):
         advantage."""
         if not self.config.algorithm.dynamic_sampling_rounds:
             return True
-        return is_informative(turn_advantages([group], self.config.algorithm, self.composer.weights)[0])
+        return is_informative(advantages_of([group], self.config.algorithm, self.composer)[0])
 
     def _too_few(self, informative: int, groups: Sequence[Group]) -> NoSignalError:
         mean = fmean(t.reward for group in groups for t in group.trajectories)

@@ -53,6 +53,10 @@ class Sampler(ABC):
         Raises:
             UserError: `choose` returned no index of a row.
         """
+        return self.rows[self.next_index()]
+
+    def next_index(self) -> int:
+        """Return the index of the next row; see `next`."""
         index = self.choose()
         if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(self.rows):
             raise UserError(
@@ -60,7 +64,7 @@ class Sampler(ABC):
                 f"one of the {len(self.rows)} training rows, from 0"
             )
         self.drawn += 1
-        return self.rows[index]
+        return index
 
 
 class Shuffled:

@@ -17,7 +17,7 @@ import logging
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
@@ -26,20 +26,22 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from mtrl.config.derived import max_logits
+from mtrl.config.mixture import source_of
 from mtrl.config.schema import Config
 from mtrl.environments.factory import Task
 from mtrl.environments.family import reward_is_success
+from mtrl.environments.mixture import interleaved
 from mtrl.errors import UserError
 from mtrl.models import sft, tiny
 from mtrl.models.demonstrations import demonstrate, demonstrations
 from mtrl.models.gguf import as_folder
 from mtrl.models.renderer import TinyRenderer, make_renderer
 from mtrl.record.checksums import SUMS, changes, write_checksums
-from mtrl.rewards.compose import RewardComposer
+from mtrl.rewards.mixture import make_composer
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.scoring.heldout import score_groups
 from mtrl.trainer.setup.loading import compute_dtype, fit_attention, load_model
-from mtrl.types import Group, Message
+from mtrl.types import Group, Message, Row
 from mtrl.utils.files import cache_folder, locked, replace_text
 
 KEY_CONVERSATIONS = 256
@@ -239,11 +241,12 @@ def success_of(config: Config, task: Task, connect: Callable[[Any, Any], Any], m
     Args:
         connect: function from a model and its tokenizer to the `Player` that runs its episodes.
     """
-    rows, count = task.splits.train, config.model.warm_start.episodes
-    chosen = [rows[index * len(rows) // count] for index in range(count)]
+    count = config.model.warm_start.episodes
+    chosen = measured_rows(task, count)
     player = connect(copy.deepcopy(model), tokenizer)  # engines change a model's storage
     # Rewards are computed only if success is defined by them, since a component may be a judge that costs money.
-    composer = RewardComposer(config.reward) if task.family.score is reward_is_success else None
+    families = [source.family for source in task.sources.values()] or [task.family]
+    composer = make_composer(config) if any(family.score is reward_is_success for family in families) else None
 
     async def play() -> list[Group]:
         report = await Rollouts(player.loop, config.seed, max_failed_share=1.0).collect(
@@ -261,6 +264,15 @@ def success_of(config: Config, task: Task, connect: Callable[[Any, Any], Any], m
     return sum(score >= config.evaluation.success_threshold for score in scores) / count
 
 
+def measured_rows(task: Task, count: int) -> list[Row]:
+    """Return `count` rows that are spread over the training rows; in a mixture, equally many of each source."""
+    rows = task.splits.train
+    names = dict.fromkeys(source_of(str(row["id"])) for row in rows) if task.sources else {}
+    parts = [[row for row in rows if source_of(str(row["id"])) == name] for name in names] or [rows]
+    each = -(-count // len(parts))
+    return interleaved([[own[index * len(own) // each] for index in range(each)] for own in parts])[:count]
+
+
 def training_demonstrations(config: Config, task: Task, rng: random.Random) -> Iterator[list[Message]]:
     """Yield the demonstrations, cycling over the training rows."""
     count, timeout = config.model.warm_start.demonstrations, config.environment.step_timeout
@@ -271,7 +283,9 @@ def cache_key(config: Config, task: Task) -> str:
     """Return a hash of everything that determines the result: the model, the seed, the rows, the sampling, the code
     that runs, and the first demonstrations."""
     generator, count = config.generator, config.model.warm_start.demonstrations
-    code = [task.family.demonstrate, task.family.score, demonstrate, TinyRenderer, sft.update, tiny.save, make]
+    families = [source.family for source in task.sources.values()] or [task.family]
+    functions = chain.from_iterable((family.demonstrate, family.score) for family in families)
+    code = [*functions, demonstrate, TinyRenderer, sft.update, tiny.save, make]
     rows = hashlib.sha256(json.dumps(task.splits.train[:count], sort_keys=True, default=str).encode()).hexdigest()
     parts = [
         asdict(config.model),
@@ -288,6 +302,7 @@ def cache_key(config: Config, task: Task) -> str:
         len(task.splits.train),
         list(islice(training_demonstrations(config, task, random.Random(config.seed)), KEY_CONVERSATIONS)),
         torch.__version__,
+        *([config.environments] if config.environments else []),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

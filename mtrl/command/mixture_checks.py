@@ -1,0 +1,45 @@
+"""Checks of `environments`, the mixture of tasks of one run, across its sources and with the other settings."""
+
+from __future__ import annotations
+
+from mtrl.algorithms.registry import find_estimator
+from mtrl.config.derived import plays_agent
+from mtrl.config.mixture import in_source, source_configs, weights_of
+from mtrl.config.schema import Config
+from mtrl.errors import UserError
+
+
+def check_mixture(config: Config) -> None:
+    """Check a mixture that has at least one source.
+
+    Raises:
+        UserError: a weight is wrong, a source needs an agent program, or another setting works with one task only.
+    """
+    weights_of(config)
+    method = config.algorithm.advantage_method
+    one_task = {
+        f"rollouts.workers={config.rollouts.workers}": config.rollouts.workers,
+        "generator.agent names a program, which": plays_agent(config),
+        f"trainer.epochs={config.trainer.epochs}": config.trainer.epochs is not None,
+        f"algorithm.advantage_method={method} trains a critic, which": find_estimator(method).needs_critic,
+    }
+    for setting, is_set in one_task.items():
+        if is_set:
+            raise UserError(
+                f"{setting} works with one task only, and environments has {', '.join(config.environments)}; take it "
+                "out, or set environments={}"
+            )
+    for name, own in source_configs(config).items():
+        with in_source(name):
+            _refuse_program(own)
+
+
+def _refuse_program(config: Config) -> None:
+    from mtrl.environments.agent import ProgramTask
+    from mtrl.environments.family import get_family
+
+    if get_family(config.environment.name, config.environment.target).environment is ProgramTask:
+        raise UserError(
+            f"environment.name={config.environment.name} needs an agent program, which plays one task only; train it "
+            "in a run of its own"
+        )

@@ -1,0 +1,149 @@
+"""A mixture of tasks in one run (`environments`): the sources, and the configuration of each."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from mtrl.config import keys
+from mtrl.config.schema import Config, DataConfig, EnvironmentConfig, RewardConfig
+from mtrl.errors import UserError
+
+SECTIONS = {"environment": EnvironmentConfig, "data": DataConfig, "reward": RewardConfig}
+"""Sections of which a source may set keys."""
+KEYS = ("weight", *SECTIONS)
+"""Keys of a source."""
+OF_THE_TASK = ("name", "target", "config", "prompt")
+"""Keys of `environment` that a source may set; the limits are those of the run."""
+RESERVED = (
+    *("breaks", "claims", "completion", "components", "context", "episode", "episodes", "failed_episodes", "field"),
+    *("field_accuracy", "fields", "format", "gateway", "lenient_frac", "measures", "metrics", "out_of_turns", "reward"),
+    *("stop", "strict_frac", "success", "tokens", "turns", "stage", "too_easy_frac", "too_hard_frac", "tried_frac"),
+)
+"""Second words of metric names such as `rollout/success/mean`. A source has metrics `rollout/NAME/…`, so it cannot have
+one of these names."""
+
+
+def weights_of(config: Config) -> dict[str, float]:
+    """Return the weight of each source by its name.
+
+    Raises:
+        UserError: a weight is no number of at least 0, or all weights are 0.
+    """
+    weights = {str(name): source.get("weight", 1.0) for name, source in _sources(config).items()}
+    for name, weight in weights.items():
+        is_number = isinstance(weight, int | float) and not isinstance(weight, bool) and math.isfinite(weight)
+        if not is_number or weight < 0:
+            raise UserError(
+                f"environments.{name}.weight={weight} must be a number of at least 0; write for example 1.0"
+            )
+    if weights and not any(weights.values()):
+        raise UserError(
+            f"the weights of environments {', '.join(weights)} sum to 0, so no row can be drawn; set "
+            f"environments.{next(iter(weights))}.weight=1.0"
+        )
+    return {name: float(weight) for name, weight in weights.items()}
+
+
+def source_configs(config: Config) -> dict[str, Config]:
+    """Return the configuration that each source would have in a run of its own, by name; empty without a mixture.
+
+    A source starts from `environment`, `data` and `reward` of the run and changes the keys that it sets. If it names a
+    task, `environment.config` starts empty.
+
+    Raises:
+        UserError: a name, a key or a value of a source is wrong.
+    """
+    return {str(name): _source_config(config, str(name), source) for name, source in _sources(config).items()}
+
+
+def described_tasks(config: Config) -> str:
+    """Return the tasks of a run with the origin of their rows, for the lines at its start; those of a mixture with
+    their shares of the prompts."""
+    weights = weights_of(config)
+    own = [
+        f"{weights[name] / sum(weights.values()):.0%} {name}: {described_tasks(each)}"
+        for name, each in source_configs(config).items()
+    ]
+    task = config.environment.target or config.environment.name
+    return "; ".join(own) or f"{task}, {config.data.path or 'synthetic rows'}"
+
+
+def row_id(name: str, id: Any) -> str:
+    """Return the id of a row in a mixture; it begins with the name of its source."""
+    return f"{name}/{id}"
+
+
+def source_of(row_id: str) -> str:
+    """Return the name of the source of a row of a mixture, or of a trajectory, from its id."""
+    return row_id.partition("/")[0]
+
+
+@contextmanager
+def in_source(name: str) -> Iterator[None]:
+    """Context in which an error of the user's names the source first."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"environments.{name}: {error}") from error
+
+
+def _sources(config: Config) -> Mapping[str, Mapping[str, Any]]:
+    for name, source in config.environments.items():
+        if not re.fullmatch(r"[A-Za-z]\w*", str(name)) or name in RESERVED:
+            why = "it is a word of other metrics" if name in RESERVED else "it must be letters, digits and _"
+            raise UserError(f"environments.{name} cannot be the name of a source, since {why}; choose another name")
+        if not isinstance(source, Mapping):
+            raise UserError(f"environments.{name}={keys.typed(source)} must be a section with {', '.join(KEYS)}")
+        if unknown := [key for key in source if key not in KEYS]:
+            raise _unknown(f"environments.{name}", unknown[0], KEYS)
+        if not source.get("environment") and not source.get("data"):
+            raise UserError(
+                f"environments.{name} sets neither environment nor data; write for example "
+                f"environments.{name}.environment.name=gsm8k, or correct the name of the source"
+            )
+    return config.environments
+
+
+def _source_config(config: Config, name: str, source: Mapping[str, Any]) -> Config:
+    sections: dict[str, Any] = {
+        section: _changed(getattr(config, section), section, source.get(section) or {}, f"environments.{name}")
+        for section in SECTIONS
+    }
+    return replace(config, environments={}, **sections)
+
+
+def _changed(base: Any, section: str, given: Any, source: str) -> Any:
+    """Return a section of the run with the keys that a source sets in it."""
+    place = f"{source}.{section}"
+    if not isinstance(given, Mapping):
+        raise UserError(f"{place}={keys.typed(given)} must be a section with keys of its own")
+    known = [entry.name for entry in fields(SECTIONS[section])]
+    if unknown := [key for key in given if key not in known]:
+        raise _unknown(place, unknown[0], known)
+    if section == "environment":
+        if other := [key for key in given if key not in OF_THE_TASK]:
+            raise UserError(
+                f"{place}.{other[0]} cannot differ between the sources of a run; set environment.{other[0]} for all"
+            )
+        if "name" in given or "target" in given:
+            base, given = replace(base, target=None, config={}), {"name": given.get("target"), **given}
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(base), given))
+    except OmegaConfBaseException as error:
+        key = str(error.full_key).partition(".")[0]
+        expected = keys.all_keys()[f"{section}.{key}"].expected()
+        raise UserError(f"{place}.{key}={keys.typed(given.get(key))} must be {expected}") from error
+
+
+def _unknown(place: str, key: str, known: Any) -> UserError:
+    near = keys.nearest(str(key), known)
+    advice = f"did you mean {place}.{near}?" if near else f"it has {', '.join(known)}"
+    return UserError(f"{place}.{key} is not a key of a source; {advice}")
