@@ -58,7 +58,8 @@ def _normalise(override: str, groups: set[str]) -> str:
     if known is None:
         raise messages.unknown_key(key, value[1:])
     # Hydra forbids new keys in every mapping, even in those with arbitrary keys; `++` adds or changes a key.
-    return ("++" if known.is_open else "") + key + value
+    has_names = known.is_open or (known.is_section and value.startswith("={"))  # a section may contain such a mapping
+    return ("++" if has_names else "") + key + value
 
 
 def _choice(override: str, group: str, value: str) -> str:
