@@ -302,8 +302,8 @@ def table(result: dict[str, Any]) -> str:
     sizes, on, memory = result["sizes"], result["machine"], result["memory_mib"]
     before, after = result["load_average"]
     lines = [
-        f"{sizes['groups']} groups of {sizes['group_size']}, {sizes['turns']} turns of {sizes['words']} words, steps of "
-        f"{sizes['step_ms']:g} ms; {sizes['rounds']} rounds",
+        f"{sizes['groups']} groups of {sizes['group_size']}, {sizes['turns']} turns of {sizes['words']} words, steps "
+        f"of {sizes['step_ms']:g} ms; {sizes['rounds']} rounds",
         f"{on['cores']} cores, load average {before:.1f} to {after:.1f}; Python {on['python']}",
         "",
         "| way | turns/s | x | x if quiet | CPU ms of a turn: leader | workers | Ray | added CPU ms |",

@@ -12,7 +12,6 @@ from mtrl.config.byte_count import byte_count
 from mtrl.config.derived import plays_agent, serves
 from mtrl.errors import UserError, missing_extra
 
-
 ELSEWHERE = {
     "CPU": "environment.resources.cpu",
     "GPU": "rollouts.gpus",

@@ -120,8 +120,8 @@ class RayCluster:
         if room < count:
             self.close()
             raise UserError(
-                f"rollouts.workers={count}: each worker reserves {resources}, and Ray has room for {room:g} of them; set "
-                "fewer workers, or less in rollouts.cpus, rollouts.gpus or environment.resources"
+                f"rollouts.workers={count}: each worker reserves {resources}, and Ray has room for {room:g} of them; "
+                "set fewer workers, or less in rollouts.cpus, rollouts.gpus or environment.resources"
             )
 
     def spawn(self, index: int) -> Any:
@@ -171,4 +171,4 @@ def _reason(error: Exception) -> str:
     """Return Ray's message about a lost actor in one line, without its advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     cause = next((line for line in lines if "exit type" in line.lower() or "cause" in line.lower()), lines[0])
-    return one_line(cause, 300)
+    return one_line(cause.partition("Some common causes")[0].rstrip(), 300)

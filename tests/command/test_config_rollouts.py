@@ -19,7 +19,7 @@ REFUSED = [
     (["environment.resources={cpu: -1}"], "environment.resources.cpu=-1.0 must be at least 0"),
     (["environment.resources.memory=2"], "environment.resources.memory=2 is not a size; write a number above 0 and a"),
     (["environment.resources={custom: {license: many}}"], "custom.license=many must be a number of at least 0.0001"),
-    (["environment.resources={custom: {GPU: 1}}"], "custom.GPU=1 is a resource that Ray has by itself; its key is roll"),
+    (["environment.resources={custom: {GPU: 1}}"], "custom.GPU=1 is a resource that Ray has by itself; its key is"),
     (["environment.resources={gpu: 1}"], "environment.resources.gpu"),
 ]
 
