@@ -231,7 +231,17 @@ def kill_process(rng: random.Random) -> bool:
 
 def table(sizes: Sizes, result: Result) -> str:
     """Return the result as Markdown."""
-    names = ("episodes", "kills", "restarts", "returned, not trained", "twice", "lost", "else", "oldest token", "seconds")
+    names = (
+        "episodes",
+        "kills",
+        "restarts",
+        "returned, not trained",
+        "twice",
+        "lost",
+        "else",
+        "oldest token",
+        "seconds",
+    )
     audit = result.audit
     cells: Sequence[float] = (
         result.episodes, result.kills, result.restarts, result.played - result.episodes,

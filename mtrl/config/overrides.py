@@ -33,7 +33,8 @@ def normalise(overrides: Sequence[str], config_dir: str | None = None) -> list[s
 
 def _made(overrides: Sequence[str]) -> list[str]:
     """Return overrides that create the sections that are null by default and of which a key is set."""
-    needed = [s for s in _NULL if any(override.lstrip("+").startswith((f"{s}.", f"{s}={{")) for override in overrides)]
+    plain = [override.lstrip("+") for override in overrides]
+    needed = [s for s in _NULL if any(override.startswith((f"{s}.", f"{s}={{")) for override in plain)]
     return ["++{}={{{}:{{}}}}".format(*section.rsplit(".", 1)) for section in needed]
 
 
