@@ -21,7 +21,7 @@ from mtrl.command.distillation_checks import check_distillation
 from mtrl.command.engine_checks import check_engines, check_sampling
 from mtrl.command.hints import hints
 from mtrl.command.mixture_checks import check_mixture
-from mtrl.command.rollout_checks import check_rollouts
+from mtrl.command.rollout_checks import check_resources, check_rollouts
 from mtrl.command.runs import holds_run
 from mtrl.command.scale_checks import check_scale
 from mtrl.command.secret_checks import check_secrets
@@ -333,6 +333,7 @@ _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     check_scale,
     check_engines,
     check_agent,
+    check_resources,
     check_rollouts,
 )
 """The checks, in order: first the error that the guide documents, then the checks that later ones depend on."""

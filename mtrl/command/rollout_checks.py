@@ -3,11 +3,48 @@
 from __future__ import annotations
 
 import importlib.util
+import math
+from typing import Any
 
 from omegaconf import DictConfig
 
+from mtrl.config.byte_count import byte_count
 from mtrl.config.derived import plays_agent, serves
 from mtrl.errors import UserError, missing_extra
+
+ELSEWHERE = {
+    "CPU": "environment.resources.cpu",
+    "GPU": "rollouts.gpus",
+    "memory": "environment.resources.memory",
+    "object_store_memory": "no key, since mtrl reserves it",
+}
+"""Ray's own resources, which `environment.resources.custom` may not contain, and the key of each."""
+
+
+def check_resources(cfg: DictConfig) -> list[str]:
+    """Check the resources that the environments of a worker need. Return warnings.
+
+    Raises:
+        UserError: the size of the memory or an amount cannot be read.
+    """
+    resources, path = cfg.environment.resources, "environment.resources"
+    if resources.memory is not None:
+        try:
+            byte_count(resources.memory)
+        except ValueError as error:
+            raise UserError(f"{path}.memory={error}") from None
+    for name, amount in resources.custom.items():
+        setting = f"{path}.custom.{name}={amount}"
+        if name in ELSEWHERE:
+            raise UserError(f"{setting} is a resource that Ray has by itself; its key is {ELSEWHERE[name]}")
+        if not _is_amount(amount):
+            raise UserError(f"{setting} must be a number of at least 0.0001, the smallest amount of a resource of Ray")
+    is_set = resources.cpu or resources.memory or resources.custom
+    return [f"{path} has no effect with rollouts.workers=0"] if is_set and not cfg.rollouts.workers else []
+
+
+def _is_amount(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 1e-4 <= value < math.inf
 
 
 def check_rollouts(cfg: DictConfig) -> list[str]:

@@ -21,7 +21,7 @@ from mtrl.config.schema import Config
 IDLE = (
     *("run_dir", "resume", "parent", "objective", "plugins", "tracker", "preflight", "diagnosis"),
     *("model.device", "trainer.threads", "trainer.checkpoint", "trainer.save_trajectories_every"),
-    *("trainer.max_steps_without_signal", "environment.max_workers"),
+    *("trainer.max_steps_without_signal", "environment.max_workers", "environment.resources"),
     *(f"evaluation.{key}" for key in ("model", "compare", "split", "source", "output", "endpoint")),
     *("evaluation.keep_disagreements", "evaluation.confidence", "evaluation.every_steps"),
 )

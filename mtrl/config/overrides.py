@@ -33,7 +33,8 @@ def normalise(overrides: Sequence[str], config_dir: str | None = None) -> list[s
 
 def _made(overrides: Sequence[str]) -> list[str]:
     """Return overrides that create the sections that are null by default and of which a key is set."""
-    needed = [s for s in _NULL if any(override.startswith((f"{s}.", f"{s}={{")) for override in overrides)]
+    plain = [override.lstrip("+") for override in overrides]
+    needed = [s for s in _NULL if any(override.startswith((f"{s}.", f"{s}={{")) for override in plain)]
     return ["++{}={{{}:{{}}}}".format(*section.rsplit(".", 1)) for section in needed]
 
 
@@ -58,7 +59,8 @@ def _normalise(override: str, groups: set[str]) -> str:
     if known is None:
         raise messages.unknown_key(key, value[1:])
     # Hydra forbids new keys in every mapping, even in those with arbitrary keys; `++` adds or changes a key.
-    return ("++" if known.is_open else "") + key + value
+    has_names = known.is_open or (known.is_section and value.startswith("={"))  # a section may contain such a mapping
+    return ("++" if has_names else "") + key + value
 
 
 def _choice(override: str, group: str, value: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from mtrl.config.field import number, one_of
 
@@ -22,6 +23,21 @@ class AsyncConfig:
     the turns are finished before the weights change"""
     max_concurrent_groups: int | None = number(None, at_least=1)
     """Maximum number of groups whose episodes run at once; null: as many as max_steps_off_policy allows."""
+
+
+@dataclass
+class ResourcesConfig:
+    """Resources that Ray reserves for each rollout worker, in addition to `rollouts.cpus` and `rollouts.gpus`, for all
+    environments that the worker has open at once. A reservation decides on which machine a worker starts, and limits
+    nothing. Without rollout workers it has no effect."""
+
+    cpu: float = number(0.0, at_least=0, at_most=1024)
+    """Number of CPUs."""
+    memory: str | None = None
+    """Memory, as a number and a unit, such as 2GiB; null: none is reserved."""
+    custom: dict[str, Any] = field(default_factory=dict)
+    """Amounts of resources that the machines of a cluster offer by name (`ray start --resources`), such as
+    {license: 1}."""
 
 
 @dataclass

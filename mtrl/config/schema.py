@@ -12,7 +12,7 @@ from mtrl.config.endpoint_schema import EndpointConfig
 from mtrl.config.engine_schema import AgentConfig, LocalEngineConfig, SglangConfig, VllmConfig
 from mtrl.config.field import number, one_of
 from mtrl.config.model_schema import NO_FLOAT16, ModelConfig
-from mtrl.config.rollout_schema import AsyncConfig, RolloutsConfig
+from mtrl.config.rollout_schema import AsyncConfig, ResourcesConfig, RolloutsConfig
 
 
 @dataclass
@@ -79,6 +79,7 @@ class EnvironmentConfig:
     """Maximum share of failed episodes in a step; above it the run stops."""
     max_workers: int = number(16, at_least=1)
     """Number of threads that run synchronous environments."""
+    resources: ResourcesConfig = field(default_factory=ResourcesConfig)
 
 
 @dataclass

@@ -20,10 +20,10 @@ from mtrl.record.run_dir import RunDir
 from mtrl.utils.files import replace_text, to_strict_json
 
 FREE = (
-    *OF_A_RUN, "name", "plugins", "tracker", "trainer.threads", "environment.max_workers", "evaluation.model",
-    "evaluation.compare", "evaluation.output", "evaluation.endpoint.api_key_env", "evaluation.endpoint.timeout",
-    "evaluation.endpoint.retries", "evaluation.endpoint.max_concurrent", "evaluation.endpoint.price",
-    "evaluation.endpoint.budget",
+    *OF_A_RUN, "name", "plugins", "tracker", "trainer.threads", "environment.max_workers", "environment.resources",
+    "evaluation.model", "evaluation.compare", "evaluation.output", "evaluation.endpoint.api_key_env",
+    "evaluation.endpoint.timeout", "evaluation.endpoint.retries", "evaluation.endpoint.max_concurrent",
+    "evaluation.endpoint.price", "evaluation.endpoint.budget",
 )  # fmt: skip
 """Settings that may change between the calls. Models are compared by their weights, not by the text of the setting."""
 SAMPLE = 1 << 20

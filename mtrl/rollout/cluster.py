@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import sys
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrl.errors import UserError, missing_extra
+from mtrl.rollout.resources import Resources
 from mtrl.rollout.worker import RolloutWorker
 from mtrl.rollout.workers import WorkerLostError
 from mtrl.utils.text import one_line
@@ -54,19 +54,18 @@ class RayCluster:
         self,
         arguments: tuple[Any, ...],
         count: int,
-        cpus: float,
-        gpus: float,
+        resources: Resources,
         weight_bytes: int,
     ):
         """
         Args:
             arguments: arguments of every `RolloutWorker`.
             count: number of workers, for which a cluster that is started here has room.
-            cpus, gpus: number of CPUs and GPUs that Ray reserves for each worker.
+            resources: what Ray reserves for each worker.
             weight_bytes: size of the weights, in bytes.
 
         Raises:
-            UserError: Ray is not installed or cannot be started, or the cluster does not answer.
+            UserError: Ray is not installed or cannot be started, or the cluster does not answer or has too little room.
         """
         self._arguments = arguments
         is_there = _has_cluster()
@@ -81,7 +80,7 @@ class RayCluster:
         self._is_ours = not ray.is_initialized()
         if self._is_ours:
             own: dict[str, Any] = {
-                "num_cpus": math.ceil(count * cpus),
+                **resources.own_cluster(count),
                 "object_store_memory": SMALLEST_STORE + 3 * weight_bytes,
                 "include_dashboard": False,
             }
@@ -110,14 +109,20 @@ class RayCluster:
                     else:
                         os.environ[name] = value
         self._actor = ray.remote(_Actor).options(
-            num_cpus=cpus,
-            num_gpus=gpus,
+            **resources.options(),
             max_restarts=0,
             max_task_retries=0,
             max_concurrency=1000,
             scheduling_strategy="SPREAD",
         )
         self._handles: list[Any] = []
+        room = resources.room(node["Resources"] for node in ray.nodes() if node["Alive"])
+        if room < count:
+            self.close()
+            raise UserError(
+                f"rollouts.workers={count}: each worker reserves {resources}, and Ray has room for {room:g} of them; "
+                "set fewer workers, or less in rollouts.cpus, rollouts.gpus or environment.resources"
+            )
 
     def spawn(self, index: int) -> Any:
         handle = self._actor.remote(*self._arguments)
@@ -166,4 +171,4 @@ def _reason(error: Exception) -> str:
     """Return Ray's message about a lost actor in one line, without its advice."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     cause = next((line for line in lines if "exit type" in line.lower() or "cause" in line.lower()), lines[0])
-    return one_line(cause, 300)
+    return one_line(cause.partition("Some common causes")[0].rstrip(), 300)

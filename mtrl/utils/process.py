@@ -72,6 +72,13 @@ def allow_open_files(wanted: int) -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
+def settle() -> None:
+    """Let garbage collections skip all objects that exist now, and run less often, until this process ends."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*THRESHOLDS)
+
+
 @contextmanager
 def settled() -> Iterator[None]:
     """Within this context, garbage collections skip all objects that existed at its start, and run less often.
@@ -80,9 +87,7 @@ def settled() -> Iterator[None]:
     collection would stop the event loop for 0.4 s.
     """
     before = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(*THRESHOLDS)
+    settle()
     try:
         yield
     finally:

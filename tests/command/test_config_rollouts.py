@@ -16,6 +16,11 @@ REFUSED = [
         "generator.backend=vllm samples on servers, which only rank 0 can use; write generator=local, or",
     ),
     (["rollouts.workers=2", "model.device=cuda"], "rollouts.gpus=0 gives it none; write rollouts.gpus=1"),
+    (["environment.resources={cpu: -1}"], "environment.resources.cpu=-1.0 must be at least 0"),
+    (["environment.resources.memory=2"], "environment.resources.memory=2 is not a size; write a number above 0 and a"),
+    (["environment.resources={custom: {license: many}}"], "custom.license=many must be a number of at least 0.0001"),
+    (["environment.resources={custom: {GPU: 1}}"], "custom.GPU=1 is a resource that Ray has by itself; its key is"),
+    (["environment.resources={gpu: 1}"], "environment.resources.gpu"),
 ]
 
 
@@ -36,5 +41,8 @@ def test_without_ray_the_extra_is_named(monkeypatch):
 
 def test_what_has_no_effect_is_told():
     assert check(compose(["rollouts.gpus=1"])) == ["rollouts.gpus has no effect with rollouts.workers=0"]
+    asked = "environment.resources={cpu: 1, memory: 2GiB, custom: {license: 1}}"
+    assert check(compose([asked])) == ["environment.resources has no effect with rollouts.workers=0"]
+    assert check(compose([asked, "rollouts.workers=2"])) == []
     (said,) = check(compose(["rollouts.workers=2", "generator.local.process=true"]))
     assert said.startswith("generator.local.process=true has no effect with rollouts.workers")

@@ -11,11 +11,14 @@ import pytest
 from digits import Digits
 
 from mtrl.engines.base import SamplingParams
+from mtrl.errors import UserError
 from mtrl.rollout.cluster import RayCluster
+from mtrl.rollout.resources import Resources
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.rollout.workers import WorkerRollouts, Workers
 
 ROWS = [{"id": f"row{n}", "prompt": [{"role": "user", "content": "hi"}], "ground_truth": {}} for n in range(40)]
+RESOURCES = Resources(1.0, memory=2**20, custom={"license": 0.5})
 SAMPLING = SamplingParams(max_generate_length=4)
 
 
@@ -100,7 +103,9 @@ def test_workers_of_ray(monkeypatch):
         await workers.close()
         return first, second, third, stats, started, open_ports
 
-    cluster = RayCluster((make, 0), 2, 1.0, 0.0, 4000)
+    cluster = RayCluster((make, 0), 2, RESOURCES, 4000)
+    with pytest.raises(UserError, match="each worker reserves 1 CPUs, 2 license, and Ray has room for 0 of them"):
+        RayCluster((make, 0), 2, Resources(custom={"license": 2}), 4000)
     workers = Workers(cluster, 2, 600.0)
     asyncio.run(workers.start())
     assert signal.getsignal(signal.SIGTERM) is handler

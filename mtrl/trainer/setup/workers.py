@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mtrl.command.checks import import_plugins
+from mtrl.config.byte_count import byte_count
 from mtrl.config.derived import is_deterministic, overlaps, sequences
 from mtrl.config.schema import Config
 from mtrl.datasets import Splits
@@ -21,10 +22,12 @@ from mtrl.environments.factory import Task, environment_factory
 from mtrl.environments.family import get_family
 from mtrl.models.lora import LoraWeights
 from mtrl.rollout.episode import Episodes
+from mtrl.rollout.resources import Resources
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.rollout.workers import WorkerRollouts, Workers
 from mtrl.trainer.setup.loading import cast_parameters, compute_dtype, load_model, pick_device
 from mtrl.trainer.update.policy import Policy
+from mtrl.utils.process import settle
 
 ApplyWeights = Callable[[Any, Mapping[str, Tensor]], None]
 
@@ -48,12 +51,25 @@ def start_workers(config: Config, path: str, policy: Policy) -> Workers:
     # trains, it needs half of the cores itself.
     threads = max(1, torch.get_num_threads() // (settings.workers * (2 if overlaps(config) else 1)))
     make = partial(make_episodes, config, path, apply_weights)
-    arguments = (make, config.seed, partial(torch.set_num_threads, threads))
+    arguments = (make, config.seed, partial(prepare_process, threads))
     size = sum(parameter.nbytes for parameter in policy.model.parameters())
-    cluster = RayCluster(arguments, settings.workers, settings.cpus, settings.gpus, size)
+    cluster = RayCluster(arguments, settings.workers, resources_of(config), size)
     workers = Workers(cluster, settings.workers, settings.timeout)
     asyncio.run(workers.start())
     return workers
+
+
+def resources_of(config: Config) -> Resources:
+    """Return what Ray reserves for a worker: for its engine and episodes, and for its environments."""
+    settings, environments = config.rollouts, config.environment.resources
+    memory = 0 if environments.memory is None else byte_count(environments.memory)
+    return Resources(settings.cpus + environments.cpu, settings.gpus, memory, environments.custom)
+
+
+def prepare_process(threads: int) -> None:
+    """Set the number of threads of PyTorch and the garbage collector of a worker's process, as a run sets its own."""
+    torch.set_num_threads(threads)
+    settle()
 
 
 def make_episodes(config: Config, path: str, apply_weights: ApplyWeights) -> Episodes[Any]:
