@@ -203,7 +203,7 @@ class Booked:
 
 
 class Ranks:
-    """Stands where a crew of processes does: packs what each is sent as it would travel, and answers at once."""
+    """Stands where a rank group of processes does: packs what each is sent as it would travel, and answers at once."""
 
     def __init__(self, size: int):
         self.world = SimpleNamespace(size=size)
@@ -305,9 +305,9 @@ class Bench:
             trajectory.score = reward_is_success(trajectory, group.row)
 
     def _update(self, samples: list[Sample], ranks: int, folder: Path) -> Update:
-        crew: Any = Ranks(ranks)
-        update = Updater(self.config, Learners(crew, FLOPS), folder / "nonfinite_batch.jsonl").run(samples, 0)
-        self.sent = crew.sent
+        rank_group: Any = Ranks(ranks)
+        update = Updater(self.config, Learners(rank_group, FLOPS), folder / "nonfinite_batch.jsonl").run(samples, 0)
+        self.sent = rank_group.sent
         return update
 
     def _metrics(self, report: RolloutReport, advantages: Any, update: Update, folder: Path) -> None:

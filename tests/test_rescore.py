@@ -86,7 +86,7 @@ def test_the_settings_of_the_run_change_nothing(run, found):
 
 def test_other_components_change_the_reward(run, found):
     status, report = found(run, "reward.components={turn_penalty:0.5}")
-    assert status == 0 and report["environment_played"]
+    assert status == 0 and report["environment_replayed"]
     before = stored(run)
     for line in report["trajectories"]:
         trajectory = before[line["where"]]
@@ -197,7 +197,7 @@ def test_a_function_of_the_messages_needs_no_environment(demonstrated, found, ca
 
     monkeypatch.setattr(Episode, "open", lambda self: pytest.fail("the environment was asked"))
     status, report = found(demonstrated, *wanted)
-    assert status == 0 and report["environment_played"] is False
+    assert status == 0 and report["environment_replayed"] is False
     for line, trajectory in zip(report["trajectories"], stored(demonstrated).values(), strict=True):
         assert line["reward_after"] == 2.0 * len(trajectory.messages)
     status = rescore([str(demonstrated), *wanted, "environment.config.calculator=false"])

@@ -2,8 +2,8 @@
 
     torchrun --standalone --nproc-per-node 4 experiments/scaling/handout.py --out FILE
 
-Micro-batches are mtrl's own, and so is the way that they take (`Crew.run`): an order to all, a share to each, an answer
-from each. Nothing is computed on the way; each rank answers with as many log-probs as an update does.
+Micro-batches are mtrl's own, and so is the way that they take (`RankGroup.run`): an order to all, a share to each, an
+answer from each. Nothing is computed on the way; each rank answers with as many log-probs as an update does.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import torch
 from synthetic import batches_of, make_samples
 from torch import Tensor
 
-from mtrl.distributed.crew import Crew
+from mtrl.distributed.rank_group import RankGroup
 from mtrl.distributed.world import World
 from mtrl.trainer.data.batching import MicroBatch
 
@@ -36,16 +36,16 @@ class Silent:
         return [torch.zeros_like(batch.weights) for part in parts for batch in part]
 
 
-def measure(crew: Crew, repeats: int) -> list[dict[str, Any]]:
+def measure(rank_group: RankGroup, repeats: int) -> list[dict[str, Any]]:
     """The leader's: one line for each size of a share."""
     batch = batches_of(make_samples(trajectories=8, turns=4, sampled=256, observed=256))[0].without_samples()
     lines = []
     for count in SHARES:
-        shares = [([[clone(batch) for _ in range(count)]],) for _ in range(crew.world.size)]
-        crew.run("update", shares)
-        best = min((timed(crew, shares) for _ in range(repeats)), key=lambda line: line["wall_s"])
+        shares = [([[clone(batch) for _ in range(count)]],) for _ in range(rank_group.world.size)]
+        rank_group.run("update", shares)
+        best = min((timed(rank_group, shares) for _ in range(repeats)), key=lambda line: line["wall_s"])
         size = len(pickle.dumps(shares[0]))
-        lines.append({"ranks": crew.world.size, "batches": count, "bytes_per_rank": size, **best})
+        lines.append({"ranks": rank_group.world.size, "batches": count, "bytes_per_rank": size, **best})
     return lines
 
 
@@ -54,9 +54,9 @@ def clone(batch: MicroBatch) -> MicroBatch:
     return MicroBatch(**{k: v.clone() if isinstance(v, Tensor) else v for k, v in vars(batch).items()})
 
 
-def timed(crew: Crew, shares: list[tuple]) -> dict[str, float]:
+def timed(rank_group: RankGroup, shares: list[tuple]) -> dict[str, float]:
     start, cpu = time.perf_counter(), time.process_time()
-    crew.run("update", shares)
+    rank_group.run("update", shares)
     wall, spent = time.perf_counter() - start, time.process_time() - cpu
     start = time.perf_counter()
     for share in shares:
@@ -71,12 +71,12 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     with closing(World.join(timeout=120)) as world:
-        crew = Crew(world, Silent())
+        rank_group = RankGroup(world, Silent())
         if not world.is_leader:
-            crew.follow()
+            rank_group.follow()
             return
-        args.out.write_text(json.dumps(measure(crew, args.repeats)))
-        crew.dismiss()
+        args.out.write_text(json.dumps(measure(rank_group, args.repeats)))
+        rank_group.dismiss()
 
 
 if __name__ == "__main__":

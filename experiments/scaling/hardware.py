@@ -93,8 +93,8 @@ class Hardware:
         return Load(
             update=update,
             credit=times * self._plane("learning_plane", len(episodes), turns, sum(lengths)),
-            handout_cpu=receivers * costs["crew_cpu_per_rank"] + costs["crew_cpu_per_mib"] * travels / MIB,
-            handout_network=receivers * costs["crew_wait_per_rank"] + travels / GB * costs["ethernet_per_gb"],
+            handout_cpu=receivers * costs["handout_cpu_per_rank"] + costs["handout_cpu_per_mib"] * travels / MIB,
+            handout_network=receivers * costs["handout_wait_per_rank"] + travels / GB * costs["ethernet_per_gb"],
             handout_bytes=travels,
             sampled=times * sum(sampled),
             tokens=times * sum(lengths),

@@ -329,7 +329,7 @@ def measure_bytes() -> dict[str, float]:
 
 
 def measure_handout(sizes: Sequence[int]) -> dict[str, float]:
-    """Seconds of `Crew.run`: for each rank, and for each MiB of all shares together; and CPU seconds of the leader."""
+    """Seconds of `RankGroup.run`: for each rank, and for each MiB of all shares; and CPU seconds of the leader."""
     lines: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         for size in sizes:
@@ -341,12 +341,12 @@ def measure_handout(sizes: Sequence[int]) -> dict[str, float]:
     (rank, mib), off = fit(rows, [line["wall_s"] for line in lines])
     (cpu_rank, cpu_mib), cpu_off = fit(rows, [line["leader_cpu_s"] for line in lines])
     return {
-        "crew_wall_per_rank": rank,
-        "crew_wall_per_mib": mib,
-        "crew_wall_off": off,
-        "crew_cpu_per_rank": cpu_rank,
-        "crew_cpu_per_mib": cpu_mib,
-        "crew_cpu_off": cpu_off,
+        "handout_wall_per_rank": rank,
+        "handout_wall_per_mib": mib,
+        "handout_wall_off": off,
+        "handout_cpu_per_rank": cpu_rank,
+        "handout_cpu_per_mib": cpu_mib,
+        "handout_cpu_off": cpu_off,
     }
 
 

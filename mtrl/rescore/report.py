@@ -71,7 +71,7 @@ class Report:
         return {
             "source": source,
             "overrides": list(overrides),
-            "environment_played": self.replayed,
+            "environment_replayed": self.replayed,
             "all": self.summary(self.rescored),
             "kinds": {kind: self.summary(lines) for kind, lines in self.kinds().items()},
             "left_out": {why: count for why, count in Counter(line.why for line in self.left_out).items()},

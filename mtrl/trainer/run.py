@@ -77,13 +77,13 @@ def follow() -> None:
     Raises:
         JobLost: the leader or another rank is lost.
     """
-    from mtrl.distributed.crew import Crew
+    from mtrl.distributed.rank_group import RankGroup
     from mtrl.distributed.world import World
     from mtrl.trainer.setup.models import make_learner
 
     with closing(World.join(FsdpConfig.timeout)) as world:
         config, path = world.broadcast(None)
-        Crew(world, make_learner(config, world, path)).follow()
+        RankGroup(world, make_learner(config, world, path)).follow()
 
 
 @contextmanager
@@ -149,7 +149,7 @@ def _lead(given: Config, run: RunDir, console: Console, world: World, hooks: Hoo
         try:
             summary = _finish(config, run, console, trainer)
         finally:
-            parts.crew.dismiss()
+            parts.rank_group.dismiss()
     shown_run = RunDir(from_here(run.path))
     links = {**shown_paths(shown_run), **followers.urls()}
     console.finish(summary, links, {**hints(given, shown_run), **followers.hints()})
@@ -250,7 +250,7 @@ def facts(config: Config, parts: Any) -> dict[str, str]:
     validation = f", {len(splits.validation)} for its evaluations" if splits.validation else ""
     rows = f"{len(splits.train)} training rows{validation}, {len(splits.test)} held out"
     rows += f", {prompt_of(config)} prompts" if writes_prompts(parts.family) else ""
-    ranks = parts.crew.world.size
+    ranks = parts.rank_group.world.size
     policy = f"{parts.policy.parameters / 1e6:.2f} M parameters on {parts.policy.device}"
     policy += f", sharded over {ranks} ranks" if ranks > 1 else ""
     warm = {"warm start": str(parts.warm_start_result)} if parts.warm_start_result else {}

@@ -45,7 +45,7 @@ class Alive:
 
 
 def streamed(policy, limit=LIMIT):
-    """Return the weights as every rank of a crew would gather them."""
+    """Return the weights as every rank of a rank group would gather them."""
     return GatheredWeights(policy.layout(), lambda names: policy.weights(names) or dict.fromkeys(names), limit)
 
 

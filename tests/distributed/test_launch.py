@@ -7,7 +7,7 @@ import sys
 import textwrap
 
 import pytest
-from crews import ROOT
+from rank_groups import ROOT
 
 from mtrl.errors import UserError
 from mtrl.utils import process
@@ -78,27 +78,27 @@ class Worker:
         return attempt, process.is_follower()
 
 def join():
-    from mtrl.distributed.crew import Crew
+    from mtrl.distributed.rank_group import RankGroup
     from mtrl.distributed.world import World
     world = World.join(60.0)
-    return closing(world), Crew(world, Worker())
+    return closing(world), RankGroup(world, Worker())
 
 def train(cfg, hooks):
     run, attempt = Path(cfg.run_dir), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
     (run / "metrics.jsonl").touch()
     (run / f"attempt_{attempt}").write_text(json.dumps([cfg.resume, cfg.seed]))
-    closing_world, crew = join()
+    closing_world, rank_group = join()
     with Interrupt(), closing_world:
         try:
-            (run / "result").write_text(json.dumps(crew.run("step", None, attempt)))
+            (run / "result").write_text(json.dumps(rank_group.run("step", None, attempt)))
         finally:
-            crew.dismiss()
+            rank_group.dismiss()
     return {}
 
 def follow():
-    closing_world, crew = join()
+    closing_world, rank_group = join()
     with closing_world:
-        crew.follow()
+        rank_group.follow()
 
 sys.modules["mtrl.trainer.run"] = types.SimpleNamespace(train=train, follow=follow)
 from mtrl.main import cli

@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
-from crews import run_ranks_of
+from rank_groups import run_ranks_of
 
 from mtrl.distributed import world as world_module
 from mtrl.distributed.lifeline import is_of_network, shortened

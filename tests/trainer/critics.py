@@ -10,7 +10,7 @@ from helpers import make_group, split_by_turn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mtrl.config.schema import Config, OptimizerConfig
-from mtrl.distributed.crew import Crew
+from mtrl.distributed.rank_group import RankGroup
 from mtrl.distributed.world import World
 from mtrl.trainer.data.samples import group_samples
 from mtrl.trainer.flops import model_flops
@@ -35,8 +35,8 @@ def critic_of(model, config=None, dump=None, head=None):
     """Return a critic that starts from this model; `head` is the seed of a value head with random weights."""
     config = config or config_of()
     learner = ValueLearner(config, value_model(config, model))
-    crew = Crew(World(), SimpleNamespace(critic=learner))
-    critic = Critic(config, Learners(crew, model_flops(learner.model), layout_of(config, [learner.model])), dump)
+    rank_group = RankGroup(World(), SimpleNamespace(critic=learner))
+    critic = Critic(config, Learners(rank_group, model_flops(learner.model), layout_of(config, [learner.model])), dump)
     critic.learner = learner
     if head is not None:
         with torch.no_grad():

@@ -71,7 +71,7 @@ def test_the_same_weights_give_the_same_logprobs(parts):
 @pytest.mark.parametrize("by", [1.5, float("nan")])
 def test_different_weights_are_detected(parts, by):
     _, learners, canary = parts
-    changed(learners.crew.worker.policy.model, by)
+    changed(learners.rank_group.worker.policy.model, by)
     with pytest.raises(
         WrongWeightsError, match=r"differ from the trainer's by .*generator.vllm.canary_tolerance=0.001"
     ):
@@ -88,17 +88,17 @@ def test_a_different_version_is_detected(parts):
 def test_weights_are_sent_again_once(parts):
     engine, learners, canary = parts
     publisher = Publisher(engine, learners, WorkThread(False), sends_weights=True, canary=canary)
-    changed(learners.crew.worker.policy.model, 1.5)
+    changed(learners.rank_group.worker.policy.model, 1.5)
     assert asyncio.run(publisher.publish(1))["engine/canary/max"] < 1e-4
     assert engine.loaded == [1]
 
     apply, engine.apply_weights = engine.apply_weights, lambda *weights: setattr(engine, "apply_weights", apply)
-    changed(learners.crew.worker.policy.model, 1.5)
+    changed(learners.rank_group.worker.policy.model, 1.5)
     assert asyncio.run(publisher.publish(2))["engine/canary/max"] < 1e-4  # the weights were lost once and sent again
     assert engine.loaded == [1, 2, 2]
 
     engine.apply_weights = lambda *weights: None
-    changed(learners.crew.worker.policy.model, 1.5)
+    changed(learners.rank_group.worker.policy.model, 1.5)
     with pytest.raises(WrongWeightsError, match="version 3 differ"):
         asyncio.run(publisher.publish(3))
     assert engine.loaded == [1, 2, 2, 3, 3]

@@ -27,7 +27,7 @@ from tests.engines.chat_server import ChatServer, Reply
 
 def local_teacher(model, budget=10_000, temperature=1.0):
     learners = learners_of(Config(run_dir="unused"), Policy(model, None))
-    learners.crew.worker.teacher = Policy(model, None, temperature)
+    learners.rank_group.worker.teacher = Policy(model, None, temperature)
     return LocalTeacher(learners, budget)
 
 

@@ -26,7 +26,7 @@ from job import Job, Plan
 from measure import fit, measure_bytes
 from workload import WORKLOADS, Tail
 
-from mtrl.distributed.crew import Crew
+from mtrl.distributed.rank_group import RankGroup
 from mtrl.distributed.world import World
 
 SCALING = ROOT / "experiments" / "scaling"
@@ -160,7 +160,7 @@ def test_bytes_of_a_batch_are_those_that_the_model_counts():
 
 
 def test_a_single_rank_measures_each_size():
-    lines = measure(Crew(World(), Silent()), repeats=1)
+    lines = measure(RankGroup(World(), Silent()), repeats=1)
     assert [line["batches"] for line in lines] == list(SHARES)
     sizes = [line["bytes_per_rank"] for line in lines]
     assert sizes[2] == pytest.approx(2 * sizes[1], rel=0.01) and sizes[0] < 100

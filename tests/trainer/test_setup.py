@@ -8,7 +8,7 @@ from mtrl.datasets import Splits
 from mtrl.environments.factory import Task, load_task
 from mtrl.errors import UserError
 from mtrl.trainer.setup.parts import preparation, set_up
-from tests.distributed.crews import run_ranks_of
+from tests.distributed.rank_groups import run_ranks_of
 
 HF = ["experiment=gsm8k_multi_turn", "model=hf", "model.path=here"]
 
@@ -68,7 +68,7 @@ parts.connect, parts.prepared_start = connect, lambda *args: ("path", None)
 if os.environ["RANK"] == "0":
     config = OmegaConf.to_object(compose(["experiment=gsm8k"]))
     with closing(World.join(60.0)) as world:
-        parts.set_up(config, task=load_task(config), world=world).crew.dismiss()
+        parts.set_up(config, task=load_task(config), world=world).rank_group.dismiss()
 else:
     follow()
 """

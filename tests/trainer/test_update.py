@@ -61,7 +61,7 @@ def test_a_filler_counts_as_padding_in_the_work_of_its_rank(make_tiny_model, tmp
 
 
 class Ranks:
-    """Stand-in for a crew: every rank reports without a computation."""
+    """Stand-in for a rank group: every rank reports without a computation."""
 
     def __init__(self, size):
         self.world = SimpleNamespace(size=size)

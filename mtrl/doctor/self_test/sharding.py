@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mtrl.config.schema import Config
-from mtrl.distributed.crew import Crew
+from mtrl.distributed.rank_group import RankGroup
 from mtrl.distributed.world import World
 from mtrl.doctor.self_test.bench import Bench
 from mtrl.doctor.self_test.outcome import Outcome, judged
@@ -46,15 +46,15 @@ def _compared(bench: Bench, *overrides: str) -> Outcome | None:
         config = bench.config(SHARDED, *overrides)
         learner = make_learner(config, world, bench.model)
         samples = make_samples(bench, vocabulary(learner))
-        crew = Crew(world, learner)
+        rank_group = RankGroup(world, learner)
         if not world.is_leader:
-            crew.follow()
+            rank_group.follow()
             return None
         try:
-            sharded = _update_twice(bench, config, Learners(crew, learner.flops, learner.layout), samples)
+            sharded = _update_twice(bench, config, Learners(rank_group, learner.flops, learner.layout), samples)
         finally:
-            crew.dismiss()
-    del learner, crew
+            rank_group.dismiss()
+    del learner, rank_group
     return _outcome(sharded, _plain_update(bench, samples))  # after the group's end: a single process must not use it
 
 

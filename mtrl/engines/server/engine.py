@@ -19,8 +19,8 @@ from mtrl.config.engine_schema import ServerConfig
 from mtrl.engines.base import EngineLostError, EngineStats, Generation, SamplingParams
 from mtrl.engines.server.api import ServerBusyError, ServerError, ServerRefusedError, ServerUnreachableError
 from mtrl.engines.server.backend import Backend
-from mtrl.engines.server.fleet import Fleet, make_replicas, pause_mode
 from mtrl.engines.server.replica import Replica
+from mtrl.engines.server.server_group import ServerGroup, make_replicas, pause_mode
 from mtrl.engines.server.sync import WeightSync
 from mtrl.engines.server.turn import PartialTurn, check_answer
 from mtrl.engines.server.update import Weights
@@ -107,7 +107,7 @@ class ServerEngine:
         self.vocabulary, self.context = vocabulary, context
         replicas = make_replicas(backend, log_folder, devices)
         mode = pause_mode(backend, in_flight)
-        self.fleet = Fleet(backend, sync, replicas, mode, max_in_flight(max_num_seqs), self._give_up)
+        self.server_group = ServerGroup(backend, sync, replicas, mode, max_in_flight(max_num_seqs), self._give_up)
         self._name = uuid.uuid4().hex[:12]
         """Random id of this engine in the names of its requests, so that they differ from those of other trainers."""
         self._numbers = itertools.count()
@@ -120,9 +120,9 @@ class ServerEngine:
         self._error: Exception | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         try:
-            asyncio.run(self.fleet.start())
+            asyncio.run(self.server_group.start())
         except BaseException:  # such as Ctrl-C, or the end of another rank
-            self.fleet.kill()
+            self.server_group.kill()
             raise
 
     # -- the engine's protocol ---------------------------------------------------------------------------------------
@@ -130,12 +130,12 @@ class ServerEngine:
     @property
     def version(self) -> int:
         """Policy version of the weights in use."""
-        return self._version_of(self.fleet.version)
+        return self._version_of(self.server_group.version)
 
     @version.setter
     def version(self, version: int) -> None:
         """Change the version number of the weights in use."""
-        self._renamed[self.fleet.version] = version
+        self._renamed[self.server_group.version] = version
 
     @property
     def stats(self) -> EngineStats:
@@ -143,14 +143,14 @@ class ServerEngine:
         least one retry), `restarts` (of servers), `sync_seconds` (of all changes of weights), `waiting` (turns in the
         queue) and `replicas` (servers that accept turns).
         """
-        counts, fleet = self._counts, self.fleet
+        counts, server_group = self._counts, self.server_group
         extra = {
             "retries": counts["retries"],
             "resent": counts["resent"],
-            "restarts": fleet.restarts,
-            "sync_seconds": fleet.sync_seconds,
-            "waiting": fleet.router.waiting,
-            "replicas": len(fleet.serving),
+            "restarts": server_group.restarts,
+            "sync_seconds": server_group.sync_seconds,
+            "waiting": server_group.router.waiting,
+            "replicas": len(server_group.serving),
         }
         numbers = {name: float(number) for name, number in extra.items()}
         return EngineStats(counts["prompt"], counts["cached"], counts["sampled"], numbers)
@@ -186,7 +186,7 @@ class ServerEngine:
         for pending in self._pending:
             if pending.trajectory_id == trajectory_id:
                 pending.abort()
-        self.fleet.router.release(trajectory_id)
+        self.server_group.router.release(trajectory_id)
 
     async def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """See `Engine`; returns when at least one server samples under these weights, and none under others.
@@ -208,7 +208,7 @@ class ServerEngine:
             UserError: servers are lost and cannot be restarted.
         """
         self._attach()
-        await self.fleet.sleep()
+        await self.server_group.sleep()
 
     async def wake(self) -> None:
         """Make the servers allocate their GPUs' memory again; `load_weights` must follow.
@@ -217,7 +217,7 @@ class ServerEngine:
             UserError: servers are lost and cannot be restarted.
         """
         self._attach()
-        await self.fleet.wake()
+        await self.server_group.wake()
 
     async def probe(self, prompt: list[int], sampling: SamplingParams) -> list[Generation]:
         """Return the same short turn, sampled by every server that accepts turns.
@@ -229,8 +229,8 @@ class ServerEngine:
         check_ids("the canary", prompt, self.vocabulary)
         retries = RetryPolicy(self.backend.settings)
         while True:
-            await self.fleet.until_serving()
-            replicas = self.fleet.serving
+            await self.server_group.until_serving()
+            replicas = self.server_group.serving
             turns = [PartialTurn(prompt, sampling, sampling.max_generate_length) for _ in replicas]
             answers = await asyncio.gather(*map(self._ask, replicas, turns), return_exceptions=True)
             found = [answer for answer in answers if isinstance(answer, Generation)]
@@ -252,7 +252,7 @@ class ServerEngine:
         for pending in self._pending:
             pending.abort()
         self._give_up(EngineClosedError("the engine is closed"))
-        await self.fleet.close()
+        await self.server_group.close()
         loop = asyncio.get_running_loop()
         if running := [task for task in self._tasks if task.get_loop() is loop]:
             for task in running:
@@ -269,9 +269,9 @@ class ServerEngine:
         number, retries, avoid = next(self._numbers), RetryPolicy(self.backend.settings), None
         while True:
             try:
-                async with self.fleet.router.slot(trajectory_id, number, avoid) as index:
+                async with self.server_group.router.slot(trajectory_id, number, avoid) as index:
                     avoid = index
-                    if (whole := await self._ask(self.fleet.replicas[index], turn)) is not None:
+                    if (whole := await self._ask(self.server_group.replicas[index], turn)) is not None:
                         return whole
                 avoid = None  # the turn was only interrupted, and its conversation is cached on this server
             except ServerError as error:
@@ -292,8 +292,8 @@ class ServerEngine:
         Raises:
             ServerError: the server gives no answer, or an unusable one.
         """
-        fleet, seconds = self.fleet, self.backend.settings.request_timeout
-        updates, versions, mark = fleet.updates, replica.versions, len(replica.versions) - 1
+        server_group, seconds = self.server_group, self.backend.settings.request_timeout
+        updates, versions, mark = server_group.updates, replica.versions, len(replica.versions) - 1
         name, salt = f"{self._name}-{next(self._numbers)}", f"{self._name}-{updates}"
         try:
             async with asyncio.timeout(seconds):
@@ -316,7 +316,7 @@ class ServerEngine:
             if replica.versions is versions:
                 replica.give_up(problem)
             raise ServerError(f"{replica.name} {problem}")
-        if answer.finish == FinishReason.ABORT and updates == fleet.updates and not turn.can_continue(answer):
+        if answer.finish == FinishReason.ABORT and updates == server_group.updates and not turn.can_continue(answer):
             raise ServerError(f"{replica.name} ended a request early, which was not aborted")
         replica.record_turn()
         return turn.add(answer)
@@ -342,12 +342,12 @@ class ServerEngine:
             self._loop = loop
             self._pending.clear()
             self._tasks.clear()
-            self.fleet.attach()
+            self.server_group.attach()
         return loop
 
     async def _load(self, weights: Mapping[str, Tensor], version: int) -> None:
         copied = await asyncio.to_thread(Weights.copy, weights, version)
-        await self.fleet.load(copied)
+        await self.server_group.load(copied)
         self._renamed.pop(version, None)
 
     def _give_up(self, error: Exception) -> None:
@@ -355,7 +355,7 @@ class ServerEngine:
         self._error = self._error or error
         for pending in self._pending:
             pending.fail(self._error)
-        self.fleet.fail(self._error)
+        self.server_group.fail(self._error)
 
     def _end(self, task: asyncio.Task[Any]) -> None:
         """Cancel a task without waiting for its end."""

@@ -10,7 +10,7 @@ from typing import Any
 from mtrl.config.derived import plays_agent
 from mtrl.config.schema import Config, SamplingConfig
 from mtrl.datasets import Splits
-from mtrl.distributed.crew import Crew
+from mtrl.distributed.rank_group import RankGroup
 from mtrl.distributed.world import World
 from mtrl.engines.base import Engine, SamplingParams
 from mtrl.environments.factory import Task, load_task
@@ -53,7 +53,7 @@ class Parts(Player):
     splits: Splits
     learner: Learner
     """This process's share of the models that are trained."""
-    crew: Crew
+    rank_group: RankGroup
     """The learners of all ranks."""
     sends_weights: bool
     """Whether the engine has its own copy of the weights, so that new weights must be sent to it."""
@@ -66,7 +66,7 @@ class Parts(Player):
 
     @property
     def learners(self) -> Learners:
-        return Learners(self.crew, self.learner.flops, self.learner.layout)
+        return Learners(self.rank_group, self.learner.flops, self.learner.layout)
 
 
 def set_up(
@@ -93,10 +93,10 @@ def set_up(
     path, warm_start_result = prepared_start(config, task, on_warm_start)
     world.broadcast((config, path))
     learner = make_learner(config, world, path)
-    crew, policy = Crew(world, learner), learner.policy
+    rank_group, policy = RankGroup(world, learner), learner.policy
     # The call returns when all ranks have moved their shards: servers on the same GPUs measure the free memory at their
     # start, and would otherwise reserve what a rank still needs.
-    crew.run("release")
+    rank_group.run("release")
     if (teacher := served_teacher(config)) is not None:
         teacher.check(policy.tokenizer)
     rows = [*task.splits.train, *task.splits.validation, *task.splits.test]
@@ -107,7 +107,7 @@ def set_up(
         family=task.family,
         splits=task.splits,
         learner=learner,
-        crew=crew,
+        rank_group=rank_group,
         sends_weights=has_copy(config, world),
         warm_start_result=warm_start_result,
     )

@@ -1,7 +1,7 @@
 """The learners: `Learner` trains one rank's share of the models, and `Learners` calls those of all ranks.
 
-The path of an optimiser step: `Updater` plans it, `Learners` distributes its micro-batches, `Crew` calls `Learner` on
-every rank, and `Learner` computes loss and gradients by its `Policy`.
+The path of an optimiser step: `Updater` plans it, `Learners` distributes its micro-batches, `RankGroup` calls `Learner`
+on every rank, and `Learner` computes loss and gradients by its `Policy`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from mtrl.algorithms.losses import TokenBatch, weighted_sum
 from mtrl.algorithms.mismatch import measure
 from mtrl.algorithms.registry import find_correction, find_kl, find_loss
 from mtrl.config.schema import Config
-from mtrl.distributed.crew import Crew
 from mtrl.distributed.gathered import GatheredWeights
+from mtrl.distributed.rank_group import RankGroup
 from mtrl.distributed.sharding import named_tensors
 from mtrl.distributed.world import World, all_sum
 from mtrl.errors import UserError
@@ -241,8 +241,8 @@ class Learners:
     """The learners of all ranks, for the leader: it distributes micro-batches to them, and returns results in order.
     With one process it only calls that process's learner."""
 
-    def __init__(self, crew: Crew, model: ModelFlops, layout: Layout = PADDED):
-        self.crew, self.ranks, self.model, self.layout = crew, crew.world.size, model, layout
+    def __init__(self, rank_group: RankGroup, model: ModelFlops, layout: Layout = PADDED):
+        self.rank_group, self.ranks, self.model, self.layout = rank_group, rank_group.world.size, model, layout
 
     def reference_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """Return the reference's log-probs, [N] for each micro-batch, on the CPU."""
@@ -266,7 +266,7 @@ class Learners:
         """Make one optimiser step of the policy for each part, until a loss or a gradient is not finite. Return the
         micro-batches of each rank, and the reports by rank."""
         assignments = [self._balance(part) for part in parts]
-        return assignments, self.crew.run("update", self._shares(assignments), step, kl_coefficient)
+        return assignments, self.rank_group.run("update", self._shares(assignments), step, kl_coefficient)
 
     def update_critic(self, parts: Sequence[Sequence[ValueBatch]], step: int) -> CriticReport:
         """Make one optimiser step of the critic for each part, until a loss or a gradient is not finite."""
@@ -277,29 +277,29 @@ class Learners:
             assignments.append(
                 [[(batch, *values_of[id(batch.token_ids)]) for batch in batches] for batches in balanced]
             )
-        return CriticReport.joined(self.crew.run("critic.update", self._shares(assignments), step))
+        return CriticReport.joined(self.rank_group.run("critic.update", self._shares(assignments), step))
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the weights for an engine with its own copy. They are gathered bucket by bucket while the engine reads
         them, in any thread, and must not change meanwhile; adapters, which are small, are gathered here."""
-        policy = self.crew.worker.policy
+        policy = self.rank_group.worker.policy
         if policy.adapted:
-            return self.crew.run("policy.weights")[0]
+            return self.rank_group.run("policy.weights")[0]
         prepare_thread = like_this_thread()
 
         def gather(names: Sequence[str]) -> dict[str, Tensor]:
             prepare_thread()
-            return self.crew.run("policy.weights", None, names)[0]
+            return self.rank_group.run("policy.weights", None, names)[0]
 
         return GatheredWeights(policy.layout(), gather)
 
     def release(self) -> None:
         """Free cached GPU memory of all ranks for the servers that share the GPUs."""
-        self.crew.run("release")
+        self.rank_group.run("release")
 
     def export(self, folder: Path) -> None:
         """Write the policy as a Hugging Face folder."""
-        self.crew.run("policy.export", None, folder)
+        self.rank_group.run("policy.export", None, folder)
 
     def save(self, folder: Path, commit: Callable[[], object]) -> None:
         """Write the tensors of all ranks into `folder`; `commit` is called once they are written.
@@ -307,13 +307,13 @@ class Learners:
         Raises:
             UserError: this checkpoint, or the one before, could not be written.
         """
-        self.crew.run("save", None, folder)
-        self.crew.worker.saver.finish(commit)
+        self.rank_group.run("save", None, folder)
+        self.rank_group.worker.saver.finish(commit)
 
     @property
     def is_saving(self) -> bool:
         """Whether the leader is still writing a checkpoint; other ranks may still write after it has finished."""
-        return self.crew.worker.saver.is_busy
+        return self.rank_group.worker.saver.is_busy
 
     def wait_saved(self) -> None:
         """Return when the last checkpoint is on the disk.
@@ -321,7 +321,7 @@ class Learners:
         Raises:
             UserError: the checkpoint could not be written.
         """
-        self.crew.run("saver.wait")
+        self.rank_group.run("saver.wait")
 
     def load(self, folder: Path) -> None:
         """Load the tensors of a checkpoint on every rank.
@@ -329,14 +329,14 @@ class Learners:
         Raises:
             UserError: the tensors do not fit the model and the settings.
         """
-        self.crew.run("load", None, folder)
+        self.rank_group.run("load", None, folder)
 
     def _balance(self, batches: Sequence[MicroBatch]) -> list[list[MicroBatch]]:
         return balance(batches, self.ranks, self.model)
 
     def _forward(self, method: str, batches: Sequence[MicroBatch]) -> list[Tensor]:
         assignments = self._balance(batches)
-        results = self.crew.run(method, [(self._sent(rank_batches),) for rank_batches in assignments])
+        results = self.rank_group.run(method, [(self._sent(rank_batches),) for rank_batches in assignments])
         found = {
             id(batch): values
             for rank_batches, own in zip(assignments, results, strict=True)
@@ -360,4 +360,4 @@ class Learners:
 
 def alone(learner: Learner) -> Learners:
     """Return the learners of a single process."""
-    return Learners(Crew(World(), learner), learner.flops, learner.layout)
+    return Learners(RankGroup(World(), learner), learner.flops, learner.layout)

@@ -60,7 +60,7 @@ class Drill:
     @property
     def servers(self):
         """The servers that accept turns."""
-        return self.engine.fleet.serving
+        return self.engine.server_group.serving
 
     def note_processes(self):
         self.pids |= {server.process.pid for server in self.servers}

@@ -19,7 +19,7 @@ LIMIT = 300
 
 RANKS = """
 import json, os, sys
-import mtrl.distributed.crew
+import mtrl.distributed.rank_group
 
 body, folder, size = sys.argv[1], sys.argv[2], int(sys.argv[3])
 children = []
@@ -39,7 +39,7 @@ else:
 RANK = """
 import os, signal, sys, threading, time
 import torch, torch.distributed as dist
-from mtrl.distributed.crew import Crew
+from mtrl.distributed.rank_group import RankGroup
 from mtrl.distributed.world import World
 from mtrl.errors import UserError
 
@@ -69,15 +69,15 @@ class Worker:
             time.sleep(seconds)
 
 world = World.join(TIMEOUT)
-crew = Crew(world, Worker())
+rank_group = RankGroup(world, Worker())
 try:
     if world.is_leader:
         try:
             lead()
         finally:
-            crew.dismiss()
+            rank_group.dismiss()
     else:
-        crew.follow()
+        rank_group.follow()
 finally:
     world.close()
 """
@@ -94,7 +94,7 @@ class Ended:
 
 
 def play(folder, body, size=2, timeout=30.0):
-    """Run ranks whose leader executes `body` with `world` and `crew`. Return the exit of each rank; none may hang."""
+    """Run ranks whose leader executes `body` with `world` and `rank_group`. Return the exit of each; none may hang."""
     lead = f"TIMEOUT = {timeout}\ndef lead():\n{textwrap.indent(textwrap.dedent(body), '    ')}\n"
     return run_ranks_of(folder, lead + RANK, size)
 

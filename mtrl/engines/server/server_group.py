@@ -22,7 +22,7 @@ from mtrl.utils.text import duration
 log = logging.getLogger(__name__)
 
 
-class Fleet:
+class ServerGroup:
     """The replicas, with one task per replica that restarts it when it is lost.
 
     Turns go only to replicas that have the newest weights: `Weights` are compared by identity. A replica that fails to

@@ -111,7 +111,7 @@ async def until(condition):
 def test_killed_and_stopped_servers_are_restarted(tmp_path, monkeypatch):
     monkeypatch.setattr(replica, "HEALTH_CHECK_SECONDS", 0.5)
     engine = make(tmp_path, replicas=2)
-    replicas, pids = engine.fleet.replicas, []
+    replicas, pids = engine.server_group.replicas, []
 
     async def go():
         for number in (signal.SIGKILL, signal.SIGSTOP):
@@ -122,7 +122,7 @@ def test_killed_and_stopped_servers_are_restarted(tmp_path, monkeypatch):
             os.kill(pids[-1], number)
             for i, turn in enumerate(turns):
                 check_turn(await turn, [i], TURN)
-            await until(lambda: len(engine.fleet.serving) == 2 and has_ended(pids[-1]))
+            await until(lambda: len(engine.server_group.serving) == 2 and has_ended(pids[-1]))
         assert engine.stats.extra["restarts"] == 2 and engine.stats.sampled_tokens == 2 * 16 * 20
         answers = await engine.probe([1], TURN)
         assert [answer.version_spans for answer in answers] == [[(signal.SIGSTOP, 20)]] * 2
@@ -135,7 +135,7 @@ def test_killed_and_stopped_servers_are_restarted(tmp_path, monkeypatch):
 
 def test_the_token_is_required_and_not_on_the_command_line(tmp_path):
     engine = make(tmp_path)
-    (server,) = engine.fleet.replicas
+    (server,) = engine.server_group.replicas
 
     async def go():
         command = Path(f"/proc/{server.process.pid}/cmdline").read_text()

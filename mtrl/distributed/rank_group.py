@@ -35,15 +35,15 @@ class Outcome:
     """Message of the `UserError` that the worker raised; None if it raised none."""
 
 
-class Crew:
+class RankGroup:
     """Ranks that each hold a worker, an object of the same class, and call the same methods of it at the same time::
 
-        crew = Crew(world, Learner(...))
+        rank_group = RankGroup(world, Learner(...))
         if not world.is_leader:
-            crew.follow()
+            rank_group.follow()
         else:
-            reports = crew.run("update", shares)  # every rank: worker.update(*share)
-            crew.dismiss()
+            reports = rank_group.run("update", shares)  # every rank: worker.update(*share)
+            rank_group.dismiss()
         world.close()
 
     With a single rank, `run` calls the worker directly and copies nothing.
@@ -66,7 +66,7 @@ class Crew:
             common: arguments that are the same for all ranks.
 
         Raises:
-            UserError: a worker raised it, on any rank (of several, that of the lowest rank). The crew can be called
+            UserError: a worker raised it, on any rank (of several, that of the lowest rank). The group can be called
                 again, provided that no other rank waits for that rank in the middle of the call.
             JobLost: a rank is lost or has failed.
             Exception: the exception that the leader's own worker raised; the other ranks are notified and end.
@@ -87,9 +87,9 @@ class Crew:
         return [outcome.value for outcome in outcomes]
 
     def follow(self) -> None:
-        """Execute the leader's calls until it dismisses the crew. Only followers call this.
+        """Execute the leader's calls until it dismisses the rank group. Only followers call this.
 
-        Signals that ask to stop are forwarded to the leader, which saves and then dismisses the crew.
+        Signals that ask to stop are forwarded to the leader, which saves and then dismisses the rank group.
 
         Raises:
             JobLost: the leader or another rank is lost, or a method raised another exception than `UserError`.
@@ -101,7 +101,7 @@ class Crew:
                 self._take_part(order, None)
 
     def _listen(self) -> Order | None:
-        """Return the next order; None when the crew is dismissed."""
+        """Return the next order; None when the rank group is dismissed."""
         nothing: Order | None = None
         return self.world.broadcast(nothing)
 

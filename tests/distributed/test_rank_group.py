@@ -6,9 +6,9 @@ import textwrap
 import threading
 
 import pytest
-from crews import play, run_ranks_of
+from rank_groups import play, run_ranks_of
 
-from mtrl.distributed.crew import Crew
+from mtrl.distributed.rank_group import RankGroup
 from mtrl.distributed.world import World
 from mtrl.errors import UserError
 
@@ -30,15 +30,15 @@ class Worker:
 
 
 def test_a_single_process_calls_the_worker_without_copies():
-    crew, given = Crew(World(), Worker()), object()
-    assert crew.run("same", [(given,)], given) == [(given, given)]
-    assert crew.run("same", None, given)[0][0] is given
+    rank_group, given = RankGroup(World(), Worker()), object()
+    assert rank_group.run("same", [(given,)], given) == [(given, given)]
+    assert rank_group.run("same", None, given)[0][0] is given
     with pytest.raises(UserError, match="no"):
-        crew.run("refuse")
-    assert crew.run("same") == [()]
+        rank_group.run("refuse")
+    assert rank_group.run("same") == [()]
     with pytest.raises(ValueError, match="1 ranks need a share each, and there are 2"):
-        crew.run("same", [(), ()])
-    crew.dismiss()
+        rank_group.run("same", [(), ()])
+    rank_group.dismiss()
 
 
 def test_concurrent_calls_run_one_after_another():
@@ -54,8 +54,8 @@ def test_concurrent_calls_run_one_after_another():
             threading.Event().wait(0.01)
             Slow.inside -= 1
 
-    crew = Crew(World(), Slow())
-    threads = [threading.Thread(target=lambda: (calls.wait(), crew.run("work"))) for _ in range(4)]
+    rank_group = RankGroup(World(), Slow())
+    threads = [threading.Thread(target=lambda: (calls.wait(), rank_group.run("work"))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -68,21 +68,21 @@ def test_every_rank_executes_its_share_and_is_dismissed(tmp_path):
     leader, follower, last = play(
         tmp_path,
         """
-        print(crew.run("tell", [("a",), ("b",), ("c",)], "all"))
-        print(crew.run("tell", None, 1, 2))
+        print(rank_group.run("tell", [("a",), ("b",), ("c",)], "all"))
+        print(rank_group.run("tell", None, 1, 2))
         for ranks in ([1, 2], [0], []):
             try:
-                print(crew.run("refuse", None, ranks))
+                print(rank_group.run("refuse", None, ranks))
             except UserError as error:
                 print(error)
-        thread = threading.Thread(target=lambda: print(crew.run("total", [(1,), (2,), (3,)])))
+        thread = threading.Thread(target=lambda: print(rank_group.run("total", [(1,), (2,), (3,)])))
         thread.start()
         thread.join()
         try:
-            crew.run("tell", [("too few",)])
+            rank_group.run("tell", [("too few",)])
         except ValueError as error:
             print(error)
-        print(crew.run("total", None, 1))
+        print(rank_group.run("total", None, 1))
         """,
         size=3,
     )
@@ -101,7 +101,7 @@ def test_every_rank_executes_its_share_and_is_dismissed(tmp_path):
 
 def test_an_exception_on_a_follower_ends_all_ranks(tmp_path):
     """The other ranks wait in a collective; only the rank with the error prints a traceback."""
-    leader, failed, other = play(tmp_path, 'crew.run("fail", None, 1)', size=3)
+    leader, failed, other = play(tmp_path, 'rank_group.run("fail", None, 1)', size=3)
     assert last_line(leader) == "rank 0 of 3: rank 1 failed" and "(ZeroDivisionError: boom)" in leader.err[0]
     assert last_line(other) == "rank 2 of 3: rank 1 failed" and "(ZeroDivisionError: boom)" in other.err[0]
     assert failed.status == 1 and "Traceback" in failed.err[0]
@@ -109,7 +109,7 @@ def test_an_exception_on_a_follower_ends_all_ranks(tmp_path):
 
 
 def test_an_exception_on_the_leader_ends_all_ranks(tmp_path):
-    leader, follower = play(tmp_path, 'crew.run("fail", None, 0)')
+    leader, follower = play(tmp_path, 'rank_group.run("fail", None, 0)')
     assert leader.status == 1 and "ZeroDivisionError: boom" in leader.err[-1]
     assert last_line(follower) == "rank 1 of 2: rank 0 failed"
 
@@ -138,14 +138,14 @@ def test_an_error_before_the_first_call_ends_all_ranks(tmp_path):
 
 
 def test_a_killed_follower_ends_all_ranks(tmp_path):
-    leader, killed, other = play(tmp_path, 'crew.run("kill", None, 1)', size=3)
+    leader, killed, other = play(tmp_path, 'rank_group.run("kill", None, 1)', size=3)
     assert killed.status == -9
     assert last_line(leader) == "rank 0 of 3: rank 1 is lost"
     assert last_line(other) == "rank 2 of 3: rank 1 is lost"
 
 
 def test_a_killed_leader_ends_all_ranks(tmp_path):
-    killed, *others = play(tmp_path, 'crew.run("kill", None, 0)', size=3)
+    killed, *others = play(tmp_path, 'rank_group.run("kill", None, 0)', size=3)
     assert killed.status == -9
     assert [last_line(rank) for rank in others] == [f"rank {rank} of 3: the leader is lost" for rank in (1, 2)]
 
@@ -157,7 +157,7 @@ def test_a_follower_that_dies_during_rollouts_ends_the_leader_with_cleanup(tmp_p
         """
         import asyncio
         async def rollouts():
-            os.kill(crew.run("pid")[1], signal.SIGKILL)
+            os.kill(rank_group.run("pid")[1], signal.SIGKILL)
             try:
                 await asyncio.sleep(600)
             finally:
@@ -170,13 +170,13 @@ def test_a_follower_that_dies_during_rollouts_ends_the_leader_with_cleanup(tmp_p
 
 
 def test_followers_wait_without_limit_while_the_leader_is_alive(tmp_path):
-    leader, follower = play(tmp_path, "time.sleep(9); print(crew.run('total', None, 1))", timeout=4.0)
+    leader, follower = play(tmp_path, "time.sleep(9); print(rank_group.run('total', None, 1))", timeout=4.0)
     assert (leader.status, leader.out, leader.err) == (0, ["[2.0, 2.0]"], [])
     assert (follower.status, follower.err) == (0, [])
 
 
 def test_a_rank_that_exceeds_the_time_limit_ends_all_ranks(tmp_path):
-    leader, slow = play(tmp_path, 'crew.run("sleep", None, 1, 600)', timeout=4.0)
+    leader, slow = play(tmp_path, 'rank_group.run("sleep", None, 1, 600)', timeout=4.0)
     assert last_line(leader) == "rank 0 of 2: the other ranks took longer than trainer.fsdp.timeout"
     assert last_line(slow) == "rank 1 of 2: for rank 0, the other ranks took longer than trainer.fsdp.timeout"
 
@@ -186,7 +186,7 @@ def test_a_rank_that_hangs_ends_the_job(tmp_path):
     leader, hung = play(
         tmp_path,
         """
-        pid = crew.run("pid")[1]
+        pid = rank_group.run("pid")[1]
         os.kill(pid, signal.SIGSTOP)
         try:
             time.sleep(600)
@@ -205,14 +205,14 @@ def test_followers_forward_signals_to_the_leader(tmp_path):
         """
         from mtrl.utils.signals import Interrupt
         with Interrupt() as interrupt:
-            pid, end = crew.run("pid")[1], time.monotonic() + 30
+            pid, end = rank_group.run("pid")[1], time.monotonic() + 30
             os.kill(pid, signal.SIGUSR1)
             os.kill(pid, signal.SIGUSR1)
             while not interrupt.requested and time.monotonic() < end:
                 time.sleep(0.05)
             print(interrupt.requested)
             os.kill(os.getpid(), signal.SIGINT)
-            print(crew.run("total", None, 1))
+            print(rank_group.run("total", None, 1))
         """,
     )
     assert leader.out == ["SIGUSR1", "[2.0, 2.0]"]
