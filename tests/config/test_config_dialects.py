@@ -38,6 +38,8 @@ WORKING = {
     "model.device": "cpu",
     "environment.name": "gsm8k",
     "environment.target": "null",
+    "environment.resources.memory": "2GiB",
+    "distillation.teacher.url": "null",
     "placement.name": "null",
     "reward.scheme": "default",
     "generator.agent.target": "null",

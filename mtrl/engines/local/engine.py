@@ -174,6 +174,7 @@ class LocalEngine:
                 await asyncio.to_thread(self.apply_weights, self.model, weights)
             finally:
                 self._draining -= 1
+                self._wake.set()  # waiting turns were not admitted meanwhile
         elif weights is not None and weights is not self.model:
             self.apply_weights(self.model, weights)
         self.runner.refresh()

@@ -158,6 +158,7 @@ def _descriptors():
 
 def test_resources_are_released_after_close_and_after_a_crash(make_row, play, say):
     play(make_row(), [say("true")])  # opens what stays open
+    gc.collect()  # closes what earlier tests left
     before = _descriptors()
     environments = [FAMILY.environment(max_turns=3) for _ in range(3)]
     for environment in environments:
