@@ -127,4 +127,4 @@ class MixedEnvironment(BaseEnvironment):
 
 def _no_loader(*args: Any, **config: Any) -> Splits:
     """Stand for the loader of a mixture, whose sources load their own rows."""
-    raise NotImplementedError("a mixture has no loader of its own; `load_task` loads its sources")
+    raise RuntimeError("a mixture has no loader of its own; `load_task` loads its sources")

@@ -2,11 +2,14 @@
 
 import asyncio
 import random
+import threading
+import time
 
 import pytest
 import torch
 from toy_model import VOCABULARY, ToyLM, check_generation, logprobs_of, weights_of
 
+from mtrl.distributed.gathered import GatheredWeights
 from mtrl.engines.base import SamplingParams
 from mtrl.engines.local.engine import LocalEngine, copy_weights
 from mtrl.types import FinishReason
@@ -328,3 +331,24 @@ def test_a_custom_function_applies_weights():
     shift_embedding(expected, {"shift": torch.full((VOCABULARY, 1), 0.5)})
     torch.testing.assert_close(torch.tensor(turn.logprobs), full_logprobs(expected, turn.token_ids), atol=1e-4, rtol=0)
     assert (logprobs_of(0, PROMPT, turn.token_ids) - torch.tensor(turn.logprobs)).abs().max() > 0.01
+
+
+def test_a_turn_that_waits_while_weights_are_gathered_is_sampled_afterwards(tiny_model):
+    """No other request wakes the engine."""
+    is_gathering = threading.Event()
+
+    def gather(model, weights):
+        is_gathering.set()
+        time.sleep(0.3)
+
+    async def sample():
+        engine = LocalEngine(tiny_model, None, deterministic=False, apply_weights=gather)
+        loading = asyncio.ensure_future(engine.load_weights(GatheredWeights({}, dict.fromkeys, 1), 1))
+        while not is_gathering.is_set():
+            await asyncio.sleep(0.01)
+        generation = await engine.generate("0", [1, 2, 3], SamplingParams(max_generate_length=2))
+        await loading
+        await engine.close()
+        return generation
+
+    assert run(sample()).version_spans == [(1, 2)]

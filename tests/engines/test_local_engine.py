@@ -2,8 +2,6 @@
 
 import asyncio
 import random
-import threading
-import time
 from collections import Counter
 from itertools import pairwise
 
@@ -11,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl.distributed.gathered import GatheredWeights
 from mtrl.engines.base import SamplingParams
 from mtrl.engines.local.cache import SlotCache
 from mtrl.engines.local.engine import LocalEngine
@@ -480,24 +477,3 @@ def test_a_cancelled_request_ends_with_its_release(tiny_model):
 def test_the_engine_works_on_consecutive_event_loops(tiny_model, sample_turns, tokens_of):
     engine = LocalEngine(tiny_model, None, max_context_length=200)
     assert tokens_of(sample_turns(engine, PROMPTS[:3])) == tokens_of(sample_turns(engine, PROMPTS[:3]))
-
-
-def test_a_turn_that_waits_while_weights_are_gathered_is_sampled_afterwards(tiny_model):
-    """No other request wakes the engine."""
-    is_gathering = threading.Event()
-
-    def gather(model, weights):
-        is_gathering.set()
-        time.sleep(0.3)
-
-    async def sample():
-        engine = LocalEngine(tiny_model, None, deterministic=False, apply_weights=gather)
-        loading = asyncio.ensure_future(engine.load_weights(GatheredWeights({}, dict.fromkeys, 1), 1))
-        while not is_gathering.is_set():
-            await asyncio.sleep(0.01)
-        generation = await engine.generate("0", [1, 2, 3], SamplingParams(max_generate_length=2))
-        await loading
-        await engine.close()
-        return generation
-
-    assert run(sample()).version_spans == [(1, 2)]
