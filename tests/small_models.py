@@ -1,4 +1,4 @@
-"""Sizes of small models. Not a test; tests of models import it."""
+"""Sizes of small models. Not a test; tests of models and of learning import it."""
 
 SIZES = {
     "vocab_size": 90,
@@ -14,3 +14,15 @@ SIZES = {
     "pad_token_id": None,
 }
 """Sizes of a model with rotary positions, with weights so large that logits differ visibly."""
+
+SMALLER_POLICY = (
+    "model.tiny.hidden_size=64",
+    "model.tiny.intermediate_size=128",
+    "model.tiny.heads=2",
+    "model.warm_start.demonstrations=1024",
+    "evaluation.every_steps=0",
+    "evaluation.rows=100",
+    "tracker.plots=false",
+    "preflight.at_start=none",
+)
+"""Overrides for a run that learns in a quarter of the default policy's time."""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests import forked
+from tests.benchmark_runs import run_benchmark
 from tests.engines.real.installed import engine_python
 
 ROOT = Path(__file__).parent.parent
@@ -29,16 +30,12 @@ def tree_of(pid):
     return [*found, *(pid for child in found for pid in tree_of(child))]
 
 
-def compare(tmp_path, *words):
-    process = start(*SMALL, *words, "--json", str(tmp_path / "found.json"), "debug=fast")
-    output, errors = process.communicate(timeout=900)
-    assert process.returncode == 0, errors[-4000:]
-    return json.loads((tmp_path / "found.json").read_text()), output.splitlines()
-
-
 @pytest.mark.slow
 def test_the_table_has_the_medians_of_the_rounds(tmp_path):
-    result, lines = compare(tmp_path, "--engines", "local", "--rounds", "2")
+    words = [*SMALL, "--engines", "local", "--rounds", "2", "--json", "found.json", "debug=fast"]
+    done = run_benchmark(tmp_path, "engines.py", *words, is_apart=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    result, lines = json.loads((tmp_path / "found.json").read_text()), done.stdout.splitlines()
     local = result["engines"]["local"]
     assert local["x local"] == {} and all(len(rounds) == 2 for rounds in local["values"].values())
     assert all(min(rounds) > 0 for rounds in local["values"].values())
@@ -52,7 +49,11 @@ def test_the_table_has_the_medians_of_the_rounds(tmp_path):
 @pytest.mark.rare
 def test_engines_are_compared_within_a_round_and_end_with_it(tmp_path):
     engine_python("vllm")
-    result, _ = compare(tmp_path, "--engines", "local", "vllm", "--rounds", "1")
+    words = ["--engines", "local", "vllm", "--rounds", "1", "--json", str(tmp_path / "found.json"), "debug=fast"]
+    process = start(*SMALL, *words)
+    _, errors = process.communicate(timeout=900)
+    assert process.returncode == 0, errors[-4000:]
+    result = json.loads((tmp_path / "found.json").read_text())
     local, vllm = (result["engines"][name] for name in ("local", "vllm"))
     assert {name for name in vllm["values"] if name.endswith("/s")} == set(vllm["x local"])
     for name, (ratio,) in vllm["x local"].items():

@@ -2,19 +2,13 @@
 
 import json
 import math
-import os
-import subprocess
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests.benchmark_runs import run_benchmark
 
 
 def test_a_small_load_loses_no_call(tmp_path):
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     words = ["--trajectories", "6", "--calls", "3", "--delay", "0.01", "--json", "load.json"]
-    command = [sys.executable, str(ROOT / "benchmarks" / "gateway.py"), *words]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    done = run_benchmark(tmp_path, "gateway.py", *words)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads((tmp_path / "load.json").read_text())
     assert found.keys() == {"paced", "burst"}

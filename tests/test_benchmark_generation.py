@@ -162,7 +162,7 @@ def run(folder, *words):
 
 @pytest.mark.slow
 def test_the_table_follows_from_the_rounds(tmp_path):
-    done = run(tmp_path, "--quick", "--json", "found.json")
+    done = run_benchmark(tmp_path, "generation.py", "--quick", "--json", "found.json", is_apart=False)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads((tmp_path / "found.json").read_text())
     (cell,) = found["cells"]

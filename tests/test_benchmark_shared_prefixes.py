@@ -1,22 +1,13 @@
 """The benchmark of shared prefixes compares both layouts. Times are not tested."""
 
 import re
-import subprocess
-import sys
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from tests.benchmark_runs import run_benchmark
 
 
-def test_both_layouts_compute_the_same_logprobs():
+def test_both_layouts_compute_the_same_logprobs(tmp_path):
     small = ["--groups", "2", "--group-size", "2", "--system", "80", "--rounds", "1", "--dtype", "float32"]
-    done = subprocess.run(
-        [sys.executable, ROOT / "benchmarks" / "shared_prefixes.py", *small],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
+    done = run_benchmark(tmp_path, "shared_prefixes.py", *small)
     assert done.returncode == 0, done.stderr
     computed = {name: int(count) for name, count in re.findall(r"^(packed|shared) +(\d+) tokens", done.stdout, re.M)}
     tokens = int(re.search(r"(\d+) tokens, float32", done.stdout)[1])

@@ -1,10 +1,11 @@
 """The benchmarks run, and their numbers add up. Times are not tested."""
 
+import importlib.util
 import json
 
 import pytest
 
-from tests.benchmark_runs import run_benchmark
+from tests.benchmark_runs import ROOT, run_benchmark
 
 SMALL = (
     "--hidden-size 32 --intermediate-size 64 --layers 2 --heads 2 --kv-heads 1 "
@@ -113,3 +114,25 @@ def test_packed_matrices_are_timed_beside_plain_ones(tmp_path):
     ]
     assert [row[0] for row in rows] == ["2", "5"]
     assert all(float(row[-1]) < 1e-4 for row in rows), "other kernels give the same logits"
+
+
+ONE = """
+import json, os, sys
+job, *words = sys.argv[sys.argv.index("--one") + 1:]
+print("a line before the result")
+if json.loads(job) == "fail":
+    sys.exit(3)
+print(json.dumps([json.loads(job), words, os.environ["MTRL_TRIED"], os.getsid(0) == os.getpid()]))
+"""
+
+
+def test_a_measurement_runs_in_a_process_and_a_session_of_its_own(tmp_path):
+    spec = importlib.util.spec_from_file_location("benchmark_apart", ROOT / "benchmarks" / "apart.py")
+    apart = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(apart)
+    (tmp_path / "one.py").write_text(ONE)
+    script = str(tmp_path / "one.py")
+    result = apart.run_apart(script, {"turns": 2}, "local", ["seed=1"], limit=60, MTRL_TRIED="yes")
+    assert result == [{"turns": 2}, ["seed=1"], "yes", True]
+    with pytest.raises(SystemExit, match="local ended with 3; see above"):
+        apart.run_apart(script, "fail", "local")
