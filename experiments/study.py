@@ -47,9 +47,9 @@ PANELS = (
     ("analysis/informative_groups", "informative groups per step"),
     ("rollout/turns/mean", "turns per episode"),
 )
-RATES = ("greedy", "sampled", "success", "zero-advantage")
+RATES = ("greedy", "sampled", "success", "zero-advantage", "held out")
 """What columns begin with that are shares; they are shown in percent."""
-SMALLER_IS_WORSE = ("success", "reward", "greedy", "sampled", "informative")
+SMALLER_IS_WORSE = ("success", "reward", "greedy", "sampled", "informative", "held out")
 MARKS = ("<!-- table -->", "<!-- /table -->")
 """Around the table in the README beside a study, and around the short one of another page."""
 SHORT = ("sampled before", "greedy after", "sampled after")
@@ -125,6 +125,18 @@ def steps_to(value: float, key: str) -> Callable[[Rows, dict[str, Any]], float |
     return first
 
 
+def evaluated_steps_to(value: float, key: str) -> Callable[[Rows, dict[str, Any]], float | None]:
+    """The number of training steps at the first evaluation whose metric reaches `value`; that of the last evaluation
+    plus 1 where none does, None without evaluations."""
+
+    def first(rows: Rows, summary: dict[str, Any]) -> float | None:
+        evaluated = [(row["step"], row[key]) for row in rows if key in row]
+        reached = [step for step, found in evaluated if found >= value]
+        return float(min(reached, default=evaluated[-1][0] + 1)) if evaluated else None
+
+    return first
+
+
 COLUMNS: dict[str, Callable[[Rows, dict[str, Any]], float | None]] = {
     "greedy before": lambda rows, summary: summary["success_before"],
     "greedy after": lambda rows, summary: summary["success_after"],
@@ -134,6 +146,8 @@ COLUMNS: dict[str, Callable[[Rows, dict[str, Any]], float | None]] = {
     "steps to 90 %": steps_to(0.9, "rollout/success/mean"),
     "reward over training": over_steps("rollout/reward/mean"),
     "steps to a reward of 0.9": steps_to(0.9, "rollout/reward/mean"),
+    "held out over training": over_steps("val/success/mean"),
+    "steps to 90 % held out": evaluated_steps_to(0.9, "val/success/mean"),
     "zero-advantage share": over_steps("analysis/zero_adv_frac"),
     "informative groups": over_steps("analysis/informative_groups"),
     "largest drift of a log-prob": lambda rows, summary: max(r.get("analysis/logprob_drift/max", 0.0) for r in rows),
@@ -141,7 +155,10 @@ COLUMNS: dict[str, Callable[[Rows, dict[str, Any]], float | None]] = {
     "whole command, CPU-seconds": lambda rows, summary: summary.get("cpu_seconds"),
 }
 """What the table shows: a number per run from its metrics and its summary."""
-RARE = ("steps to 90 %", "reward over training", "steps to a reward of 0.9", "whole command, CPU-seconds")
+RARE = (
+    *("steps to 90 %", "reward over training", "steps to a reward of 0.9", "whole command, CPU-seconds"),
+    *("held out over training", "steps to 90 % held out"),
+)
 """Columns of studies that ask for them."""
 
 

@@ -9,6 +9,7 @@ import mtrl
 from experiments.study import (
     Arm,
     Study,
+    evaluated_steps_to,
     known,
     paired_table,
     seeds_of,
@@ -92,3 +93,9 @@ def test_differences_are_taken_seed_by_seed(tmp_path):
     sampled, steps = paired_table(Study.read(path), found).splitlines()[3:]
     assert sampled.startswith("| a − b | sampled after | 2 | 20 ± ") and sampled.endswith(" points | 2 |")
     assert steps.startswith("| a − b | steps to 90 % | 2 | -3 ± ") and steps.endswith(" | 2 |")
+
+
+def test_steps_to_a_share_held_out_are_those_of_the_evaluation():
+    rows = [{"step": 0, "v": 0.2}, {"step": 1}, {"step": 5, "v": 0.9}, {"step": 10, "v": 0.8}]
+    assert evaluated_steps_to(0.9, "v")(rows, {}) == 5.0 and evaluated_steps_to(0.95, "v")(rows, {}) == 11.0
+    assert evaluated_steps_to(0.9, "v")([{"step": 1}], {}) is None
