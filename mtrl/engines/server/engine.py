@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +16,7 @@ from mtrl.engines.server.server_group import ServerGroup, make_replicas, pause_m
 from mtrl.engines.server.sync import WeightSync
 from mtrl.engines.server.turns import ServedTurns
 from mtrl.engines.server.update import Weights
+from mtrl.engines.server.view import ServersView
 
 CLOSING = 30.0
 """Timeout for each part of the shutdown after the servers have ended, in seconds."""
@@ -69,6 +70,8 @@ class ServerEngine:
         mode = pause_mode(backend, in_flight)
         self.server_group = ServerGroup(backend, sync, replicas, mode, max_in_flight(max_num_seqs), self._give_up)
         self.turns = ServedTurns(backend, self.server_group, vocabulary=vocabulary, context=context)
+        self.on_failure: Callable[[Exception], None] = lambda error: None
+        """Function that receives the error after which no more turns are sampled."""
         self._error: Exception | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         try:
@@ -95,12 +98,21 @@ class ServerEngine:
         extra = {"restarts": group.restarts, "sync_seconds": group.sync_seconds, "replicas": len(group.serving)}
         return replace(turns, extra={**turns.extra, **{name: float(number) for name, number in extra.items()}})
 
+    @property
+    def drains(self) -> bool:
+        """Whether new weights wait for the ends of the turns in flight."""
+        return self.server_group.drains
+
+    def view(self) -> ServersView:
+        """Return what a rollout worker must know to send turns to the servers."""
+        return ServersView(self.server_group.views(), dict(self.turns.renamed))
+
     def open(self, trajectory_id: str) -> None:
         """Do nothing: the engine plans nothing before the first request."""
 
     async def generate(self, trajectory_id: str, prompt: list[int], sampling: SamplingParams) -> Generation:
         """See `ServedTurns.generate`."""
-        self._attach()
+        self.attach()
         return await self.turns.generate(trajectory_id, prompt, sampling)
 
     def release(self, trajectory_id: str) -> None:
@@ -112,7 +124,7 @@ class ServerEngine:
         Raises:
             UserError: the weights do not reach the servers, and the servers cannot be restarted.
         """
-        task = self._attach().create_task(self._load(weights, version))
+        task = self.attach().create_task(self._load(weights, version))
         self.turns.outlive(task)
         await asyncio.shield(task)  # a cancelled caller must not leave servers paused
 
@@ -123,7 +135,7 @@ class ServerEngine:
         Raises:
             UserError: servers are lost and cannot be restarted.
         """
-        self._attach()
+        self.attach()
         await self.server_group.sleep()
 
     async def wake(self) -> None:
@@ -132,12 +144,12 @@ class ServerEngine:
         Raises:
             UserError: servers are lost and cannot be restarted.
         """
-        self._attach()
+        self.attach()
         await self.server_group.wake()
 
     async def probe(self, prompt: list[int], sampling: SamplingParams) -> list[Generation]:
         """See `ServedTurns.probe`."""
-        self._attach()
+        self.attach()
         return await self.turns.probe(prompt, sampling)
 
     async def close(self) -> None:
@@ -151,7 +163,7 @@ class ServerEngine:
             async with asyncio.timeout(CLOSING):
                 await self.sync.close()
 
-    def _attach(self) -> asyncio.AbstractEventLoop:
+    def attach(self) -> asyncio.AbstractEventLoop:
         """Use the running event loop from now on, and return it."""
         if self._error is not None:
             raise self._error
@@ -172,3 +184,4 @@ class ServerEngine:
         self._error = self._error or error
         self.turns.fail(self._error)
         self.server_group.fail(self._error)
+        self.on_failure(self._error)
