@@ -60,17 +60,17 @@ def check_rollouts(cfg: DictConfig) -> list[str]:
         ]
         return [f"rollouts.{key} has no effect with rollouts.workers=0" for key in changed]
     start = f"rollouts.workers={count}"
-    if serves(cfg):
+    if serves(cfg) and cfg.model.lora_rank and cfg.generator[cfg.generator.backend].lora == "adapter":
         raise UserError(
-            f"{start} plays with an engine in each worker, and generator.backend={cfg.generator.backend} samples on "
-            "servers, which only rank 0 can use; write generator=local, or rollouts.workers=0"
+            f"{start} cannot send turns to adapters, and generator.{cfg.generator.backend}.lora=adapter sends adapters "
+            f"to the servers; write generator.{cfg.generator.backend}.lora=merged, or rollouts.workers=0"
         )
     if plays_agent(cfg):
         raise UserError(
             f"{start} plays environments, and generator.agent names a program, which only rank 0 can run; leave "
             "generator.agent out, or write rollouts.workers=0"
         )
-    if cfg.model.device.startswith("cuda") and not settings.gpus:
+    if cfg.model.device.startswith("cuda") and not settings.gpus and not serves(cfg):
         raise UserError(
             f"model.device={cfg.model.device} needs a GPU in each worker too, and rollouts.gpus=0 gives it none; write "
             "rollouts.gpus=1, or model.device=auto"
@@ -78,4 +78,4 @@ def check_rollouts(cfg: DictConfig) -> list[str]:
     if importlib.util.find_spec("ray") is None:
         raise missing_extra(f"ray, which {start} needs,", "ray")
     idle = "generator.local.process=true has no effect with rollouts.workers, whose engines run in the workers"
-    return [idle] if cfg.generator.local.process else []
+    return [idle] if cfg.generator.local.process and not serves(cfg) else []

@@ -117,6 +117,22 @@ class RolloutWorker:
             return Failure.of(error)
         return None
 
+    async def hold(self, version: int | None, drains: bool) -> Failure | None:
+        """Send no turns to servers until the next `load` (see `RemoteServers.hold`). Return the error if that fails."""
+        try:
+            await self._rollouts.loop.engine.hold(version, drains)
+        except Exception as error:
+            return Failure.of(error)
+        return None
+
+    async def check(self) -> Failure | None:
+        """Return the error if the worker can reach no server (see `RemoteServers.check`)."""
+        try:
+            await self._rollouts.loop.engine.check()
+        except Exception as error:
+            return Failure.of(error)
+        return None
+
     async def play(self, requests: Sequence[Request]) -> None:
         """Begin these groups. They begin together: a deterministic engine samples when all open trajectories wait, so
         the composition of its batches must not depend on the arrival of messages."""

@@ -123,6 +123,8 @@ class Workers:
         self._numbers = itertools.count()
         self._newest: tuple[Any, int] | None = None
         """Reference to the newest weights, and their version; None: those that the workers start with."""
+        self._are_held = False
+        """Whether no worker may begin to play, since the newest weights are about to change."""
         self._restarts = 0
         self._earlier = EngineStats()
         """Statistics of processes that were lost."""
@@ -149,7 +151,7 @@ class Workers:
         """Sums over all workers. `extra` also has `workers` (those that play groups) and `worker_restarts`."""
         total = self._earlier
         for worker in self._workers:
-            total = _sum(total, worker.stats)
+            total = added(total, worker.stats)
         live = sum(worker.is_live for worker in self._workers)
         return replace(total, extra={**total.extra, "workers": float(live), "worker_restarts": float(self._restarts)})
 
@@ -179,7 +181,11 @@ class Workers:
         """
         self._attach()
         reference = None if weights is None else await asyncio.to_thread(self.cluster.share, weights)
-        self._newest = (reference, version)
+        await self._load_all(reference, version)
+
+    async def _load_all(self, reference: Any, version: int) -> None:
+        """See `load_weights`."""
+        self._newest, self._are_held = (reference, version), False
         results = await asyncio.gather(*(self._load(worker) for worker in self._workers if worker.is_live))
         if failure := next(filter(None, results), None):
             self._give_up(failure.error())
@@ -345,7 +351,10 @@ class Workers:
         try:
             _check(await self._call(worker, "start"))
             loaded = None
-            while self._newest is not loaded:
+            while self._newest is not loaded or self._are_held:
+                if self._are_held:
+                    await asyncio.sleep(0.05)
+                    continue
                 loaded = self._newest
                 _check(await self._call(worker, "load", *loaded))
         except BaseException:
@@ -386,7 +395,7 @@ class Workers:
         log.warning("%s is lost (%s); its %d groups are played again", worker.name, reason, len(worker.groups))
         worker.is_live = False
         self.cluster.kill(worker.handle)
-        self._earlier, worker.stats = _sum(self._earlier, worker.stats), EngineStats()
+        self._earlier, worker.stats = added(self._earlier, worker.stats), EngineStats()
         lost, worker.groups = list(worker.groups.values()), {}
         for pending in lost:
             pending.deaths += 1
@@ -440,7 +449,8 @@ def _failures(request: Request, error: Exception) -> list[Trajectory]:
     return trajectories
 
 
-def _sum(one: EngineStats, other: EngineStats) -> EngineStats:
+def added(one: EngineStats, other: EngineStats) -> EngineStats:
+    """Return the sums of two statistics, key by key."""
     extra: Mapping[str, float] = Counter(one.extra) + Counter(other.extra)
     return EngineStats(
         one.prompt_tokens + other.prompt_tokens,

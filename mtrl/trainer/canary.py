@@ -19,6 +19,7 @@ from mtrl.types import Sample
 
 if TYPE_CHECKING:
     from mtrl.engines.server.engine import ServerEngine
+    from mtrl.rollout.served_workers import ServedWorkers
 
 TOKENS = 64
 """Smallest number of tokens of each server that a check compares. In half precision the difference of one token has a
@@ -35,7 +36,7 @@ class WrongWeightsError(RunEndedError):
 class Canary:
     """Has every server sample some tokens after a fixed prompt, and compares their log-probs with the trainer's."""
 
-    engine: ServerEngine
+    engine: ServerEngine | ServedWorkers
     logprobs: Callable[[Sequence[MicroBatch]], list[Tensor]]
     """Function that returns the trainer's log-probs, [N] for each micro-batch."""
     work_thread: WorkThread

@@ -15,6 +15,7 @@ from mtrl.trainer.work_thread import WorkThread
 
 if TYPE_CHECKING:
     from mtrl.engines.server.engine import ServerEngine
+    from mtrl.rollout.served_workers import ServedWorkers
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class Publisher:
     """Check of the weights that servers sample with; None: no check."""
     external: bool = False
     """Whether the servers were not started by mtrl, so that their weights are unknown."""
-    colocated: ServerEngine | None = None
+    colocated: ServerEngine | ServedWorkers | None = None
     """Servers that free their GPU memory for the trainer during updates; None: none."""
 
     async def begin(self, version: int) -> None:

@@ -14,7 +14,7 @@ from mtrl.engines.server.api import ServerApi
 from mtrl.engines.server.checksum import checksum
 from mtrl.engines.server.export import WeightExport
 from mtrl.engines.server.model_folder import copy_settings
-from mtrl.engines.server.sync import ServerGroup, engine_key
+from mtrl.engines.server.sync import UpdateSteps, engine_key
 from mtrl.engines.server.sync_folder import SyncFolder
 
 SHARD = 5 * 10**9
@@ -47,14 +47,14 @@ class DiskSync:
         self._uses[name] = self._uses.get(name, 0) + 1
         try:
             self._newest = name
-            server_group = ServerGroup(servers)
-            await server_group.each(lambda server: server.begin_update(), self._seconds)
-            await server_group.each(lambda server: server.receive_folder(str(folder), version, digest), self._seconds)
-            await server_group.each(lambda server: server.end_update(version), self._seconds)
+            steps = UpdateSteps(servers)
+            await steps.each(lambda server: server.begin_update(), self._seconds)
+            await steps.each(lambda server: server.receive_folder(str(folder), version, digest), self._seconds)
+            await steps.each(lambda server: server.end_update(version), self._seconds)
         finally:
             self._uses[name] -= 1
             await asyncio.to_thread(self._remove_unused)
-        server_group.check()
+        steps.check()
 
     async def close(self) -> None:
         await asyncio.to_thread(self._folder.close)

@@ -21,7 +21,7 @@ from mtrl.distributed import broadcast
 from mtrl.engines.server.api import Rendezvous, ServerApi, TensorLayout
 from mtrl.engines.server.checksum import checksum
 from mtrl.engines.server.export import WeightExport
-from mtrl.engines.server.sync import GRACE, ServerGroup, engine_key, limited
+from mtrl.engines.server.sync import GRACE, UpdateSteps, engine_key, limited
 from mtrl.errors import UserError
 from mtrl.utils.serving import is_loopback
 from mtrl.utils.text import one_line
@@ -85,7 +85,7 @@ class DistributedSync:
             await self._leave_current()
             retried = [server for server in servers if server.url in failed]
             await asyncio.gather(*(self._update_alone(server, parts, version, failed) for server in retried))
-        final = ServerGroup(servers)
+        final = UpdateSteps(servers)
         final.drop(failed)
         final.check()
 
@@ -122,19 +122,19 @@ class DistributedSync:
         failed |= problems
 
     async def _update(self, sync_group: SyncGroup, parts: Parts, version: int) -> dict[str, str]:
-        server_group = ServerGroup(sync_group.servers)
-        await server_group.each(lambda server: server.begin_update(), self._seconds)
+        steps = UpdateSteps(sync_group.servers)
+        await steps.each(lambda server: server.begin_update(), self._seconds)
         remaining = await asyncio.to_thread(parts)
         while (part := await asyncio.to_thread(next, remaining, None)) is not None:
-            if server_group.failed:  # a broadcast needs all members
-                return {server.url: "another server failed" for server in sync_group.servers} | server_group.failed
-            await self._send_part(sync_group, part, version, server_group)
+            if steps.failed:  # a broadcast needs all members
+                return {server.url: "another server failed" for server in sync_group.servers} | steps.failed
+            await self._send_part(sync_group, part, version, steps)
             del part  # else it would exist while the next one is converted
-        await server_group.each(lambda server: server.end_update(version), self._seconds)
-        return server_group.failed
+        await steps.each(lambda server: server.end_update(version), self._seconds)
+        return steps.failed
 
-    async def _send_part(self, sync_group: SyncGroup, part: Part, version: int, server_group: ServerGroup) -> None:
-        """Send one broadcast; `server_group` drops the servers that did not receive it."""
+    async def _send_part(self, sync_group: SyncGroup, part: Part, version: int, steps: UpdateSteps) -> None:
+        """Send one broadcast; `steps` drops the servers that did not receive it."""
         layouts = [TensorLayout(name, str(value.dtype)[len("torch.") :], tuple(value.shape)) for name, value in part]
         digest = await asyncio.to_thread(checksum, dict(part))
         group = sync_group.group
@@ -146,7 +146,7 @@ class DistributedSync:
             )
             for server in sync_group.servers
         ]
-        server_group.drop(await _wait_for_members(ours, theirs, sync_group))
+        steps.drop(await _wait_for_members(ours, theirs, sync_group))
 
     # -- groups ------------------------------------------------------------------------------------------------------
 
@@ -188,8 +188,8 @@ class DistributedSync:
         group, sync_group.group, sync_group.store = sync_group.group, None, None
         if group is not None:
             await asyncio.to_thread(broadcast.leave, group)
-        server_group = ServerGroup(sync_group.servers)
-        await server_group.each(lambda server: server.leave(sync_group.name), min(self._seconds, LEAVE_TIMEOUT))
+        steps = UpdateSteps(sync_group.servers)
+        await steps.each(lambda server: server.leave(sync_group.name), min(self._seconds, LEAVE_TIMEOUT))
 
 
 async def _wait_for_members(

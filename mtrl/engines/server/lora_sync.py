@@ -15,7 +15,7 @@ from mtrl.config.engine_schema import ServerConfig
 from mtrl.engines.server.api import ServerApi
 from mtrl.engines.server.export import in_precision
 from mtrl.engines.server.model_folder import HEAD, is_tied, model_folder, model_shapes
-from mtrl.engines.server.sync import ServerGroup, engine_key
+from mtrl.engines.server.sync import UpdateSteps, engine_key
 from mtrl.engines.server.sync_folder import SyncFolder
 from mtrl.errors import UserError
 from mtrl.models.lora import check_matrices, merged_tensors, save_adapter_files
@@ -88,13 +88,13 @@ class AdapterSync:
         write = partial(save_adapter_files, weights, self._scaling, self._model)
         size = sum(value.nbytes for value in weights.values())
         folder = await asyncio.to_thread(self._folder.write, name, size, write)
-        server_group = ServerGroup(servers)
-        await server_group.each(lambda server: server.load_adapter(name, str(folder)), self._seconds)
+        steps = UpdateSteps(servers)
+        await steps.each(lambda server: server.load_adapter(name, str(folder)), self._seconds)
         if name not in self._written:
             self._written.append(name)
         while len(self._written) > 2:  # the last but one stays, because a server may still be loading it
             await asyncio.to_thread(self._folder.remove, self._written.pop(0))
-        server_group.check()
+        steps.check()
 
     async def close(self) -> None:
         await asyncio.to_thread(self._folder.close)

@@ -51,6 +51,8 @@ class Replica(ABC):
         self.versions: list[int] = []
         """Policy versions of the server's weights since its start, the newest last; empty: it has not started."""
         self.adapters = Adapters()
+        self.token: str | None = None
+        """Token that every request must carry."""
         self.failures = 0
         """Number of times that the server was lost in a row, without a turn sampled in between."""
         self._sampled = False
@@ -101,7 +103,7 @@ class Replica(ABC):
         misses = 0
         while not await self._ended(HEALTH_CHECK_SECONDS / 2 if misses else HEALTH_CHECK_SECONDS):
             self._suspected.clear()
-            misses = 0 if await self._answers() or self._sampled else misses + 1
+            misses = 0 if await self.is_reachable() or self._sampled else misses + 1
             self._sampled = False
             if misses == MAX_MISSES:
                 return f"failed {MAX_MISSES} health checks in a row"
@@ -115,7 +117,7 @@ class Replica(ABC):
 
     def suspect(self) -> None:
         """Note that a turn had no answer: the server gets no more turns before it passes a health check."""
-        self.load.serving = False
+        self.load.serving, self._sampled = False, False  # what it sampled before shows nothing about it now
         self._suspected.set()
 
     def give_up(self, reason: str) -> None:
@@ -145,7 +147,8 @@ class Replica(ABC):
         await _wait_for_first(seconds, self._given_up.wait(), self._suspected.wait())
         return self.failure is not None
 
-    async def _answers(self) -> bool:
+    async def is_reachable(self) -> bool:
+        """Whether the server answers a health check of this process."""
         try:
             async with asyncio.timeout(HEALTH_CHECK_SECONDS):
                 return await self.api.is_alive()
@@ -196,7 +199,8 @@ class ExternalReplica(Replica):
 
     async def _start(self) -> None:
         key = self.backend.settings.api_key_env
-        self.api = self.backend.make_api(self.url, os.environ.get(key, "").strip() or None)
+        self.token = os.environ.get(key, "").strip() or None
+        self.api = self.backend.make_api(self.url, self.token)
         await self._until_ready()
 
     async def _is_ready(self) -> bool:
@@ -241,9 +245,10 @@ class ManagedReplica(Replica):
 
     async def _start(self) -> None:
         for attempt in range(MAX_PORTS):
-            place = Place(free_port(), secrets.token_urlsafe(24), self.devices)
+            self.token = secrets.token_urlsafe(24)
+            place = Place(free_port(), self.token, self.devices)
             self.process = ServerProcess(self.backend.make_command(place), self.log, self.name)
-            self.api = self.backend.make_api(f"http://127.0.0.1:{place.port}", place.token)
+            self.api = self.backend.make_api(f"http://127.0.0.1:{place.port}", self.token)
             try:
                 await self._until_ready()
                 return

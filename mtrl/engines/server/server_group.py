@@ -16,6 +16,7 @@ from mtrl.engines.server.replica import ExternalReplica, ManagedReplica, Replica
 from mtrl.engines.server.router import Router
 from mtrl.engines.server.sync import WeightSync
 from mtrl.engines.server.update import DRAINING, AdapterUpdate, Update, Weights, failures
+from mtrl.engines.server.view import ReplicaView
 from mtrl.errors import UserError
 from mtrl.utils.text import duration
 
@@ -48,7 +49,9 @@ class ServerGroup:
         self.backend, self.sync, self.replicas = backend, sync, replicas
         has_adapters = isinstance(sync, AdapterSync)
         self._update = AdapterUpdate if has_adapters else Update
-        self._mode, self._waits = mode, mode in DRAINING and not has_adapters
+        self._mode = mode
+        self.drains = mode in DRAINING and not has_adapters
+        """Whether new weights wait for the ends of the turns in flight."""
         self.router = Router([replica.load for replica in replicas], limit)
         self.version = 0
         """Policy version of the newest weights."""
@@ -56,6 +59,8 @@ class ServerGroup:
         """Number of changes of weights so far. No turn is sent during a change."""
         self.restarts, self.sync_seconds = 0, 0.0
         self._on_failure = on_failure
+        self.on_restart: Callable[[], None] = lambda: None
+        """Function that is called when a restarted replica accepts turns."""
         self._newest: Weights | None = None
         self._watchers: list[asyncio.Task[None]] = []
         self._asleep = False
@@ -66,6 +71,13 @@ class ServerGroup:
     @property
     def serving(self) -> list[Replica]:
         return [self.replicas[i] for i in self.router.serving]
+
+    def views(self) -> tuple[ReplicaView, ...]:
+        """Return what another process must know to send turns to the replicas, which have all started once."""
+        return tuple(
+            ReplicaView(one.name, one.api.url, one.token, tuple(one.versions), self._is_current(one))
+            for one in self.replicas
+        )
 
     # -- start and end -----------------------------------------------------------------------------------------------
 
@@ -153,7 +165,7 @@ class ServerGroup:
             try:
                 await asyncio.sleep(0)  # turns that have a slot already send their requests with the older salt
                 self.updates += 1
-                if self._waits:
+                if self.drains:
                     await self._drain()
                 await self._send_weights([replica for replica in self.replicas if replica.is_up])
                 self.version = weights.version
@@ -225,10 +237,14 @@ class ServerGroup:
 
     def _admit(self, replica: Replica) -> None:
         """Let a replica accept turns, if it is up and has the newest weights."""
-        if replica.is_up and replica.weights is self._newest:
+        if self._is_current(replica):
             replica.load.serving = True
             self._changed.set()
             self.router.dispatch()
+
+    def _is_current(self, replica: Replica) -> bool:
+        """Whether a replica runs with the newest weights."""
+        return replica.is_up and replica.weights is self._newest
 
     async def _drain(self) -> None:
         """Wait for the turns in flight, up to the time limit."""
@@ -337,6 +353,7 @@ class ServerGroup:
                     f"{self.version}; start it with the weights of that version"
                 )
             self._admit(replica)
+        self.on_restart()
 
 
 def make_replicas(backend: Backend, log_folder: Path, devices: Sequence[int] | None) -> list[Replica]:

@@ -87,7 +87,7 @@ def engine_key(settings: ServerConfig) -> str:
     return f"generator.{type(settings).__name__.removesuffix('Config').lower()}"
 
 
-class ServerGroup:
+class UpdateSteps:
     """Servers that take the steps of an update in parallel. A server that fails a step is left out of later steps."""
 
     def __init__(self, servers: Sequence[ServerApi]):

@@ -27,7 +27,7 @@ from mtrl.engines.server.api import ServerApi
 from mtrl.engines.server.checksum import checksum
 from mtrl.engines.server.export import WeightExport
 from mtrl.engines.server.shm_manager import SHARED_MEMORY, start_manager
-from mtrl.engines.server.sync import ServerGroup, engine_key
+from mtrl.engines.server.sync import UpdateSteps, engine_key
 from mtrl.errors import UserError
 from mtrl.utils.serving import is_loopback
 
@@ -57,25 +57,25 @@ class TensorSync:
     async def send(self, servers: Sequence[ServerApi], weights: Mapping[str, Tensor], version: int) -> None:
         self._check_local([server.url for server in servers])
         exported = await asyncio.to_thread(self._export, weights)
-        server_group = ServerGroup(servers)
-        await server_group.each(lambda server: server.begin_update(), self._seconds)
+        steps = UpdateSteps(servers)
+        await steps.each(lambda server: server.begin_update(), self._seconds)
         parts = buckets(exported, self._bucket)
         while shared := await asyncio.to_thread(self._share_next, parts):
             was_read = False
             try:
                 digest = await asyncio.to_thread(checksum, shared.tensors)
-                payloads = {server.url: shared.payloads(self._workers) for server in server_group.remaining}
-                await server_group.each(
+                payloads = {server.url: shared.payloads(self._workers) for server in steps.remaining}
+                await steps.each(
                     lambda server, payloads=payloads, digest=digest: server.receive_tensors(  # type: ignore[misc]
                         payloads[server.url], version, digest
                     ),
                     self._seconds,
                 )
-                was_read = set(payloads) == {server.url for server in server_group.remaining}
+                was_read = set(payloads) == {server.url for server in steps.remaining}
             finally:
                 shared.close(was_read)
-        await server_group.each(lambda server: server.end_update(version), self._seconds)
-        server_group.check()
+        await steps.each(lambda server: server.end_update(version), self._seconds)
+        steps.check()
 
     async def close(self) -> None:
         """Do nothing: `send` leaves no state."""

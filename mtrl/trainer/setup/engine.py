@@ -18,7 +18,7 @@ from mtrl.models.lora import LoraWeights
 from mtrl.record.run_dir import RunDir
 from mtrl.trainer.setup.loading import cast_parameters, compute_dtype, load_model, pick_device
 from mtrl.trainer.setup.servers import server_engine
-from mtrl.trainer.setup.workers import start_workers
+from mtrl.trainer.setup.workers import start_served_workers, start_workers
 from mtrl.trainer.update.policy import Policy
 
 
@@ -44,7 +44,8 @@ def training_engine(config: Config, world: World, path: str, policy: Policy, con
     """
     if serves(config):
         logs = RunDir(config.run_dir).engine
-        return server_engine(config, world, path, policy.model.config, context, logs)
+        servers = server_engine(config, world, path, policy.model.config, context, logs)
+        return start_served_workers(config, path, servers) if config.rollouts.workers else servers
     if config.rollouts.workers:
         return start_workers(config, path, policy)
     if not has_copy(config, world):

@@ -16,9 +16,10 @@ from mtrl.config.engine_schema import ServerConfig
 from mtrl.config.schema import Config
 from mtrl.distributed.world import World
 from mtrl.engines.base import Engine
-from mtrl.engines.server.backend import Backend
+from mtrl.engines.server.backend import Backend, Command, Place
 from mtrl.engines.server.engine import ServerEngine, max_in_flight
 from mtrl.engines.server.launch import Launch
+from mtrl.engines.server.remote import RemoteServerEngine
 from mtrl.engines.server.sync import make_sync
 from mtrl.engines.server.versions import own_versions, versions_of
 from mtrl.engines.sglang.api import SglangApi
@@ -26,6 +27,7 @@ from mtrl.engines.sglang.command import sglang_command
 from mtrl.engines.vllm.api import VllmApi
 from mtrl.engines.vllm.command import vllm_command
 from mtrl.errors import UserError
+from mtrl.rollout.served_workers import ServedWorkers
 from mtrl.trainer.canary import TOKENS, Canary
 from mtrl.trainer.setup.loading import compute_dtype, parameters_of, pick_device
 from mtrl.trainer.work_thread import WorkThread
@@ -94,6 +96,24 @@ def server_engine(config: Config, world: World, path: str, model_config: Any, co
         log_folder=logs,
         devices=devices,
     )
+
+
+def remote_engine(config: Config, model_config: Any, context: int, limit: int) -> RemoteServerEngine:
+    """Return the engine of a rollout worker, which sends turns to servers that the leader has started.
+
+    Args:
+        model_config: Hugging Face configuration of the model.
+        context: maximum length of a whole conversation, in tokens.
+        limit: maximum number of turns of this worker in flight per server.
+    """
+    settings, name = server_settings(config), config.generator.backend
+    backend = Backend(name, settings, partial(ENGINES[name][0], settings=settings), _no_command)
+    vocabulary = model_config.get_text_config().vocab_size
+    return RemoteServerEngine(backend, vocabulary=vocabulary, context=context, limit=limit)
+
+
+def _no_command(place: Place) -> Command:
+    raise NotImplementedError("only the leader starts servers")
 
 
 def check_servers(config: Config, world: World) -> None:
@@ -227,11 +247,11 @@ def are_external(config: Config) -> bool:
     return serves(config) and bool(server_settings(config).urls)
 
 
-def colocated(config: Config, engine: Engine) -> ServerEngine | None:
+def colocated(config: Config, engine: Engine) -> ServerEngine | ServedWorkers | None:
     """Return the engine if its servers share GPUs with the trainer, else None."""
     if not serves(config) or not server_settings(config).colocate:
         return None
-    assert isinstance(engine, ServerEngine)
+    assert isinstance(engine, ServerEngine | ServedWorkers)
     return engine
 
 
@@ -240,7 +260,7 @@ def make_canary(config: Config, parts: Parts, work_thread: WorkThread) -> Canary
     with a tolerance of 0."""
     if not serves(config) or not parts.splits.train:
         return None
-    assert isinstance(parts.engine, ServerEngine)
+    assert isinstance(parts.engine, ServerEngine | ServedWorkers)
     tolerance = server_settings(config).canary_tolerance
     if tolerance is None:
         tolerance = FLOAT32_TOLERANCE if compute_dtype(config) == torch.float32 else HALF_TOLERANCE

@@ -18,14 +18,17 @@ from mtrl.config.schema import Config
 from mtrl.datasets import Splits
 from mtrl.engines.base import Engine
 from mtrl.engines.local.engine import LocalEngine, copy_weights
+from mtrl.engines.server.engine import ServerEngine
 from mtrl.environments.factory import Task, environment_factory
 from mtrl.environments.family import get_family
 from mtrl.models.lora import LoraWeights
 from mtrl.rollout.episode import Episodes
 from mtrl.rollout.resources import Resources
 from mtrl.rollout.rollouts import Rollouts
+from mtrl.rollout.served_workers import ServedWorkers
 from mtrl.rollout.workers import WorkerRollouts, Workers
-from mtrl.trainer.setup.loading import cast_parameters, compute_dtype, load_model, pick_device
+from mtrl.trainer.setup.loading import cast_parameters, compute_dtype, load_model, load_shape, pick_device
+from mtrl.trainer.setup.servers import remote_engine
 from mtrl.trainer.update.policy import Policy
 from mtrl.utils.process import settle
 
@@ -59,6 +62,32 @@ def start_workers(config: Config, path: str, policy: Policy) -> Workers:
     return workers
 
 
+def start_served_workers(config: Config, path: str, servers: ServerEngine) -> ServedWorkers:
+    """Start rollout workers that send their turns to these servers, and return when all of them can play. If they do
+    not start, the servers are ended.
+
+    Args:
+        path: folder or Hub name of the policy at the start of the run, whose tokenizer all workers can read.
+
+    Raises:
+        UserError: Ray is missing or cannot be started, or a worker cannot make its task or reach the servers.
+    """
+    from mtrl.rollout.cluster import RayCluster
+
+    settings = config.rollouts
+    limit = -(-servers.server_group.router.limit // settings.workers)
+    make = partial(make_served_episodes, config, path, limit)
+    try:
+        arguments = (make, config.seed, partial(prepare_process, 1))
+        cluster = RayCluster(arguments, settings.workers, resources_of(config), 0)
+        workers = ServedWorkers(cluster, settings.workers, settings.timeout, servers)
+        asyncio.run(workers.start())
+    except BaseException:
+        servers.server_group.kill()
+        raise
+    return workers
+
+
 def resources_of(config: Config) -> Resources:
     """Return what Ray reserves for a worker: for its engine and episodes, and for its environments."""
     settings, environments = config.rollouts, config.environment.resources
@@ -82,9 +111,7 @@ def make_episodes(config: Config, path: str, apply_weights: ApplyWeights) -> Epi
     from mtrl.trainer.setup.engine import cache_bytes
     from mtrl.trainer.setup.parts import connect
 
-    import_plugins(config.plugins)
-    family = get_family(config.environment.name, config.environment.target)
-    task = Task(family, Splits([], []), environment_factory(config, family))
+    task = worker_task(config)
     model, tokenizer = load_model(config, path, device="cpu")
     model = cast_parameters(model, compute_dtype(config)).to(pick_device(config.model.device))
 
@@ -102,6 +129,32 @@ def make_episodes(config: Config, path: str, apply_weights: ApplyWeights) -> Epi
         )
 
     return connect(config, task, model.config, tokenizer, [], engine).loop
+
+
+def make_served_episodes(config: Config, path: str, limit: int) -> Episodes[Any]:
+    """Make the loop of the episodes in the process of a worker whose turns are sampled by servers.
+
+    Args:
+        limit: maximum number of turns of this worker in flight per server.
+
+    Raises:
+        UserError: the task or the tokenizer cannot be made.
+    """
+    from mtrl.trainer.setup.parts import connect
+
+    task, (shape, tokenizer) = worker_task(config), load_shape(config, path)
+
+    def engine(context: int) -> Engine:
+        return remote_engine(config, shape, context, limit)
+
+    return connect(config, task, shape, tokenizer, [], engine).loop
+
+
+def worker_task(config: Config) -> Task:
+    """Return the task without its rows, since the leader sends each row."""
+    import_plugins(config.plugins)
+    family = get_family(config.environment.name, config.environment.target)
+    return Task(family, Splits([], []), environment_factory(config, family))
 
 
 def rollouts_of(loop: Episodes[Any], engine: Engine, config: Config) -> Rollouts:

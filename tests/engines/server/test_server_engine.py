@@ -20,7 +20,8 @@ from toy_servers import (
 )
 
 from mtrl.engines.server.api import ServerBusyError, ServerError, ServerRefusedError, ServerUnreachableError
-from mtrl.engines.server.engine import EngineClosedError, TurnLostError
+from mtrl.engines.server.engine import EngineClosedError
+from mtrl.engines.server.turns import TurnLostError
 from mtrl.errors import UserError
 from mtrl.types import FinishReason
 

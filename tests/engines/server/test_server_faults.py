@@ -11,7 +11,7 @@ from toy_servers import CONTEXT, LONG, STOP, Cluster, check_turn, make_engine, r
 
 from mtrl.engines.base import SamplingParams
 from mtrl.engines.server.api import ServerBusyError, ServerError, ServerUnreachableError
-from mtrl.engines.server.engine import TurnLostError
+from mtrl.engines.server.turns import TurnLostError
 from mtrl.errors import UserError
 from mtrl.types import FinishReason
 
