@@ -23,7 +23,6 @@ from story import Killer, Moments
 from targets import TARGETS
 
 QUICK = [
-    "model.warm_start.check_every=30",
     "trainer.max_steps=7",
     "evaluation.before_train=false",
     "evaluation.every_steps=0",
