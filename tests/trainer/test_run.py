@@ -303,7 +303,9 @@ def test_a_lost_engine_loses_no_step(undisturbed, tmp_path, loses, step):
 
 def test_the_single_message_layout_trains_without_a_break(tmp_path):
     run_dir = tmp_path / "run"
-    finish(start(run_dir, "generator.use_conversation_multi_turn=false", "trainer.max_steps=2", "evaluation.every_steps=0"))
+    finish(
+        start(run_dir, "generator.use_conversation_multi_turn=false", "trainer.max_steps=2", "evaluation.every_steps=0")
+    )
     rows = rows_of(run_dir)
     assert rows[-1]["step"] == 2 and rows[-1]["rollout/breaks"] == 0.0
     assert rows[-1]["analysis/logprob_drift/max"] < 1e-4
