@@ -31,7 +31,7 @@ def test_algorithms_train(tmp_path, words):
 
 
 def assert_exact(folder, *words):
-    """Assert that a run of four steps ends as the one that continues from its second. Return the folder of the former."""
+    """Assert that a run of four steps equals the one that continues after its second, and return its folder."""
     whole, half = folder / "whole", folder / "half"
     finish(start(whole, *words, "trainer.max_steps=4"))
     finish(start(half, *words, "trainer.max_steps=4", f"resume={whole}/checkpoints/step_000002"))
