@@ -11,6 +11,8 @@ import mtrl
 from tests import forked
 
 ROOT = Path(mtrl.__file__).parent.parent
+QUIET = ["tracker.plots=false", "preflight.at_start=none", "diagnosis.live=none"]
+"""These do not change a run, and would take as long as its training."""
 SMALL = [
     "model.tiny.hidden_size=64",
     "model.tiny.intermediate_size=128",
@@ -37,12 +39,10 @@ SMALL = [
     "trainer.optimizer.lr=1e-3",
     "generator.max_turns=3",
     "generator.sampling_params.max_generate_length=16",
-    "tracker.plots=false",
-    "preflight.at_start=none",
-    "diagnosis.live=none",
+    *QUIET,
 ]
 """Settings of a run of a few seconds that learns, evaluates and saves. The format is rewarded too, so that every step
-has a signal. The checks at the start and the live diagnosis do not change a run, and take as long as its training."""
+has a signal."""
 
 
 def start(run_dir, *words, code=None):

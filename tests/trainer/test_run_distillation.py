@@ -7,7 +7,7 @@ from test_run_algorithms import assert_exact
 
 from tests.engines.chat_server import ChatServer, Reply, refusal
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("distillation_runs")]
 
 STUDENT = [
     "model.tiny.hidden_size=32",
