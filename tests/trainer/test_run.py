@@ -145,10 +145,23 @@ def test_a_run_killed_during_a_checkpoint_resumes_exactly(undisturbed, tmp_path,
     assert weights_of(run_dir) == weights_of(undisturbed)
 
 
+SLOW = """
+import asyncio
+from mtrl.trainer.data.experience import Collector
+collect = Collector.collect
+
+async def slow(self, step):
+    await asyncio.sleep(600 if step == 3 else 0)
+    return await collect(self, step)
+
+Collector.collect = slow
+"""
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 75), (signal.SIGUSR1, 75), (signal.SIGINT, 130)])
 def test_a_signal_finishes_the_step_saves_and_prints_the_resume_command(undisturbed, tmp_path, number, status):
     run_dir = tmp_path / "run"
-    process = start(run_dir)
+    process = start(run_dir, code=SLOW.replace("600 if step == 3 else 0", "0.5 if step > 1 else 0"))
     while len((run_dir / "metrics.jsonl").read_text().splitlines() if (run_dir / "metrics.jsonl").exists() else []) < 3:
         assert process.poll() is None
         time.sleep(0.01)
@@ -161,19 +174,6 @@ def test_a_signal_finishes_the_step_saves_and_prints_the_resume_command(undistur
         finish(start(run_dir, "resume=latest"))
         assert rows_of(run_dir) == rows_of(undisturbed)
         assert weights_of(run_dir) == weights_of(undisturbed)
-
-
-SLOW = """
-import asyncio
-from mtrl.trainer.data.experience import Collector
-collect = Collector.collect
-
-async def slow(self, step):
-    await asyncio.sleep(600 if step == 3 else 0)
-    return await collect(self, step)
-
-Collector.collect = slow
-"""
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

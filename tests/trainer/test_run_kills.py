@@ -23,7 +23,7 @@ from story import Killer, Moments
 from targets import TARGETS
 
 QUICK = [
-    "trainer.max_steps=7",
+    "trainer.max_steps=12",
     "evaluation.before_train=false",
     "evaluation.every_steps=0",
     "evaluation.sampled_rows=0",
@@ -44,7 +44,7 @@ def test_a_killed_run_continues(name, tmp_path):
     words = [*SMALL, *QUICK, *(["generator.local.process=false"] if name == "overlap" else [])]
     story = Killer(target, tmp_path / "run", words, random.Random(name), SOON).play(1)
     assert not story.faults, (tmp_path / "run.log").read_text()
-    assert len(story.kills) == 1 and story.kills[0].step < 7 and story.kills[0].audit.checkpoints
+    assert len(story.kills) == 1 and story.kills[0].step < 12 and story.kills[0].audit.checkpoints
     started = (tmp_path / "run.log").read_text()
     assert ("it is restarted" in started) == (name == "engine")
     assert ("has started this run again" in started) == (name == "rank")
