@@ -32,6 +32,7 @@ def swept(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("swept")
 def test_a_sweep_finishes_and_reports_its_best(swept):
     """The best is the one with the largest payoff, and the table begins with it."""
     folder, done = swept
@@ -48,6 +49,7 @@ def test_a_sweep_finishes_and_reports_its_best(swept):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("swept")
 def test_unpromising_jobs_are_pruned_and_saved(swept):
     folder, done = swept
     pruned = [number for number in range(4) if read_outcome(folder / str(number)).status == "pruned"]
@@ -62,6 +64,7 @@ def test_unpromising_jobs_are_pruned_and_saved(swept):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("swept")
 def test_the_report_can_be_printed_again(swept):
     folder, done = swept
     again = program(folder, folder, module="mtrl.sweep")
@@ -72,6 +75,7 @@ def test_the_report_can_be_printed_again(swept):
 
 
 @pytest.mark.slow
+@pytest.mark.xdist_group("swept")
 def test_a_sweep_that_has_had_its_trials_runs_no_more(swept):
     folder, _ = swept
     before = {path: path.stat().st_mtime_ns for path in folder.glob("*/metrics.jsonl")}

@@ -264,7 +264,7 @@ def test_a_silent_server_does_not_delay_a_run(tmp_path):
             from follow_runs import add_step, with_trackers
             from mtrl.trackers import followers, start_followers
             from mtrl.record.run_dir import RunDir
-            followers.SILENT_SECONDS = 8.0
+            followers.SILENT_SECONDS = 2.0
             run = RunDir({str(run.path)!r})
             uri = "http://127.0.0.1:{sock.getsockname()[1]}"
             group = start_followers(with_trackers("mlflow", uri=uri), run, print)

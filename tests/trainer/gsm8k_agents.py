@@ -14,7 +14,7 @@ from pathlib import Path
 from envs.gsm8k.environment import Gsm8kEnv
 from mtrl.agents.client import AgentClient
 
-TURNS = 4
+TURNS = 3
 
 
 async def play(row, client):

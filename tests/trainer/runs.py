@@ -11,6 +11,8 @@ import mtrl
 from tests import forked
 
 ROOT = Path(mtrl.__file__).parent.parent
+QUIET = ["tracker.plots=false", "preflight.at_start=none", "diagnosis.live=none"]
+"""These do not change a run, and would take as long as its training."""
 SMALL = [
     "model.tiny.hidden_size=64",
     "model.tiny.intermediate_size=128",
@@ -19,25 +21,28 @@ SMALL = [
     "model.warm_start.demonstrations=256",
     "model.warm_start.success_band=[0,1]",
     "model.warm_start.min_steps=0",
-    "model.warm_start.check_every=150",
+    "model.warm_start.check_every=40",
+    "model.warm_start.batch_size=8",
+    "model.warm_start.lr=5e-3",
+    "model.warm_start.muon_lr=null",
     "model.warm_start.episodes=8",
     "reward=guide",
     "data.synthetic_train_rows=256",
     "data.synthetic_test_rows=16",
-    "evaluation.rows=16",
-    "evaluation.sampled_rows=16",
+    "evaluation.rows=8",
+    "evaluation.sampled_rows=4",
     "evaluation.every_steps=3",
+    "algorithm.group_size=4",
     "trainer.prompts_per_step=4",
     "trainer.max_steps=8",
     "trainer.checkpoint.every_steps=2",
-    "trainer.optimizer.lr=3e-3",
-    "generator.sampling_params.max_generate_length=24",
-    "tracker.plots=false",
-    "preflight.at_start=none",
-    "diagnosis.live=none",
+    "trainer.optimizer.lr=1e-3",
+    "generator.max_turns=3",
+    "generator.sampling_params.max_generate_length=16",
+    *QUIET,
 ]
 """Settings of a run of a few seconds that learns, evaluates and saves. The format is rewarded too, so that every step
-has a signal. The checks at the start and the live diagnosis do not change a run, and take as long as its training."""
+has a signal."""
 
 
 def start(run_dir, *words, code=None):

@@ -90,7 +90,7 @@ trajectories = st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 3)), min
 budgets = st.integers(1, 60)
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(lengths, trajectories, budgets, st.sampled_from([PADDED, PACKED]), st.booleans())
 def test_micro_batches_hold_every_sample_within_the_budget(lengths, trajectories, budget, layout, whole):
     rng = np.random.default_rng(len(lengths))
@@ -116,7 +116,7 @@ def test_micro_batches_hold_every_sample_within_the_budget(lengths, trajectories
         ]
 
 
-@settings(deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(lengths, trajectories, budgets, st.sampled_from([PADDED, PACKED]))
 def test_whole_trajectories_are_in_one_micro_batch(lengths, trajectories, budget, layout):
     rng = np.random.default_rng(len(lengths))

@@ -203,6 +203,7 @@ def test_a_kill_at_any_moment_leaves_only_complete_checkpoints(tmp_path):
 
 def _save_twice_then_die(folder, operation):
     """Replace step 2, then write step 3, which removes it; the process is killed before the `operation`-th change."""
+    os.fsync = lambda handle: None  # as above
     changes = ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
     done = 0
 

@@ -4,7 +4,7 @@ import json
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrl.config.mixture import source_of
@@ -41,6 +41,7 @@ def test_two_to_one_by_worked_numbers_and_each_source_in_its_own_passes():
     assert sampler.metrics() == {"data/a/epoch": 2.0, "data/b/epoch": 2.0} and sampler.drawn == 12
 
 
+@settings(max_examples=40)
 @given(st.lists(st.floats(0, 9), min_size=1, max_size=4).filter(any), st.integers(1, 80))
 def test_no_source_is_more_than_a_row_ahead_of_its_share(weights, count):
     weights = dict(zip(NAMES, weights, strict=False))
@@ -51,6 +52,7 @@ def test_no_source_is_more_than_a_row_ahead_of_its_share(weights, count):
         assert weight or not found[name]
 
 
+@settings(max_examples=20)
 @given(st.integers(0, 30), st.sampled_from(["uniform", "difficulty"]))
 def test_a_restored_sampler_goes_on_exactly_and_other_weights_begin_new_counts(count, kind):
     weights = {"a": 3, "b": 1, "c": 1}

@@ -90,6 +90,7 @@ def two_ranks(tmp_path_factory):
     return folder, run_ranks(2, on_rank, tmp_path_factory.mktemp("ranks"), folder)
 
 
+@pytest.mark.xdist_group("policy_ranks")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sharded_policy_does_what_a_plain_one_does(two_ranks, kind, tmp_path):
     folder, ranks = two_ranks

@@ -1,11 +1,11 @@
-"""Whole runs with each algorithm: they train, and they resume exactly after a kill."""
-
-import signal
+"""Whole runs with each algorithm: they train, and they resume exactly; test_run.py kills runs."""
 
 import pytest
 from runs import finish, rows_of, start, weights_of
 
 pytestmark = pytest.mark.slow
+
+SHORT = ["evaluation.before_train=false", "evaluation.every_steps=0", "evaluation.rows=2", "evaluation.sampled_rows=0"]
 
 
 @pytest.mark.parametrize(
@@ -24,42 +24,43 @@ pytestmark = pytest.mark.slow
 )
 def test_algorithms_train(tmp_path, words):
     run_dir = tmp_path / "run"
-    finish(start(run_dir, *words, "trainer.max_steps=3"))
+    finish(start(run_dir, *words, *SHORT, "trainer.max_steps=2"))
     last = rows_of(run_dir)[-1]
-    assert last["step"] == 3 and last["train/grad_norm"] > 0
+    assert last["step"] == 2 and last["train/grad_norm"] > 0
     assert last["analysis/logprob_drift/max"] < 1e-4
 
 
-KILL_AFTER_THREE = """
-    import os, signal
-    from mtrl.scoring.heldout import HeldOut
-    evaluate = HeldOut.run
-    async def evaluate_or_die(self, step, on_episode):
-        if step == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return await evaluate(self, step, on_episode)
-    HeldOut.run = evaluate_or_die
-"""
-"""Code that ends the process after the third step; the last checkpoint is that of the second."""
+def assert_exact(folder, *words):
+    """Assert that a run of four steps equals the one that continues after its second, and return its folder."""
+    whole, half = folder / "whole", folder / "half"
+    finish(start(whole, *words, "trainer.max_steps=4"))
+    finish(start(half, *words, "trainer.max_steps=4", f"resume={whole}/checkpoints/step_000002"))
+    assert rows_of(half) == rows_of(whole)[-2:]
+    assert weights_of(half) == weights_of(whole)
+    return whole
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["algorithm.kl_reward_coef=0.05", "algorithm.kl_target=0.0001", "algorithm.kl_horizon=100"],
+        [
+            "algorithm.kl_reward_coef=0.05",
+            "algorithm.kl_target=0.0001",
+            "algorithm.kl_horizon=100",
+            "algorithm.dynamic_sampling_rounds=20",
+            "algorithm.overlong_filtering=true",
+        ],
         ["algorithm=turn_gae", "trainer.mini_batches=2"],
-        ["algorithm=gae", "algorithm.critic.warmup_steps=1"],
-        ["algorithm.dynamic_sampling_rounds=20", "algorithm.overlong_filtering=true"],
-        ["data.sampler=difficulty", "data.sampler_config={band: [0.1, 0.6]}", "data.max_train_rows=8"],
+        [
+            "algorithm=gae",
+            "algorithm.critic.warmup_steps=1",
+            "data.sampler=difficulty",
+            "data.sampler_config={band: [0.1, 0.6]}",
+            "data.max_train_rows=8",
+        ],
     ],
     ids=lambda words: words[0],
 )
-def test_a_killed_run_resumes_exactly(tmp_path, words):
+def test_a_resumed_run_is_exact(tmp_path, words):
     """Every state is resumed: the coefficient, the critic, the drawn rows, and the results of the rows."""
-    words = [*words, "trainer.max_steps=4"]
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    finish(start(whole, *words))
-    finish(start(cut, *words, code=KILL_AFTER_THREE), expected=-signal.SIGKILL)
-    finish(start(cut, *words, "resume=latest"))
-    assert rows_of(cut) == rows_of(whole)
-    assert weights_of(cut) == weights_of(whole)
+    assert_exact(tmp_path, *words, *SHORT)

@@ -1,15 +1,13 @@
 """Whole runs of distillation: a student learns from a teacher of a usual run, resumes exactly, and loses nothing while
 the teacher is down."""
 
-import signal
-
 import pytest
-from runs import finish, rows_of, start, weights_of
-from test_run_algorithms import KILL_AFTER_THREE
+from runs import finish, rows_of, start
+from test_run_algorithms import assert_exact
 
 from tests.engines.chat_server import ChatServer, Reply, refusal
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("distillation_runs")]
 
 STUDENT = [
     "model.tiny.hidden_size=32",
@@ -33,14 +31,8 @@ def teacher(tmp_path_factory):
     return run_dir / "export"
 
 
-def test_a_student_comes_closer_to_its_teacher_and_a_killed_run_resumes_exactly(teacher, tmp_path):
-    words = [*STUDENT, f"distillation.teacher.path={teacher}"]
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    finish(start(whole, *words))
-    finish(start(cut, *words, code=KILL_AFTER_THREE), expected=-signal.SIGKILL)
-    finish(start(cut, *words, "resume=latest"))
-    assert rows_of(cut) == rows_of(whole)
-    assert weights_of(cut) == weights_of(whole)
+def test_a_student_comes_closer_to_its_teacher_and_resumes_exactly(teacher, tmp_path):
+    whole = assert_exact(tmp_path, *STUDENT, f"distillation.teacher.path={teacher}")
     distances = [row["distillation/reverse_kl"] for row in rows_of(whole) if row["step"]]
     assert len(distances) == 4 and 0 < distances[-1] < distances[0]
     assert all(row["analysis/zero_adv_groups"] == 0 for row in rows_of(whole) if row["step"])

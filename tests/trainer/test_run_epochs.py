@@ -7,13 +7,19 @@ from collections import Counter
 
 import pytest
 import yaml
-from runs import ROOT, finish, rows_of
+from runs import QUIET, ROOT, finish, rows_of
 
 from mtrl.types import read_trajectories
 from tests import forked
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("runs")]
-WORDS = ["debug=fast", "data.synthetic_train_rows=6", "trainer.prompts_per_step=2", "trainer.save_trajectories_every=1"]
+WORDS = [
+    "debug=fast",
+    "data.synthetic_train_rows=6",
+    "trainer.prompts_per_step=2",
+    "trainer.save_trajectories_every=1",
+    *QUIET,
+]
 
 
 def start(run_dir, *words):

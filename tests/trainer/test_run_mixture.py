@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from runs import ROOT, finish, rows_of, weights_of
+from runs import QUIET, ROOT, finish, rows_of, weights_of
 
 from mtrl.config.mixture import RESERVED
 from tests import forked
@@ -14,7 +14,7 @@ from tests import forked
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("runs")]
 
 NAMES = {"words", "sql"}
-TINY = ("experiment=mixture", "debug=fast", "trainer.prompts_per_step=3", "environments.words.weight=2")
+TINY = ("experiment=mixture", "debug=fast", "trainer.prompts_per_step=3", "environments.words.weight=2", *QUIET)
 
 
 def program(module, *words):

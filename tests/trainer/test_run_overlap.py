@@ -10,6 +10,7 @@ from mtrl.types import read_trajectories
 
 pytestmark = pytest.mark.slow
 
+IN_PROCESS = "generator.local.process=false"
 AS_A_STREAM = "import mtrl.trainer.loop as loop; loop.Collector = loop.Stream"
 
 
@@ -34,8 +35,8 @@ def test_the_stream_at_staleness_0_is_the_synchronous_run_bit_for_bit(tmp_path):
     ("lag", "words"),
     [
         (1, []),
-        (2, ["async_config.in_flight=drain", "generator.local.process=false"]),
-        (1, ["async_config.on_stale=requeue", "algorithm.dynamic_sampling_rounds=4", "model.lora_rank=8"]),
+        (2, ["async_config.in_flight=drain", IN_PROCESS]),
+        (1, ["async_config.on_stale=requeue", "algorithm.dynamic_sampling_rounds=4", "model.lora_rank=8", IN_PROCESS]),
     ],
 )
 def test_no_token_is_older_than_allowed_and_no_group_is_trained_twice(tmp_path, lag, words):
@@ -72,7 +73,7 @@ def test_a_signal_does_not_wait_for_slow_episodes(tmp_path):
         return await play(self, group_id, *rest)
     Rollouts.group = slow
     """
-    words = ["async_config.max_steps_off_policy=1", "trainer.checkpoint.every_steps=0", "generator.local.process=false"]
+    words = ["async_config.max_steps_off_policy=1", "trainer.checkpoint.every_steps=0", IN_PROCESS]
     process = start(tmp_path / "run", *words, code=code)
     for line in process.stdout:
         if line.split()[:1] == ["3"]:  # the line of step 3: the fourth has no groups

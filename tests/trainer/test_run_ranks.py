@@ -1,10 +1,12 @@
-"""Whole runs under torchrun: two ranks train as one process, and one process resumes from the checkpoint of two."""
+"""Whole runs of two ranks: they train as one process, which resumes from their checkpoint, and a signal to torchrun."""
 
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 from runs import ROOT, SMALL, finish, start
@@ -12,20 +14,34 @@ from runs import ROOT, SMALL, finish, start
 pytestmark = pytest.mark.slow
 
 STEADY = [
-    "trainer.max_steps=8",
+    "trainer.max_steps=4",
     "trainer.optimizer.lr=3e-4",
     "trainer.optimizer.eps=1e-6",  # Adam scales a gradient of rounding errors to the size of a real one
-    "evaluation.every_steps=4",
+    "evaluation.every_steps=2",
     "evaluation.sampled_rows=0",
-    "trainer.checkpoint.every_steps=4",
+    "trainer.checkpoint.every_steps=2",
 ]
 """Settings under which the different rounding of one process and two does not change a sampled token."""
 
 
-def launch(run_dir, *words, ranks=2, restarts=0):
+def finish_ranks(run_dir, *words):
+    """Run the command line on two ranks, with the variables that torchrun sets."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(found.getsockname()[1])}
+    with mock.patch.dict(os.environ, shared):
+        ranks = []
+        for rank in ("0", "1"):
+            os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
+            ranks.append(start(run_dir, *words))
+    for process in ranks:
+        finish(process)
+
+
+def torchrun(run_dir, *words):
     """Start the command line under torchrun."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    command += [f"--max-restarts={restarts}", "-m", "mtrl.main", *SMALL, *words, f"run_dir={run_dir}"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "mtrl.main", *SMALL, *words, f"run_dir={run_dir}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -47,18 +63,20 @@ def assert_close(found, expected):
 
 def test_two_ranks_train_as_one_process_which_can_resume_them(tmp_path):
     finish(start(tmp_path / "alone", *STEADY))
-    finish(launch(tmp_path / "two", *STEADY))
+    finish_ranks(tmp_path / "two", *STEADY)
     alone, two = rows_of(tmp_path / "alone"), rows_of(tmp_path / "two")
-    assert alone.keys() == two.keys() == set(range(9))
+    assert alone.keys() == two.keys() == set(range(5))
     assert_close(two, alone)
-    half = tmp_path / "two" / "checkpoints" / "step_000004"
+    half = tmp_path / "two" / "checkpoints" / "step_000002"
     assert {path.name for path in half.glob("model-rank*")} == {"model-rank0.safetensors", "model-rank1.safetensors"}
     finish(start(tmp_path / "half", *STEADY, f"resume={half}"))
-    assert_close(rows_of(tmp_path / "half"), {step: row for step, row in alone.items() if step > 4})
+    assert_close(rows_of(tmp_path / "half"), {step: row for step, row in alone.items() if step > 2})
 
 
 def test_a_signal_saves_and_two_ranks_resume(tmp_path):
-    process = launch(tmp_path / "run", *STEADY, "trainer.max_steps=100")  # so that the run cannot end before the signal
+    process = torchrun(
+        tmp_path / "run", *STEADY, "trainer.max_steps=100"
+    )  # so that the run cannot end before the signal
     for line in process.stdout:
         if line.split()[:1] == ["3"]:  # the line of step 3
             break
@@ -67,5 +85,5 @@ def test_a_signal_saves_and_two_ranks_resume(tmp_path):
     assert "SIGTERM: saved at step" in output and "Traceback (most recent call last)" not in output.split("SIGTERM")[0]
     stopped = max(int(path.name.removeprefix("step_")) for path in (tmp_path / "run" / "checkpoints").glob("step_*"))
     assert 3 <= stopped < 100
-    finish(launch(tmp_path / "run", *STEADY, f"trainer.max_steps={stopped + 2}", "resume=latest"))
-    assert rows_of(tmp_path / "run").keys() == set(range(stopped + 3))
+    finish_ranks(tmp_path / "run", *STEADY, f"trainer.max_steps={stopped + 1}", "resume=latest")
+    assert rows_of(tmp_path / "run").keys() == set(range(stopped + 2))
