@@ -15,7 +15,9 @@ from mtrl.preflight.result import Status
 
 BROKEN = Path(__file__).parent / "broken"
 EXPECTED = {
-    "constant_reward": {"spread": "all rewards are 0.00"},
+    "constant_reward": {
+        "spread": "100 episodes of the demonstrator: reward 0.00 to 0.00, 0 successes: all rewards are 0.00"
+    },
     "crashing": {"robust": "KeyError in crashing.py, line "},
     "echo_pays": {"echo": "the direct answer earns 1.00, the best exploit found 0.90: the question back"},
     "form_beats_success": {"local_optimum": "earns 0.50 (a wrong answer, repeated); solving earns 1.00, and the demo"},
