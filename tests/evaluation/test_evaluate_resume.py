@@ -27,7 +27,7 @@ from mtrl.evaluation.store import Store
 append = Store.append
 def slowly(self, *args):
     append(self, *args)
-    time.sleep(0.1)
+    time.sleep(0.3)
 Store.append = slowly
 from mtrl.evaluation.command import cli
 cli(sys.argv[1:])
