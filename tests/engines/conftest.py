@@ -1,5 +1,17 @@
 """Fixtures that the engine tests share with those of the rollouts."""
 
+import pytest
+
 from tests.rollout.conftest import contexts, counting, generation, make_loop, row, run_episode, sample_turns, sampling
 
 __all__ = ["contexts", "counting", "generation", "make_loop", "row", "run_episode", "sample_turns", "sampling"]
+
+
+@pytest.fixture
+def forked_children(monkeypatch):
+    """Processes of engines start without the seconds of their imports."""
+    from engine_processes import ForkedChild
+
+    from mtrl.engines.local import process
+
+    monkeypatch.setattr(process, "Child", ForkedChild)

@@ -1,6 +1,10 @@
 """Engines in separate processes, and the state of those processes."""
 
 import asyncio
+import os
+import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -8,7 +12,11 @@ import torch
 from toy_model import ToyLM
 
 from mtrl.engines.base import SamplingParams
+from mtrl.engines.local import worker
+from mtrl.engines.local.channel import Channel
+from mtrl.engines.local.child import Child
 from mtrl.engines.local.process import ProcessEngine
+from tests import forked
 
 PROMPT = [3, 1, 4, 1, 5]
 CONTEXT = 4000
@@ -49,3 +57,40 @@ def wait_until(condition, seconds=60):
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+class ForkedChild(Child):
+    """A child without the seconds of its imports: forked from the server of `tests.forked`. It runs the same worker."""
+
+    def __init__(self, threads):
+        ours, theirs = socket.socketpair()
+        our_files, their_files = socket.socketpair()
+        with theirs, their_files:
+            inherited = [forked.Descriptor(theirs.fileno()), forked.Descriptor(their_files.fileno())]
+            self._process = Forked(inherited, threads)
+        self.channel = Channel(ours, our_files)
+
+
+class Forked:
+    """What `Child` uses of `subprocess.Popen`."""
+
+    def __init__(self, files, threads):
+        words = (files, os.getpid(), threads, sys.path)
+        self._process = forked.CONTEXT.Process(name="MainProcess", target=_work, args=words)
+        forked.begin()
+        self._process.start()
+        self.pid, self.kill = self._process.pid, self._process.kill
+
+    def wait(self, timeout=None):
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired("forked", timeout)
+        return self._process.exitcode
+
+
+def _work(files, parent, threads, path):
+    os.setsid()
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    sys.path[:] = path
+    sys.argv = [worker.__name__, *map(str, files), str(parent)]
+    worker.main()

@@ -222,9 +222,9 @@ def test_a_drain_survives_the_end_of_an_event_loop():
 
 @pytest.mark.parametrize("in_flight", ["continue", "drain"])
 def test_random_interleavings(in_flight):
-    """Turns, releases and new weights in 50 random orders: every token is its version's, and everything ends."""
+    """Turns, releases and new weights in 20 random orders: every token is its version's, and everything ends."""
     spans = 0
-    for seed in range(50):
+    for seed in range(20):
         rng = random.Random(seed)
         engine = make_engine(in_flight, slots=rng.choice([1, 2, 8]))
         for prompt, generation in run(at_random(engine, rng)):
@@ -232,7 +232,7 @@ def test_random_interleavings(in_flight):
             spans += len(generation.version_spans)
             if in_flight == "drain":
                 assert len(generation.version_spans) <= 1
-    assert in_flight == "drain" or spans > 350, "or no turn was interrupted"
+    assert in_flight == "drain" or spans > 140, "or no turn was interrupted"
 
 
 async def at_random(engine, rng):

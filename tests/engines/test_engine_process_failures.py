@@ -15,7 +15,7 @@ from mtrl.engines.local.channel import Channel
 from mtrl.engines.local.child import Child
 from mtrl.errors import UserError
 
-pytestmark = pytest.mark.xdist_group("engine_process")
+pytestmark = [pytest.mark.xdist_group("engine_process"), pytest.mark.usefixtures("forked_children")]
 
 
 @pytest.mark.parametrize(

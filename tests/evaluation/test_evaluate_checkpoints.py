@@ -16,7 +16,7 @@ from tests.evaluation.conftest import TASK
 from tests.evaluation.outputs import trajectories_of
 from tests.trainer.shard_ranks import on_ranks
 
-FEW = ["evaluation.rows=4", "evaluation.sampled_rows=0", "evaluation.samples_per_row=1", "evaluation.output=out"]
+FEW = ["evaluation.rows=2", "evaluation.sampled_rows=0", "evaluation.samples_per_row=1", "evaluation.output=out"]
 
 
 def _write_again(source, target):

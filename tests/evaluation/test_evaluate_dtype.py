@@ -32,11 +32,11 @@ def test_episodes_are_those_of_the_runs_own_evaluation(evaluate, half, tmp_path)
 
 
 def test_a_checkpoint_is_evaluated_in_the_same_dtype(evaluate, half, tmp_path):
-    words = ("evaluation.sampled_rows=0",)
-    assert evaluate(half, "evaluation.output=export", *words).status == 0
-    assert evaluate(half / "checkpoints" / "latest", "evaluation.output=checkpoint", *words).status == 0
-    export, checkpoint = (tmp_path / name / "metrics.jsonl" for name in ("export", "checkpoint"))
-    assert export.read_bytes() == checkpoint.read_bytes()
+    words = ("evaluation.rows=4", "evaluation.sampled_rows=0", "evaluation.output=out")
+    done = evaluate(half / "checkpoints" / "latest", f"evaluation.compare=[{half}/export]", *words)
+    assert done.status == 0, done.err
+    checkpoint, export = (greedy(file) for file in (tmp_path / "out" / "trajectories").glob("*.jsonl"))
+    assert checkpoint == export and len(export) == 4
 
 
 def test_float32_can_be_asked_for(evaluate, half, tmp_path):

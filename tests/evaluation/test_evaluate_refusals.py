@@ -106,24 +106,28 @@ def test_the_folder_of_a_run_is_not_written_into(refused, run):
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    "sentences",
     [
-        (["evaluation.split=train"], "evaluation.split=train: these are rows to train on"),
-        (["evaluation.rows=500", "data.max_test_rows=null"], "500 rows were requested, and test has 12: all of them"),
-        (["evaluation.rows=500"], "evaluation.rows=500 is limited to data.max_test_rows=12"),
-        (["trainer.max_steps=5"], "trainer.max_steps=5 changes nothing here: an evaluation does not train"),
-        (["evaluation.every_steps=5"], "evaluation.every_steps=5 changes nothing here"),
-        (["evaluation.endpoint.timeout=5"], "evaluation.endpoint.timeout changes nothing, for no model is an endpoint"),
-        (
-            ["evaluation.sampled_rows=0"],
-            "samples_per_row and pass_k_values change nothing with evaluation.sampled_rows=0",
-        ),
-        (["generator.eval_sampling_params.temperature=0"], "the sampled episodes of a row are all its greedy one"),
+        {
+            "evaluation.split=train": "evaluation.split=train: these are rows to train on",
+            "trainer.max_steps=5": "trainer.max_steps=5, evaluation.every_steps=5 changes nothing here",
+            "evaluation.every_steps=5": "evaluation.every_steps=5 changes nothing here: an evaluation does not train",
+            "evaluation.endpoint.timeout=5": "evaluation.endpoint.timeout changes nothing, for no model is an endpoint",
+            "generator.eval_sampling_params.temperature=0": "the sampled episodes of a row are all its greedy one",
+        },
+        {
+            "evaluation.rows=500": "500 rows were requested, and test has 12: all of them",
+            "data.max_test_rows=null": "500 rows",
+            "evaluation.sampled_rows=0": "and pass_k_values change nothing with evaluation.sampled_rows=0",
+        },
+        {"evaluation.rows=500": "evaluation.rows=500 is limited to data.max_test_rows=12"},
     ],
 )
-def test_settings_without_effect_cause_a_warning(evaluate, run, words, sentence):
-    done = evaluate(run, "evaluation.rows=2", "evaluation.sampled_rows=1", *words)
-    assert done.status == 0 and sentence in done.out, done.out
+def test_settings_without_effect_cause_a_warning(evaluate, run, sentences):
+    done = evaluate(run, "evaluation.rows=2", "evaluation.sampled_rows=1", *sentences)
+    assert done.status == 0, done.err
+    for sentence in sentences.values():
+        assert sentence in done.out, done.out
 
 
 def test_an_unencrypted_api_key_causes_a_warning(monkeypatch):

@@ -284,13 +284,12 @@ def test_an_invalid_guess_has_a_negative_reward_and_the_game_ends_after_four_tur
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("credit", METHODS)
-def test_the_policy_learns_to_use_the_hints(credit):
+def test_the_policy_learns_to_use_the_hints():
     """Random guesses would find 1 - (6/7)^4 = 46 % of the numbers."""
     torch.set_num_threads(1)
     model = example.make_model(seed=0)
     assert example.evaluate(model) < 0.1
-    example.train(model, options(steps=100, group_size=32, credit=credit))
+    example.train(model, options(steps=100, group_size=32))
     assert example.evaluate(model) > 0.6
 
 

@@ -1,17 +1,23 @@
 """Environments that are broken in one place each: the checklist fails on the line that says so, and on no other."""
 
+import copy
+import functools
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
 from mtrl.command.compose import compose
+from mtrl.preflight import context
 from mtrl.preflight.__main__ import check
+from mtrl.preflight.responses import FUZZ
 from mtrl.preflight.result import Status
 
 BROKEN = Path(__file__).parent / "broken"
 EXPECTED = {
-    "constant_reward": {"spread": "all rewards are 0.00"},
+    "constant_reward": {
+        "spread": "100 episodes of the demonstrator: reward 0.00 to 0.00, 0 successes: all rewards are 0.00"
+    },
     "crashing": {"robust": "KeyError in crashing.py, line "},
     "echo_pays": {"echo": "the direct answer earns 1.00, the best exploit found 0.90: the question back"},
     "form_beats_success": {"local_optimum": "earns 0.50 (a wrong answer, repeated); solving earns 1.00, and the demo"},
@@ -23,10 +29,10 @@ EXPECTED = {
     "hash_order": {"hermetic": "observation after turn 1"},
     "leaky_class": {"leaks": "changed meanwhile: tests.preflight.broken.leaky_class.Leaky.seen", "concurrency": "look"},
     "length_pays": {"growth": "longer responses get more reward"},
-    "lenient_place": {"agreement": "text before: 8 of 8", "stuffing": "whole replies joined by"},
-    "lenient_tag": {"agreement": "<final_response> for <final_output>: 8 of 8"},
-    "not_finite": {"range": "returned the reward nan", "spread": "48 successes"},
-    "overlapping_splits": {"splits": "5 share prompt and ground truth (again-120;"},
+    "lenient_place": {"agreement": "text before: 4 of 4", "stuffing": "whole replies joined by"},
+    "lenient_tag": {"agreement": "<final_response> for <final_output>: 4 of 4"},
+    "not_finite": {"range": "returned the reward nan", "spread": "18 successes"},
+    "overlapping_splits": {"splits": "5 share prompt and ground truth (again-40;"},
     "random_tool": {"hermetic": "ms' / '"},
     "spam_pays": {
         "growth": "reward 1.00 in 5 turns, 4.00 in 20",
@@ -57,15 +63,24 @@ WARNED_BESIDES = {
 """Environment -> lines that warn beside those that fail."""
 
 
-def results_of(name, *overrides):
-    """The checklist of one of them, without a policy."""
+@functools.cache
+def composed():
     choice = [
-        "preflight.rows=8",
+        "preflight.rows=4",
         "experiment=null",
         "environment.name=x",
-        f"environment.target=tests.preflight.broken.{name}.FAMILY",
+        "environment.target=tests.preflight.broken.sound.FAMILY",
     ]
-    config = OmegaConf.to_object(compose([*choice, "preflight.model=false", *overrides]))
+    return OmegaConf.to_object(compose([*choice, "preflight.model=false"]))
+
+
+def results_of(name, **settings):
+    """The checklist of one of them, without a policy."""
+    config = copy.deepcopy(composed())
+    config.environment.target = f"tests.preflight.broken.{name}.FAMILY"
+    for field, value in settings.items():
+        part = config.environment if field == "step_timeout" else config.preflight
+        setattr(part, field, value)
     return {result.name: result for result in check(config)}
 
 
@@ -85,8 +100,11 @@ def test_the_sound_environment_passes():
 
 
 @pytest.mark.parametrize("name", sorted(EXPECTED.keys() - {"hanging"}))
-def test_the_right_lines_fail(name):
-    results = results_of(name, *([] if "hermetic" in EXPECTED[name] else ["preflight.processes=0"]))
+def test_the_right_lines_fail(name, monkeypatch):
+    """The sound environment and those that fail at `robust` get all unexpected responses, the others every sixth."""
+    if "robust" not in EXPECTED[name]:
+        monkeypatch.setattr(context, "FUZZ", FUZZ[::6])
+    results = results_of(name, **({} if "hermetic" in EXPECTED[name] else {"processes": 0}))
     assert failed_lines(results) == EXPECTED[name].keys(), results
     for line, words in EXPECTED[name].items():
         assert words in results[line].evidence
@@ -96,8 +114,9 @@ def test_the_right_lines_fail(name):
 
 
 @pytest.mark.parametrize("name", WARNED)
-def test_the_right_lines_warn(name):
-    results = results_of(name, "preflight.processes=0")
+def test_the_right_lines_warn(name, monkeypatch):
+    monkeypatch.setattr(context, "FUZZ", FUZZ[::6])
+    results = results_of(name, processes=0)
     assert {line for line, result in results.items() if result.status == Status.WARN} == WARNED[name].keys(), results
     for line, words in WARNED[name].items():
         assert words in results[line].evidence
@@ -107,7 +126,7 @@ def test_the_right_lines_warn(name):
 
 @pytest.mark.slow
 def test_an_environment_that_hangs_ends():
-    results = results_of("hanging", "environment.step_timeout=0.3", "preflight.seconds=1", "preflight.rows=8")
+    results = results_of("hanging", step_timeout=0.3, seconds=0.2)
     assert failed_lines(results) == {"robust"}, results
     assert EXPECTED["hanging"]["robust"] in results["robust"].evidence
     assert any("episodes were left out for lack of time" in result.evidence for result in results.values())

@@ -19,14 +19,16 @@ from mtrl.preflight.__main__ import check, main
 from mtrl.preflight.checklist import CHEAP, CHECKS, cheap_checks, run
 from mtrl.preflight.context import Context, environment_factory
 from mtrl.preflight.policy_checks import informative
+from mtrl.preflight.responses import FUZZ
 from mtrl.preflight.result import Result, Status, failed, passed, skipped, warned, worst
 from tests import forked
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-FEW_ROWS = ["data.max_train_rows=512", "data.max_test_rows=64"]
+FEW_ROWS = ["data.max_train_rows=64", "data.max_test_rows=32"]
 """Gold solves every row once, which on the whole data takes longer than all other checks together."""
+QUICK = ["preflight.rows=4", "preflight.processes=0"]
 
 
 def command(folder, *overrides):
@@ -47,13 +49,22 @@ def context_of(*overrides, **changes):
     return Context(config, family, splits, make, **{"max_rows": 8, "seconds": 20.0, **changes})
 
 
+def results_of(monkeypatch, *overrides):
+    """The whole checklist with every sixth unexpected response, since several checks repeat them, and then the check
+    `robust` with all of them."""
+    with monkeypatch.context() as fewer:
+        fewer.setattr("mtrl.preflight.context.FUZZ", FUZZ[::6])
+        results = list(check(config_of(*overrides)))
+    return [*results, *run(context_of(*overrides, max_rows=2), [("robust", CHECKS["robust"])])]
+
+
 @pytest.mark.parametrize(
     ("experiment", "prompt"),
     [("gsm8k", "short"), ("gsm8k", "full"), ("text_to_sql", "full"), ("gsm8k_single_turn", "full")],
 )
-def test_the_shipped_tasks_pass_everything(experiment, prompt):
-    words = (f"experiment={experiment}", f"environment.prompt={prompt}", "preflight.rows=16")
-    results = list(check(config_of(*words, *FEW_ROWS)))
+def test_the_shipped_tasks_pass_everything(experiment, prompt, monkeypatch):
+    words = (f"experiment={experiment}", f"environment.prompt={prompt}", "preflight.rows=4")
+    results = results_of(monkeypatch, *words, *FEW_ROWS)
     shown = [(r.name, r.evidence) for r in results if r.status in (Status.WARN, Status.FAIL)]
     assert not shown
     single_turn, short = experiment == "gsm8k_single_turn", prompt == "short"
@@ -64,7 +75,7 @@ def test_the_shipped_tasks_pass_everything(experiment, prompt):
 def test_the_guides_reward_fails_at_stalling(tmp_path):
     """Four wrong answers of 0.04 and then the right one are paid 1.16."""
     wanted = ("+experiment=gsm8k", "reward=guide", "generator.max_turns=5", "preflight.model=false", *FEW_ROWS)
-    done = command(tmp_path, *wanted, "preflight.json=out/found.json")
+    done = command(tmp_path, *wanted, *QUICK, "preflight.json=out/found.json")
     assert done.returncode == 1, done.stderr
     found = json.loads((tmp_path / "out" / "found.json").read_text())
     assert (found["status"], found["name"]) == ("fail", "gsm8k")
@@ -76,7 +87,7 @@ def test_the_guides_reward_fails_at_stalling(tmp_path):
 
 
 def test_a_pass_is_0_and_the_results_lie_in_the_folder_of_the_run(tmp_path):
-    words = ("experiment=gsm8k", "preflight.model=false", "preflight.processes=0", "run_dir=here")
+    words = ("experiment=gsm8k", "preflight.model=false", *QUICK, "run_dir=here")
     done = command(tmp_path, *words, *FEW_ROWS)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "here" / "preflight.json").read_text())
@@ -103,7 +114,8 @@ def test_a_wrong_configuration_is_2_and_one_sentence(tmp_path, override, sentenc
 def test_checks_without_a_model_import_no_torch():
     program = (
         "import sys; from mtrl.preflight.__main__ import main; "
-        "status = main(['preflight.model=false', 'preflight.rows=4', 'data.max_train_rows=64', "
+        "status = main(['preflight.model=false', 'preflight.rows=2', 'preflight.processes=0', "
+        "'data.max_train_rows=32', 'data.max_test_rows=32', "
         "'preflight.json=' + sys.argv[1]]); "
         "assert status == 0 and 'torch' not in sys.modules"
     )
@@ -192,12 +204,12 @@ def test_the_policy_plays_last(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("experiment", "rows"), [("games", 12), ("mini_swe", 4), ("search", 12), ("sop", 12), ("triviaqa", 12)]
+    ("experiment", "rows"), [("games", 6), ("mini_swe", 2), ("search", 6), ("sop", 6), ("triviaqa", 6)]
 )
-def test_the_other_shipped_tasks_fail_nowhere(experiment, rows):
+def test_the_other_shipped_tasks_fail_nowhere(experiment, rows, monkeypatch):
     """Their warnings are explained in their READMEs. Turns of mini_swe start sandboxes: it plays fewer."""
     words = (f"experiment={experiment}", f"preflight.rows={rows}", "preflight.seconds=5")
     few_rows = (f"data.max_train_rows={8 * rows}", f"data.max_test_rows={4 * rows}")
-    results = list(check(config_of(*words, *few_rows)))
+    results = results_of(monkeypatch, *words, *few_rows)
     assert not [(r.name, r.evidence) for r in results if r.status == Status.FAIL]
     assert {r.name for r in results if r.status == Status.PASS} >= {"hermetic", "leaks", "concurrency", "gold"}

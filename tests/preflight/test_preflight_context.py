@@ -2,6 +2,7 @@
 
 import os
 import threading
+from functools import cache
 
 from omegaconf import OmegaConf
 
@@ -32,11 +33,16 @@ class Meeting(Lookup):
                 Meeting.here -= 1
 
 
-def context_of(family):
+@cache
+def composed(*overrides):
+    return compose(overrides)
+
+
+def context_of(family, max_rows=16):
     overrides = ["experiment=null", "environment.name=x", "environment.target=tests.preflight.broken.sound.FAMILY"]
-    config = OmegaConf.to_object(compose(overrides))
+    config = OmegaConf.to_object(composed(*overrides))
     splits = family.load(config.data, config.seed)
-    return Context(config, family, splits, environment_factory(config, family), max_rows=16, seconds=20.0)
+    return Context(config, family, splits, environment_factory(config, family), max_rows=max_rows, seconds=20.0)
 
 
 def test_rows_that_the_familys_players_refuse_are_left_out():
@@ -84,7 +90,7 @@ def test_players_that_would_end_the_process_fail_their_check_alone():
         os._exit(0)
 
     for player in ("gold", "decoys", "demonstrate"):
-        context = context_of(family(Lookup, **{player: exits}))
+        context = context_of(family(Lookup, **{player: exits}), max_rows=2)
         results = list(checklist.run(context, [("agreement", checklist.CHECKS["agreement"]), ("splits", passes)]))
         assert [result.status for result in results] == [Status.FAIL, Status.PASS]
         assert "the check itself failed: RuntimeError: SystemExit('os._exit(0)" in results[0].evidence

@@ -1,5 +1,7 @@
 """The local optimum: a strategy that never solves the task must earn less than the successes of the initial policy."""
 
+import copy
+import functools
 import re
 from dataclasses import replace
 from types import SimpleNamespace
@@ -22,20 +24,26 @@ from tests.preflight.broken import sound
 from tests.preflight.broken.sound import Lookup
 
 
-def context_of(*overrides, **changes):
+@functools.cache
+def composed(*overrides):
+    return OmegaConf.to_object(compose([*overrides, "preflight.model=false"]))
+
+
+def context_of(*overrides, target=None, **changes):
     """The context of the checklist, with parts of the family changed."""
-    config = OmegaConf.to_object(compose([*overrides, "preflight.model=false"]))
+    config = copy.deepcopy(composed(*overrides))
+    config.environment.target = target
     family = replace(get_family(config.environment.name, config.environment.target), **changes)
     splits = family.load(config.data, config.seed, **config.environment.config)
     make = environment_factory(config, family, config.generator.max_turns)
-    return Context(config, family, splits, make, max_rows=8, seconds=20.0)
+    return Context(config, family, splits, make, max_rows=4, seconds=20.0)
 
 
-BROKEN = ("experiment=null", "environment.name=x", "environment.target=tests.preflight.broken.{}.FAMILY")
+BROKEN = ("experiment=null", "environment.name=x", f"environment.target={sound.__name__}.FAMILY")
 
 
 def broken(name, **changes):
-    return context_of(*(word.format(name) for word in BROKEN), **changes)
+    return context_of(*BROKEN, target=f"tests.preflight.broken.{name}.FAMILY", **changes)
 
 
 def test_it_is_a_check_with_and_without_a_policy():
@@ -113,7 +121,7 @@ def test_failures_of_the_demonstrator_are_one_strategy():
     found = best_unsolved(context)
     assert (found.reward, found.how) == (pytest.approx(0.7), "the failures of the demonstrator")
     result = local_optimum(context)
-    assert result.status == Status.FAIL and "the demonstrator solves 0 of 100: 0.00" in result.evidence
+    assert result.status == Status.FAIL and "the demonstrator solves 0 of 40: 0.00" in result.evidence
 
 
 ALONE = ("hermetic", "leaks", "concurrency", "worked_example")

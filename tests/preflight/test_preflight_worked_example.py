@@ -1,6 +1,7 @@
 """The check of full prompts: it passes for every shipped task, and fails for prompts with a wrong name or example."""
 
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from omegaconf import OmegaConf
@@ -15,9 +16,14 @@ from mtrl.preflight.result import Status
 FULL = ["environment.prompt=full", "data.synthetic_train_rows=6", "data.synthetic_test_rows=4"]
 
 
+@cache
+def composed(*overrides):
+    return compose(overrides)
+
+
 def result_of(*overrides, changes=(), **family):
     """The check's result for a task, whose prompts are changed by replacements of text."""
-    config = OmegaConf.to_object(compose([*FULL, *overrides]))
+    config = OmegaConf.to_object(composed(*FULL, *overrides))
     task = load_task(config)
     rows = task.splits.train + task.splits.test
     for row in rows:

@@ -2,11 +2,17 @@
 
 from types import SimpleNamespace
 
-from tests.preflight.broken.sound import Lookup, family
+from mtrl.datasets import Splits
+from tests.preflight.broken.sound import Lookup, family, make_row
+
+
+def load(data, seed, **config):
+    """More rows than the weak player plays."""
+    return Splits([make_row(n, "train") for n in range(120)], [make_row(n, "test") for n in range(120, 150)])
 
 
 def demonstrate(row, rng):
     return SimpleNamespace(act=lambda observation: "<final_output>12321</final_output>")
 
 
-FAMILY = family(Lookup, demonstrate=demonstrate)
+FAMILY = family(Lookup, load=load, demonstrate=demonstrate)

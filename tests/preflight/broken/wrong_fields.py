@@ -16,7 +16,7 @@ def make_row(number, split):
 
 
 def load(data, seed, **config):
-    return Splits([make_row(n, "train") for n in range(60)], [make_row(n, "test") for n in range(60, 120)])
+    return Splits([make_row(n, "train") for n in range(40)], [make_row(n, "test") for n in range(40, 70)])
 
 
 def gold(row):

@@ -27,6 +27,8 @@ PROMPT = list(range(20, 84))
 CONTEXT = 2048
 """So that a turn goes on for seconds, on a busy machine too."""
 LONG = CONTEXT - len(PROMPT) - 1
+WHOLE = 600
+"""Tokens of turns that are sampled to their end, also seconds."""
 TOKENS: dict[str, str] = {}
 """Token of each server, by its URL."""
 BLOCK = 32
@@ -218,13 +220,13 @@ def test_a_paused_turn_continues_under_new_weights(server, policy, mode):
     version, weights = policy.step()
 
     async def act(api):
-        async with sampling_now(api, turn(max_tokens=LONG)) as task:
+        async with sampling_now(api, turn(max_tokens=WHOLE)) as task:
             await update(api, WAYS["tensors"], weights, version, mode)
             return await task
 
     generation = server.ask(act)
     (before, first), (after, second) = generation.version_spans
-    assert (before, after) == (version - 1, version) and first + second == LONG
+    assert (before, after) == (version - 1, version) and first + second == WHOLE
     prompt, ids = PROMPT, generation.token_ids
     assert worst(generation.logprobs[:first], reference_logprobs(old, prompt, ids[:first])) < PARITY
     assert worst(generation.logprobs[first:], reference_logprobs(policy.model, prompt, ids)[first:]) < PARITY
@@ -236,7 +238,7 @@ def test_a_drained_turn_ends_under_old_weights(server, policy, mode):
     version, weights = policy.step()
 
     async def act(api):
-        async with sampling_now(api, turn(max_tokens=LONG)) as running:
+        async with sampling_now(api, turn(max_tokens=WHOLE)) as running:
             await api.pause(mode)
             try:
                 async with asyncio.timeout(60):
@@ -247,7 +249,7 @@ def test_a_drained_turn_ends_under_old_weights(server, policy, mode):
             return old, await waiting
 
     old, new = server.ask(act)
-    assert old.version_spans == [(version - 1, LONG)]
+    assert old.version_spans == [(version - 1, WHOLE)]
     assert new.version_spans == [(version, 32)] and policy.distance(PROMPT, new) < PARITY
 
 
@@ -406,7 +408,7 @@ def test_invalid_requests_are_refused_and_the_server_survives(server):
 
 
 def test_every_route_requires_the_token(server):
-    with httpx.Client(base_url=server.url, trust_env=False) as client:
+    with httpx.Client(base_url=server.url, trust_env=False, timeout=60.0) as client:
         known = {"Authorization": f"Bearer {server.place.token}"}
         paths = client.get("/openapi.json", headers=known).raise_for_status().json()["paths"]
         assert {"/health", "/pause", "/update_weights", "/inference/v1/generate"} <= set(paths)
