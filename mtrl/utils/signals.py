@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import socket
 import threading
@@ -34,6 +35,7 @@ class Interrupt:
         self._previous: dict[int, Any] = {}
         self._is_reporting = False
         self._second: int | None = None
+        self._is_ending = False
 
     def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
@@ -54,7 +56,20 @@ class Interrupt:
         elif self._is_reporting:  # an exception while the console writes a line would corrupt its buffer
             self._second = number
         else:
+            self._end(number)
+
+    def _end(self, number: int) -> None:
+        """Raise `EndedAtOnce`: from the event loop if one runs, because an exception of a signal handler may make the
+        loop lose the callback that it is about to call, and the end of the loop then waits for the task of this
+        callback for ever. A further signal raises it here, for a loop that is blocked."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:
+            raise EndedAtOnce(number) from None
+        if self._is_ending:
             raise EndedAtOnce(number)
+        self._is_ending = True
+        loop.call_soon_threadsafe(_raise, EndedAtOnce(number))
 
     def _report(self) -> None:
         self._is_reporting = True
@@ -63,7 +78,11 @@ class Interrupt:
         finally:
             self._is_reporting = False
         if self._second is not None:
-            raise EndedAtOnce(self._second)
+            self._end(self._second)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
 
 
 class Relay:
