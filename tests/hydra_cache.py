@@ -6,6 +6,7 @@ start from a copy. Overrides of values, and compositions with folders or package
 """
 
 import copy
+from contextlib import contextmanager
 from unittest import mock
 
 import pytest
@@ -49,8 +50,8 @@ def _merge(self, defaults, repo):
     return copy.deepcopy(MERGED[id(defaults)])
 
 
-@pytest.fixture(autouse=True, scope="session")
-def cached_merges():
+@contextmanager
+def caching():
     """Cache the merges of all compositions in this process."""
     with (
         mock.patch.object(config_loader_impl, "create_defaults_list", _create),
@@ -58,4 +59,10 @@ def cached_merges():
         # Hydra copies the store for each composition, and then each schema that it reads from the copy.
         mock.patch.object(ConfigStore, "__deepcopy__", lambda store, memo: store, create=True),
     ):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cached_merges():
+    with caching():
         yield

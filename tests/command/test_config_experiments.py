@@ -7,6 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from mtrl.command.compose import compose, merge
+from mtrl.command.secret_checks import check_secrets
 from mtrl.config.keys import all_keys, settings
 from mtrl.config.overrides import CONF, normalise
 from mtrl.errors import UserError
@@ -71,11 +72,14 @@ def test_the_first_lines_of_an_experiment_are_its_command(name):
 
 
 @pytest.mark.parametrize("choices", COMBINATIONS, ids=lambda choices: " ".join(choices.values()))
-def test_every_option_of_every_group_has_only_keys_of_the_schema(choices):
+def test_every_option_of_every_group_has_only_keys_of_the_schema_and_no_secret(choices):
     cfg = merge(normalise([f"{group}={option}" for group, option in choices.items()]))
     for group, option in choices.items():
         known = {path.rpartition(".")[2] for path in all_keys() if path.startswith(f"{group}.")}
         assert set(cfg[group]) <= known, f"{group}={option}"
+    for key in OmegaConf.missing_keys(cfg):
+        OmegaConf.update(cfg, key, "x")
+    check_secrets(cfg)
 
 
 def test_the_command_line_wins_over_the_experiment():
