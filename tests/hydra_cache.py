@@ -6,6 +6,7 @@ start from a copy. Overrides of values, and compositions with folders or package
 """
 
 import copy
+import pickle
 from contextlib import contextmanager
 from unittest import mock
 
@@ -46,8 +47,8 @@ def _merge(self, defaults, repo):
     if not any(defaults is cached.defaults for cached in DEFAULTS.values()):
         return MERGE(self, defaults, repo)
     if id(defaults) not in MERGED:
-        MERGED[id(defaults)] = MERGE(self, defaults, repo)
-    return copy.deepcopy(MERGED[id(defaults)])
+        MERGED[id(defaults)] = pickle.dumps(MERGE(self, defaults, repo))
+    return pickle.loads(MERGED[id(defaults)])  # takes a fifth of the time of `copy.deepcopy`
 
 
 @contextmanager
