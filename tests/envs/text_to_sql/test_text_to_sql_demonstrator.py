@@ -8,13 +8,13 @@ import pytest
 from envs.text_to_sql import FAMILY
 from mtrl.config.model_schema import WarmStartConfig
 
-pytestmark = pytest.mark.xdist_group("demonstrations of text_to_sql")  # which share 1,000 episodes
+pytestmark = pytest.mark.xdist_group("demonstrations of text_to_sql")  # which share 500 episodes
 
 
 @pytest.fixture(scope="module")
 def episodes(splits):
     return [
-        (row, FAMILY.demonstrate(row, random.Random(index)).responses) for index, row in enumerate(splits.train[:1000])
+        (row, FAMILY.demonstrate(row, random.Random(index)).responses) for index, row in enumerate(splits.train[:500])
     ]
 
 
