@@ -45,7 +45,7 @@ def compose(overrides: Sequence[str] = (), config_dir: str | None = None) -> Dic
 
 def merge(overrides: Sequence[str], config_dir: str | None = None) -> DictConfig:
     """Merge groups, experiment and (normalised) overrides into one tree; only keys and types are checked."""
-    return without_hydra(merge_with_hydra(overrides, config_dir))
+    return _remove_hydra(merge_with_hydra(overrides, config_dir))
 
 
 def without_hydra(composed: DictConfig) -> DictConfig:
@@ -55,10 +55,14 @@ def without_hydra(composed: DictConfig) -> DictConfig:
     Raises:
         UserError: an interpolation cannot be resolved, or a folder is an address.
     """
-    folders: Any = OmegaConf.to_container(composed.hydra, resolve=False)
+    return _remove_hydra(copy.deepcopy(composed))
+
+
+def _remove_hydra(cfg: DictConfig) -> DictConfig:
+    """Like `without_hydra`, but in `cfg` itself, since a copy takes a tenth of the time of a composition."""
+    folders: Any = OmegaConf.to_container(cfg.hydra, resolve=False)
     for kind in ("run", "sweep"):
         check_local(f"hydra.{kind}.dir={folders[kind]['dir']}", folders[kind]["dir"])
-    cfg = copy.deepcopy(composed)
     with open_dict(cfg):
         del cfg.hydra
     try:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from functools import cache
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -296,6 +297,7 @@ def _chosen(cfg: DictConfig, chooser: str) -> str | None:
     return entry.name if entry.function.__module__.startswith("mtrl.") else None
 
 
+@cache
 def _settings_in(paths: tuple[str, ...]) -> list[str]:
     return [known for path in paths for known in keys.settings() if known == path or known.startswith(f"{path}.")]
 

@@ -27,7 +27,7 @@ def holds_run(folder: Path) -> bool:
 
 def has_default_run_dir(cfg: DictConfig) -> bool:
     """Return whether `run_dir` has its default value."""
-    raw: Any = OmegaConf.to_container(cfg, resolve=False)
+    raw: Any = OmegaConf.to_container(OmegaConf.masked_copy(cfg, "run_dir"), resolve=False)
     return raw["run_dir"] == Config.run_dir
 
 

@@ -23,6 +23,9 @@ NOT_SHIFTED = {
     "pkpo_sloo": "n and n-1 weigh the reward and its baseline differently",
 }
 
+FEW = settings(max_examples=30)
+"""For properties of all configurations, each of which gets every example: up to 15 trajectories of several lengths."""
+
 
 def method_of(label):
     return CONFIGURATIONS[label].advantage_method
@@ -73,7 +76,7 @@ def test_every_method_is_covered():
     assert {name for name, entry in METHODS.items() if not entry.needs_group} == WITHOUT_BASELINE
 
 
-@settings(deadline=None)
+@FEW
 @given(batch=batches())
 def test_advantages_have_the_shape_of_the_rewards_and_are_finite(batch):
     for config in each():
@@ -92,7 +95,7 @@ def test_no_groups_and_no_turns(label):
     assert batch_advantages([[[], []]], config) == [[[], []]]
 
 
-@settings(deadline=None)
+@FEW
 @given(batch=batches())
 def test_advantages_of_whole_trajectories_sum_to_zero_in_every_group(batch):
     for method in ("grpo", "dr_grpo", "rloo", "gpg"):
@@ -100,7 +103,7 @@ def test_advantages_of_whole_trajectories_sum_to_zero_in_every_group(batch):
             assert math.fsum(turns[0] for turns in group) == pytest.approx(0.0, abs=1e-9)
 
 
-@settings(deadline=None)
+@FEW
 @given(batch=batches())
 def test_credit_per_turn_sums_to_zero_at_every_turn(batch):
     for method in ("grpo", "dr_grpo", "rloo", "group_based_per_turn"):
@@ -128,7 +131,7 @@ def test_whitened_tokens_have_mean_0_and_variance_1(batch):
             assert math.fsum(a * a for a in tokens) / (len(tokens) - 1) == pytest.approx(1.0, rel=1e-4)
 
 
-@settings(deadline=None)
+@FEW
 @given(batch=batches(), shift=reward)
 def test_a_constant_final_reward_changes_no_advantage(batch, shift):
     rewards, tokens = batch
@@ -137,7 +140,7 @@ def test_a_constant_final_reward_changes_no_advantage(batch, shift):
         close(batch_advantages(more, config, tokens), batch_advantages(rewards, config, tokens), 1e-6)
 
 
-@settings(deadline=None)
+@FEW
 @given(batch=batches(), data=st.data())
 def test_the_order_of_trajectories_and_of_groups_does_not_matter(batch, data):
     rewards, tokens = batch
@@ -152,7 +155,7 @@ def test_the_order_of_trajectories_and_of_groups_does_not_matter(batch, data):
         close(batch_advantages(shuffled(rewards), config, shuffled(tokens)), values)
 
 
-@settings(deadline=None)
+@FEW
 @given(batch=batches())
 def test_groups_do_not_affect_each_other(batch):
     rewards, tokens = batch
@@ -168,7 +171,7 @@ def test_batchwide_methods_depend_on_the_other_groups(method):
     assert flat(alone) != pytest.approx(flat(beside), abs=1e-3)
 
 
-@settings(deadline=None)
+@FEW
 @given(batch=batches(), turns=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=4), size=st.integers(3, 5))
 def test_a_group_of_equal_rewards_gets_exactly_0_beside_others(batch, turns, size):
     for config in each(has_group_baseline):
@@ -207,7 +210,7 @@ def test_a_trajectory_without_peers_gets_0(label):
     assert any(values) != METHODS[config.advantage_method].needs_group
 
 
-@settings(deadline=None)
+@FEW
 @given(batch=batches(), data=st.data())
 def test_breaks_do_not_affect_advantages(batch, data):
     rewards, tokens = batch
@@ -222,7 +225,7 @@ def test_breaks_do_not_affect_advantages(batch, data):
         assert turn_advantages(cut, config) == turn_advantages(whole, config)
 
 
-@settings(deadline=None)
+@FEW
 @given(batch=batches())
 def test_token_counts_do_not_affect_advantages(batch):
     for config in each(lambda label: method_of(label) not in {*WHITENED, "opo"}):
@@ -256,7 +259,7 @@ def test_dr_grpo_is_grpo_without_the_division(rewards):
         assert batch_advantages(rewards, dr_grpo) == batch_advantages(rewards, plain)
 
 
-@settings(deadline=None)
+@FEW
 @given(outcomes=st.lists(st.lists(reward, min_size=2, max_size=6), min_size=1, max_size=3))
 def test_with_one_turn_all_credits_are_equal(outcomes):
     batch = [[[r] for r in group] for group in outcomes]

@@ -17,7 +17,7 @@ PLACES = (
     "/workspace/../{{marker}}", "/tmp/../../{{marker}}", "/proc/self/cwd/../{{marker}}",
     "/proc/self/fd/../../../{{marker}}",
 )  # fmt: skip
-WRITE = ("echo x > {{place}}", "mkdir -p {{place}}", "ln -s /tmp {{place}}")
+WRITE = ("echo x > {{place}}; mkdir -p {{place}}; ln -s /tmp {{place}}",)
 LINKS = (
     "ln -s {{folder}} l; echo x > l/{{marker}}; cat l/canary.txt", "ln {{canary}} hard; echo x >> hard",
     "ln -s {{canary}} l; echo x > l; cat l", "mkfifo p; ln -s p {{folder}}/{{marker}}",

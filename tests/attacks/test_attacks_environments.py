@@ -115,6 +115,7 @@ ASYNC_STEP = """async def step(self, response, ground_truth):
 WORDS = [
     "debug=fast", "environment.target=bad.Bad", "name=bad", "environment.config={}", "environment.step_timeout=20",
     "reward=default", "tracker.plots=false", "evaluation.before_train=false",
+    "preflight.at_start=none", "diagnosis.live=none",
 ]  # fmt: skip
 
 
@@ -145,6 +146,7 @@ def undisturbed(tmp_path_factory):
     return {is_async: folder / "run" for is_async, folder in folders.items()}
 
 
+@pytest.mark.xdist_group("undisturbed")
 @pytest.mark.parametrize("name", ON_A_RUN)
 def test_a_run_continues_or_ends_with_a_sentence(name, undisturbed, tmp_path):
     """The run has the weights of an undisturbed run, or ends with a nonzero status and a sentence."""

@@ -66,13 +66,13 @@ def family_of(attacks, family):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", sorted({attack.family for attack in QUICK}))
 def test_hostile_commands_have_no_effect_outside(family, outside, victim):
-    attack_all(family_of(QUICK, family), 3.0, outside, victim)
+    attack_all(family_of(QUICK, family), 1.5, outside, victim)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", sorted({attack.family for attack in GREEDY}))
 def test_greedy_commands_are_limited(family, outside, victim):
     with Peak() as peak:
-        attack_all(family_of(GREEDY, family), 1.5, outside, victim)
+        attack_all(family_of(GREEDY, family), 0.7, outside, victim)
     assert peak.processes < LIMITS.processes + 20, "including those of bubblewrap"
     assert peak.bytes < 6 * LIMITS.memory_bytes, "memory is checked 10 times a second"

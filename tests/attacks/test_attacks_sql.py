@@ -106,7 +106,7 @@ good = ("select fee from goods order by fee", [(12,), (25,), (40,)])
 make = lambda: sql.SqlSandbox.from_script("create table goods(fee); insert into goods values (40), (12), (25)")
 bystander, wrong, over = make(), [], threading.Event()
 def stand_by():
-    while not over.is_set():
+    while not over.wait(0.002):
         result = bystander.run(good[0])
         if result.rows != good[1]: wrong.append(result.error)
 thread = threading.Thread(target=stand_by)

@@ -50,21 +50,28 @@ class Bad(BaseEnvironment):
 WORDS = [
     "debug=fast", "environment.target=bad.Bad", "name=bad", "environment.config={}", "reward=default",
     "reward.components.mine={weight: 1.0, target: bad.reward}", "tracker.plots=false", "evaluation.before_train=false",
-    "environment.episode_timeout=6", "environment.step_timeout=6",
+    "preflight.at_start=none", "diagnosis.live=none",
 ]  # fmt: skip
 EXIT, HANG = "os._exit(0)", "threading.Event().wait(600)"
-LATE = "took longer than environment.episode_timeout=6 s"
+SECONDS = {"load hangs": 1, "score hangs": 3}
+"""Time limits of the tasks that reach one; the second has to play its episodes."""
+LATE = "took longer than environment.episode_timeout={} s"
 CASES = {
     # name: (place, code, exit status, part of the output)
     "import exits": ("import", EXIT, 2, "environment.target=bad.Bad cannot be imported (RuntimeError in bad.py, line"),
-    "load hangs": ("load", HANG, 2, f"loading the rows of Bad {LATE}; fix the loader or its data, or raise it"),
+    "load hangs": (
+        "load",
+        HANG,
+        2,
+        f"loading the rows of Bad {LATE.format(1)}; fix the loader or its data, or raise it",
+    ),
     "score exits": (
         "score",
         EXIT,
         2,
         "failed: RuntimeError: SystemExit('os._exit(0) in an environment'); fix `score`",
     ),
-    "score hangs": ("score", HANG, 2, f"{LATE}; fix `score`, or raise it"),
+    "score hangs": ("score", HANG, 2, f"{LATE.format(3)}; fix `score`, or raise it"),
     "score is NaN": ("score", "math.nan", 2, "failed: TypeError: it returned nan; it must be a finite number"),
     "reward exits": ("reward", EXIT, 1, "RuntimeError: SystemExit('os._exit(0) in an environment')"),
     "metrics are huge": ("reward", "(0.5, {'m': 1e308})", 2, "mine returned metrics['m'] = 1e+308; it must be"),
@@ -76,9 +83,10 @@ def test_a_run_reports_what_ended_it(name, tmp_path):
     where, code, expected, sentence = CASES[name]
     (tmp_path / "bad.py").write_text(MODULE.format(code=code))
     run = str(tmp_path / "run")
+    limits = [f"environment.{key}={SECONDS.get(name, 6)}" for key in ("episode_timeout", "step_timeout")]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}", "OMP_NUM_THREADS": "1"}
     done = forked.run(
-        [sys.executable, "-m", "mtrl.main", *WORDS, f"run_dir={run}"],
+        [sys.executable, "-m", "mtrl.main", *WORDS, *limits, f"run_dir={run}"],
         env=environment | {"RUN": run, "WHERE": where},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,6 +1,7 @@
 """Programs beside `mtrl.main` whose output does not fit the disk, or is on a read-only one, end in one sentence."""
 
 import errno
+import json
 import subprocess
 import sys
 
@@ -39,19 +40,33 @@ def test_other_errors_keep_their_traceback(error):
         raise error
 
 
+ONE_AFTER_ANOTHER = """
+import json, subprocess, sys
+from tests import forked
+
+commands, results = json.loads(sys.stdin.read()), {}
+for name, words in commands.items():
+    done = forked.run([sys.executable, "-m", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    results[name] = done.returncode, done.stdout
+print(json.dumps(results))
+"""
+"""Runs the programs in processes forked from one, all of which see the same mounts."""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_a_disk_that_is_full(tmp_path, program):
-    """A disk of one page, which bubblewrap mounts over the folder."""
-    mount = ["bwrap", "--dev-bind", "/", "/", "--size", "4096", "--tmpfs", str(tmp_path), "--chdir", str(ROOT)]
-    words = [word.format(tmp_path) for word in PROGRAMS[program]]
-    done = subprocess.run(
-        [*mount, sys.executable, "-m", *words],
+def test_a_disk_that_is_full(tmp_path):
+    """A disk of one page for each program, which bubblewrap mounts over its folder."""
+    commands = {name: [word.format(tmp_path / name) for word in words] for name, words in PROGRAMS.items()}
+    mounts = [word for name in PROGRAMS for word in ("--size", "4096", "--tmpfs", str(tmp_path / name))]
+    results = subprocess.run(
+        ["bwrap", "--dev-bind", "/", "/", *mounts, "--chdir", str(ROOT), sys.executable, "-c", ONE_AFTER_ANOTHER],
+        input=json.dumps(commands),
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        check=True,
         text=True,
         timeout=300,
     )
-    said = done.stdout.splitlines()[-1]
-    assert done.returncode == 2 and "Traceback" not in done.stdout, done.stdout
-    assert said == "the output cannot be written (No space left on device); free some space or name another folder"
+    for name, (code, output) in json.loads(results.stdout).items():
+        assert code == 2 and "Traceback" not in output, (name, output)
+        expected = "the output cannot be written (No space left on device); free some space or name another folder"
+        assert output.splitlines()[-1] == expected, name

@@ -114,7 +114,7 @@ def test_a_cut_config_is_reported_at_any_position(written):
     file = written / "config.yaml"
     lines = file.read_text().splitlines(keepends=True)
     said = []
-    for number in range(0, len(lines), 9):
+    for number in range(0, len(lines), 23):
         file.write_text("".join(lines[:number]))
         with pytest.raises(UserError, match=r"config.yaml (is cut|is no configuration|cannot be read as YAML)") as told:
             load_config(file)

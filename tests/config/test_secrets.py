@@ -1,11 +1,13 @@
-"""A secret in the configuration is refused before anything shows it, and what only looks like one is not."""
+"""A secret in the configuration is refused before anything shows it, and what only looks like one is not.
+
+`tests/command/test_config_experiments.py` checks the files under conf/.
+"""
 
 import pytest
-from omegaconf import OmegaConf
 
 from mtrl.command.compose import compose, merge
 from mtrl.command.secret_checks import check_secrets
-from mtrl.config.overrides import CONF, normalise
+from mtrl.config.overrides import normalise
 from mtrl.config.secret_names import holds_secret, is_secret, names_secret, shows_secret, without_password
 from mtrl.errors import UserError
 
@@ -45,21 +47,6 @@ def test_a_secret_is_refused_with_the_place_for_it(words, path, fix):
     assert said.startswith(f"{path} looks like a secret, and config.yaml, run.log and the console would show it; ")
     assert fix in said
     assert "hunter2" not in said and LONG not in said, "the sentence must not show it either"
-
-
-FILES = [
-    f"{group}={file.stem}"
-    for group in ("experiment", "model", "algorithm", "generator", "placement", "sweep", "debug", "environment")
-    for file in sorted((CONF / group).glob("*.yaml"))
-]
-
-
-@pytest.mark.parametrize("choice", FILES)
-def test_no_file_of_the_tree_is_refused(choice):
-    cfg = merge(normalise([choice]))
-    for key in OmegaConf.missing_keys(cfg):
-        OmegaConf.update(cfg, key, "x")
-    check_secrets(cfg)
 
 
 @pytest.mark.parametrize(

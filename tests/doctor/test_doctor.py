@@ -54,7 +54,7 @@ def test_it_runs_here_as_a_program_and_leaves_nothing(tmp_path):
     """All checks for real but the smoke run."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MTRL_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, "-m", "mtrl.doctor", "--no-smoke", "--json"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    done = forked.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     told = json.loads(done.stdout)
     assert [check["name"] for check in told["checks"]] == [*CHECKS]
     assert done.returncode == int(told["status"] == "fail") == 0, done.stdout

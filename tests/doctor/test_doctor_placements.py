@@ -20,6 +20,8 @@ from mtrl.doctor.memory import Memory
 from mtrl.doctor.plan import make_plan, plan_of
 from mtrl.errors import UserError
 
+pytestmark = pytest.mark.xdist_group("placements")  # which share the compositions
+
 MODELS = sorted(path.stem for path in (CONF / "model").glob("*.yaml") if path.stem not in ("hf", "tiny"))
 PLACEMENTS = {"1_gpu": (1, 1), "8_gpus": (1, 8), "16_gpus": (2, 8)}
 WANTED = {

@@ -2,11 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -14,7 +15,7 @@ ROOT = Path(__file__).parent.parent.parent
 def run(folder, *words):
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(ROOT / "benchmarks" / "retrieval.py"), *words]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    return forked.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 @pytest.fixture

@@ -1,5 +1,6 @@
 """A Hub that does not answer gets one request per process."""
 
+import json
 import socket
 import subprocess
 import sys
@@ -23,6 +24,29 @@ COMMANDS = {
     "critic": ["-m", "mtrl.main", "debug=fast", "algorithm=turn_gae",
                "algorithm.critic.path=owner/name", "run_dir=run"],
 }  # fmt: skip
+ONE_AFTER_ANOTHER = """
+import json, os, socket, sys
+from pathlib import Path
+from tests import forked
+
+address, commands = json.loads(sys.stdin.read())
+results = {}
+for name, words in commands.items():
+    folder = Path(name)
+    folder.mkdir()
+    (folder / "chat.jsonl").write_text(json.dumps(
+        {"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}
+    ))
+    with socket.create_connection(address) as marker:
+        marker.sendall(name.encode())
+        marker.recv(1)  # until the server has read it
+    environment = os.environ | {"MTRL_CACHE": str(folder.resolve() / "cache")}
+    done = forked.run([sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True)
+    results[name] = done.returncode, done.stdout + done.stderr
+print(json.dumps(results))
+"""
+"""Runs the commands, each in a process forked from one that has imported all modules with this HF_ENDPOINT. Sends the
+name of each command to the Hub before it."""
 
 
 @pytest.fixture
@@ -41,26 +65,24 @@ def silent_hub():
                     requests.append(connection.recv(4096).split(b"\r\n")[0].decode())
 
         threading.Thread(target=refuse, daemon=True).start()
-        yield f"http://127.0.0.1:{server.getsockname()[1]}", requests
+        yield server.getsockname(), requests
         server.shutdown(socket.SHUT_RDWR)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_an_unreachable_hub_gets_one_request(silent_hub, tmp_path, command):
+def test_an_unreachable_hub_gets_one_request(silent_hub, tmp_path):
     address, requests = silent_hub
-    (tmp_path / "chat.jsonl").write_text(
-        '{"messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}]}\n'
-    )
-    environment = {"HF_ENDPOINT": address, "HF_HOME": str(tmp_path / "home"), "PATH": "/usr/bin:/bin",
-                   "MTRL_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(ROOT)}  # fmt: skip
+    environment = {"HF_ENDPOINT": "http://{}:{}".format(*address), "HF_HOME": str(tmp_path / "home"),
+                   "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}  # fmt: skip
     done = subprocess.run(
-        [sys.executable, *COMMANDS[command]], cwd=tmp_path, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 2, done.stderr
-    last = (done.stdout + done.stderr).strip().splitlines()[-1]
-    assert "owner/name" in last and ("Hub" in last)
-    assert requests.count("HEAD / HTTP/1.1") == 1
-    assert not [request for request in requests if "owner" in request]
+        [sys.executable, "-c", ONE_AFTER_ANOTHER], cwd=tmp_path, env=environment, check=True, capture_output=True,
+        text=True, input=json.dumps([address, COMMANDS]),
+    )  # fmt: skip
+    ours = [line for line in requests if line in COMMANDS or line.startswith("HEAD") or "owner" in line]
+    assert ours == [line for name in COMMANDS for line in (name, "HEAD / HTTP/1.1")]
+    for name, (code, output) in json.loads(done.stdout).items():
+        assert code == 2, (name, output)
+        last = output.strip().splitlines()[-1]
+        assert "owner/name" in last and "Hub" in last, (name, last)
 
 
 def test_a_local_folder_sends_no_request(monkeypatch, tmp_path):

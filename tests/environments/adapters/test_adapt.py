@@ -196,7 +196,8 @@ class Coin:
 def test_a_whole_run_on_a_foreign_class(tmp_path):
     (tmp_path / "coin.py").write_text(COIN)
     root = Path(__file__).parents[3]
-    overrides = ["experiment=null", "environment.target=coin.Coin", "name=coin", "debug=fast", "run_dir=run"]
+    overrides = ["experiment=null", "environment.target=coin.Coin", "name=coin", "debug=fast", "run_dir=run",
+                 "tracker.plots=false", "diagnosis.live=none"]  # fmt: skip
     done = forked.run(
         [sys.executable, "-m", "mtrl.main", *overrides],
         cwd=tmp_path,

@@ -17,7 +17,7 @@ FRAMED = st.tuples(st.sampled_from(["", "<think>hm", "</think>"]), MOVE, st.samp
 RESPONSE = st.one_of(FREE, FRAMED.map(lambda parts: f"{parts[0]}<move>{parts[1]}</move>{parts[2]}"))
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=400, deadline=None)
 @given(responses=st.lists(RESPONSE, min_size=1, max_size=8))
 def test_reward_and_score_agree(responses, truths, make_row, play, score):
     for truth in (*truths.values(), {"game": "maze", "grid": ["SG", ".."]}, {**truths["mastermind"], "code": "7"}):

@@ -13,7 +13,7 @@ from mtrl.errors import UserError
 from mtrl.preflight.__main__ import check
 
 COUNT = "def f():\n    n = 0\n    while True:\n        yield n\n        n += 1\n"
-WAIT = "import time\ndef f(): time.sleep(2)\n"
+WAIT = "import time\ndef f(): time.sleep(1.2)\n"
 
 
 def repaired(judged, make_row, say, submit, code, *calls):

@@ -172,7 +172,8 @@ COMMANDS = {
 @pytest.mark.parametrize("text", FILES.values(), ids=FILES.keys())
 def test_a_file_that_cheats_earns_no_reward(text, make_row, judged, say, submit):
     command = f"cat > f.py <<'END'\n{dedent(text)}END\n{submit}"
-    assert judged(make_row(seconds=[5, 3]), [say(command)], grading_seconds=3) == (0.0, 0.0)
+    seconds = 1 if "while True: pass" in text else 3
+    assert judged(make_row(seconds=[5, seconds]), [say(command)], grading_seconds=seconds) == (0.0, 0.0)
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=COMMANDS.keys())

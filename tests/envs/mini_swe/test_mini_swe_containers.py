@@ -50,6 +50,8 @@ def docker(tmp_path, monkeypatch):
         (home / name).write_text(f"#!{sys.executable} -IS\n{(home / f'{name}.py').read_text()}")
         (home / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{home}:{Path(sys.executable).parent}:{os.environ['PATH']}")
+    # The pytest of a container would load the plugins of this environment, which takes most of its time.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     return home
 
 

@@ -24,6 +24,9 @@ def episode(row, rng):
         observation = "".join(message["content"] for message in result.observation)
 
 
+pytestmark = pytest.mark.xdist_group("demonstrations of sop")  # which share 900 episodes
+
+
 @pytest.fixture(scope="module")
 def episodes(splits):
     rng = random.Random(0)

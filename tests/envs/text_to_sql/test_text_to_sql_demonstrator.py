@@ -8,11 +8,13 @@ import pytest
 from envs.text_to_sql import FAMILY
 from mtrl.config.model_schema import WarmStartConfig
 
+pytestmark = pytest.mark.xdist_group("demonstrations of text_to_sql")  # which share 500 episodes
+
 
 @pytest.fixture(scope="module")
 def episodes(splits):
     return [
-        (row, FAMILY.demonstrate(row, random.Random(index)).responses) for index, row in enumerate(splits.train[:1000])
+        (row, FAMILY.demonstrate(row, random.Random(index)).responses) for index, row in enumerate(splits.train[:500])
     ]
 
 
@@ -51,7 +53,7 @@ def test_held_out_rows_are_not_demonstrated(splits):
 
 
 def test_decoys_are_wrong_and_well_formed(splits, play, reward_of):
-    for row in splits.train[:20]:
+    for row in splits.train[:8]:
         decoys = FAMILY.decoys(row)
         for decoy in decoys:
             assert reward_of(row, [decoy]) == 0.0 and play(row, [decoy])[0].metrics["malformed"] == 0.0, decoy

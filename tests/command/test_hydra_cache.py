@@ -1,0 +1,42 @@
+"""A composition from the cache of tests/hydra_cache.py is the one that Hydra makes."""
+
+from unittest import mock
+
+import pytest
+from hydra._internal import config_loader_impl
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from omegaconf import OmegaConf
+
+from mtrl.command.compose import merge_with_hydra, without_hydra
+from mtrl.config.overrides import normalise
+from tests.hydra_cache import CREATE, DEFAULTS, MERGE, MERGED
+
+WORDS = [
+    [],
+    ["experiment=text_to_sql", "trainer.max_steps=3"],
+    ["trainer.max_steps=4", "algorithm=rloo", "model={path: folder}", "~environment.config.calculator"],
+    ["+environment.config={operations: 3}", "debug=fast", "hydra.job.name=other", "experiment=null"],
+]
+
+
+@pytest.mark.parametrize("words", WORDS)
+def test_a_composition_from_the_cache_is_that_of_hydra(words):
+    words = [*normalise(words), "run_dir=same"]
+    with (
+        mock.patch.object(config_loader_impl, "create_defaults_list", CREATE),
+        mock.patch.object(ConfigLoaderImpl, "_compose_config_from_defaults_list", MERGE),
+    ):
+        expected = merge_with_hydra(words, None)
+    merge_with_hydra([*words, "trainer.max_steps=99", "+environment.config.other=1"], None)
+    known = len(DEFAULTS), len(MERGED)
+    found = merge_with_hydra(words, None)
+    assert (len(DEFAULTS), len(MERGED)) == known
+    assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected)
+    assert OmegaConf.to_object(without_hydra(found)) == OmegaConf.to_object(without_hydra(expected))
+
+
+def test_folders_of_the_users_own_are_read_each_time(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    for steps in (5, 6):
+        (tmp_path / "experiment/own.yaml").write_text(f"# @package _global_\ntrainer: {{max_steps: {steps}}}\n")
+        assert merge_with_hydra(["experiment=own"], str(tmp_path)).trainer.max_steps == steps
