@@ -7,6 +7,8 @@ import os
 import pytest
 from hypothesis import settings
 
+from tests.hydra_cache import cached_merges  # noqa: F401
+
 settings.register_profile("mtrl", deadline=None)  # the machine may be busy, so no test has a deadline
 settings.load_profile("mtrl")
 
@@ -52,12 +54,16 @@ def _own_cache(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _restored_log_level():
-    """Restore the level of the logger, which programs in this process change."""
+def _restored_process():
+    """Restore the level of the logger, and the exemption of modules from garbage collection, after programs in this
+    process have changed them."""
     log = logging.getLogger("mtrl")
     before = log.level
     yield
     log.setLevel(before)
+    if not gc.get_freeze_count():
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,6 @@ import pytest
 from mtrl.command.program import one_sentence
 from mtrl.play.__main__ import main
 from tests import forked
-from tests.hydra_cache import cached_merges  # noqa: F401
 from tests.play.shown import ROOT, TASK
 
 
