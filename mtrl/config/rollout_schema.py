@@ -47,8 +47,8 @@ class RolloutsConfig:
     machine."""
 
     workers: int = number(0, at_least=0, at_most=1024)
-    """Number of rollout workers, each with its own environments and its own local engine; 0: rank 0 plays all
-    episodes."""
+    """Number of rollout workers, each with its own environments, and with its own local engine unless servers sample
+    the turns; 0: rank 0 plays all episodes."""
     cpus: float = number(1.0, at_least=0)
     """Number of CPUs that Ray reserves for a worker."""
     gpus: float = number(0.0, at_least=0)

@@ -168,7 +168,10 @@ def _has_cluster() -> bool:
 
 
 def _reason(error: Exception) -> str:
-    """Return Ray's message about a lost actor in one line, without its advice."""
+    """Return Ray's message about a lost actor in one line, without its advice; the error that a method raised, if that
+    is the reason."""
+    if (raised := getattr(error, "cause", None)) is not None:
+        return one_line(f"{type(raised).__name__}: {raised}", 300)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     cause = next((line for line in lines if "exit type" in line.lower() or "cause" in line.lower()), lines[0])
     return one_line(cause.partition("Some common causes")[0].rstrip(), 300)

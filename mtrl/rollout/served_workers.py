@@ -25,7 +25,7 @@ class ServedWorkers(Workers):
 
     def __init__(self, cluster: Cluster, count: int, timeout: float, servers: ServerEngine):
         super().__init__(cluster, count, timeout)
-        self.servers = servers
+        self.servers, self._load_method = servers, "adopt"
         self.version, self._newest = servers.version, (servers.view(), servers.version)
         self._updating: asyncio.Lock
         self._tasks: set[asyncio.Task[None]] = set()

@@ -117,6 +117,10 @@ class RolloutWorker:
             return Failure.of(error)
         return None
 
+    async def adopt(self, view: Any, version: int) -> Failure | None:
+        """Use this view of the servers (see `RemoteServerEngine.load_weights`), as `load` uses weights."""
+        return await RolloutWorker.load(self, view, version)
+
     async def hold(self, version: int | None, drains: bool) -> Failure | None:
         """Send no turns to servers until the next `load` (see `RemoteServers.hold`). Return the error if that fails."""
         try:

@@ -123,6 +123,8 @@ class Workers:
         self._numbers = itertools.count()
         self._newest: tuple[Any, int] | None = None
         """Reference to the newest weights, and their version; None: those that the workers start with."""
+        self._load_method = "load"
+        """Method of a worker that takes the newest weights and their version."""
         self._are_held = False
         """Whether no worker may begin to play, since the newest weights are about to change."""
         self._restarts = 0
@@ -356,7 +358,7 @@ class Workers:
                     await asyncio.sleep(0.05)
                     continue
                 loaded = self._newest
-                _check(await self._call(worker, "load", *loaded))
+                _check(await self._call(worker, self._load_method, *loaded))
         except BaseException:
             self.cluster.kill(worker.handle)
             raise
@@ -370,7 +372,7 @@ class Workers:
             return None
         handle = worker.handle
         try:
-            return await self._call(worker, "load", *self._newest)
+            return await self._call(worker, self._load_method, *self._newest)
         except WorkerLostError as error:
             if worker.handle is handle:  # else the supervisor has replaced it meanwhile
                 self._lose(worker, str(error))

@@ -8,12 +8,13 @@ from mtrl.command.checks import check
 from mtrl.command.compose import compose
 from mtrl.errors import UserError
 
+SERVED = ["generator.backend=vllm", "generator.vllm.urls=[http://127.0.0.1:8000]"]
 REFUSED = [
     (["rollouts.workers=-1"], "rollouts.workers=-1 must be at least 0"),
     (["rollouts.workers=2", "rollouts.timeout=0"], "rollouts.timeout=0.0 must be above 0"),
     (
-        ["rollouts.workers=2", "generator.backend=vllm", "generator.vllm.urls=[http://127.0.0.1:8000]"],
-        "generator.backend=vllm samples on servers, which only rank 0 can use; write generator=local, or",
+        ["rollouts.workers=2", *SERVED, "model.lora_rank=8", "generator.vllm.lora=adapter"],
+        "rollouts.workers=2 cannot send turns to adapters, and generator.vllm.lora=adapter sends adapters to the",
     ),
     (["rollouts.workers=2", "model.device=cuda"], "rollouts.gpus=0 gives it none; write rollouts.gpus=1"),
     (["environment.resources={cpu: -1}"], "environment.resources.cpu=-1.0 must be at least 0"),
@@ -37,6 +38,11 @@ def test_without_ray_the_extra_is_named(monkeypatch):
     assert check(compose([])) == []
     with pytest.raises(UserError, match=r"rollouts.workers=2 needs, is not installed; .*mtrl-agents\[ray\]"):
         check(compose(["rollouts.workers=2"]))
+
+
+@pytest.mark.parametrize("more", [[], ["model.lora_rank=8", "generator.vllm.lora=merged"]])
+def test_servers_sample_for_workers(more):
+    assert check(compose(["rollouts.workers=2", *SERVED, "rollouts.gpus=0", *more])) == []
 
 
 def test_what_has_no_effect_is_told():

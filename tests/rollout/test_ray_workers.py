@@ -9,13 +9,19 @@ from pathlib import Path
 
 import pytest
 from digits import Digits
+from toy_turns import ToyTurns
 
 from mtrl.engines.base import SamplingParams
+from mtrl.engines.server.backend import Backend
+from mtrl.engines.server.remote import RemoteServerEngine
 from mtrl.errors import UserError
 from mtrl.rollout.cluster import RayCluster
 from mtrl.rollout.resources import Resources
 from mtrl.rollout.rollouts import Rollouts
+from mtrl.rollout.served_workers import ServedWorkers
 from mtrl.rollout.workers import WorkerRollouts, Workers
+from tests.engines.server.toy_http_api import HttpApi, make_http_engine
+from tests.engines.server.toy_servers import CONTEXT, VOCABULARY, weights_of
 
 ROWS = [{"id": f"row{n}", "prompt": [{"role": "user", "content": "hi"}], "ground_truth": {}} for n in range(40)]
 RESOURCES = Resources(1.0, memory=2**20, custom={"license": 0.5})
@@ -123,3 +129,41 @@ def test_workers_of_ray(monkeypatch):
     assert {t.oldest_version for g in (*second.groups, *third) for t in g.trajectories} == {1}
     assert started and not open_ports
     assert not [pid for pid in started if runs(pid)]
+
+
+def served_turns(settings):
+    """Make the loop of the episodes of a worker whose turns are sampled by servers of the toy model."""
+    backend = Backend("toy", settings, HttpApi, lambda place: None)
+    return ToyTurns(RemoteServerEngine(backend, vocabulary=VOCABULARY, context=CONTEXT, limit=4))
+
+
+@pytest.mark.slow
+def test_workers_of_ray_send_their_turns_to_servers(monkeypatch, tmp_path):
+    """Two workers and two servers; a server and a worker are killed while turns are sampled."""
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    rows, sampling = [{**row, "id": str(n)} for n, row in enumerate(ROWS)], SamplingParams(max_generate_length=8)
+    servers = make_http_engine(tmp_path, replicas=2)
+
+    async def play(workers):
+        rollouts = WorkerRollouts(ToyTurns(None), 0, 0.0, workers=workers)
+        first = asyncio.ensure_future(rollouts.collect("first", rows[:10], 2, sampling))
+        await asyncio.sleep(0.3)
+        await workers.load_weights(weights_of(1), 1)
+        first = (await first).groups
+        second = asyncio.ensure_future(rollouts.collect("second", rows, 2, sampling))
+        await asyncio.sleep(0.3)
+        os.kill(servers.server_group.replicas[0].process.pid, signal.SIGKILL)
+        os.kill(min(pids(first)), signal.SIGKILL)
+        second = (await second).groups
+        stats, running = workers.stats, [replica.process.pid for replica in servers.server_group.replicas]
+        await workers.close()
+        return first, second, stats, running
+
+    cluster = RayCluster((partial(served_turns, servers.backend.settings), 0), 2, Resources(1.0), 4000)
+    workers = ServedWorkers(cluster, 2, 600.0, servers)
+    asyncio.run(workers.start())
+    first, second, stats, running = asyncio.run(play(workers))
+    oldest = [{t.oldest_version for group in groups for t in group.trajectories} for groups in (first, second)]
+    assert len(first) == 10 and len(second) == 40 and 0 in oldest[0] and oldest[1] == {1}
+    assert stats.extra["worker_restarts"] == stats.extra["restarts"] == 1 and stats.extra["resent"] > 0
+    assert len(running) == 2 and not any(map(runs, running))

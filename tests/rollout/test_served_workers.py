@@ -2,28 +2,25 @@
 
 import asyncio
 import random
-from contextlib import asynccontextmanager
 from functools import partial
 
 import pytest
 from in_memory import InMemoryCluster
+from toy_turns import ToyTurns
 
 from mtrl.engines.base import EngineLostError, SamplingParams
 from mtrl.engines.server.backend import Backend
 from mtrl.engines.server.remote import RemoteServerEngine
 from mtrl.errors import UserError
-from mtrl.rollout.episode import Episodes, Limits, Occupancy
 from mtrl.rollout.served_workers import ServedWorkers
 from mtrl.rollout.workers import WorkerRollouts
-from mtrl.types import FinishReason, StopReason, Turn
+from mtrl.types import StopReason
 from tests.engines.server.toy_servers import (
     CONTEXT,
-    PROMPT,
     VOCABULARY,
     Cluster,
     ToyApi,
     VirtualPolicy,
-    check_turn,
     make_engine,
     weights_of,
 )
@@ -38,34 +35,6 @@ def _virtual_time():
     asyncio.set_event_loop_policy(None)
 
 
-class Turns(Episodes):
-    """Episodes of several turns of the toy model, each after the tokens of the turn before."""
-
-    def __init__(self, engine, turns=3):
-        self.engine, self.sampling, self.turns = engine, Occupancy(), turns
-        self.limits = Limits(turns, CONTEXT, 3600.0, 3600.0, 0)
-
-    @asynccontextmanager
-    async def _open_trajectory(self, trajectory_id, sampling):
-        try:
-            yield trajectory_id
-        finally:
-            self.engine.release(trajectory_id)
-
-    async def _run_episode(self, trajectory, trajectory_id, row, sampling):
-        prompt = [*PROMPT, int(row["id"]) % VOCABULARY]
-        for _ in range(self.turns):
-            turn = await self.engine.generate(trajectory_id, prompt, sampling)
-            check_turn(turn, prompt, sampling)
-            spans, ids = turn.version_spans, turn.token_ids
-            trajectory.turns.append(Turn(list(prompt), ids, turn.logprobs, spans, FinishReason.STOP, "", {}))
-            prompt = [*prompt, *ids, 5]
-        trajectory.stop_reason = StopReason.DONE
-
-    async def close(self):
-        """Do nothing: the episodes share nothing."""
-
-
 class Run:
     """Servers in memory, and workers in this process that send turns to them."""
 
@@ -74,7 +43,7 @@ class Run:
         self.servers = make_engine(monkeypatch, self.machine, in_flight=in_flight, **settings)
         backend = Backend("toy", self.servers.backend.settings, lambda url, token: ToyApi(self.machine, url), None)
         engine = partial(RemoteServerEngine, backend, vocabulary=VOCABULARY, context=CONTEXT, limit=2)
-        self.processes = InMemoryCluster(lambda: Turns(engine()))
+        self.processes = InMemoryCluster(lambda: ToyTurns(engine()))
         self.workers = ServedWorkers(self.processes, workers, 600.0, self.servers)
 
     @property
@@ -96,7 +65,7 @@ class Run:
 
     async def collect(self, name="step0", groups=6):
         rows = [{"id": str(n), "prompt": [], "ground_truth": {}} for n in range(groups)]
-        rollouts = WorkerRollouts(Turns(None), 0, 0.0, workers=self.workers)
+        rollouts = WorkerRollouts(ToyTurns(None), 0, 0.0, workers=self.workers)
         return (await rollouts.collect(name, rows, 2, SAMPLING)).groups
 
 

@@ -55,10 +55,13 @@ def wait_for_step(run_dir, process, step):
     raise AssertionError(f"step {step} did not come: {process.poll()}")
 
 
-def test_an_overlapping_run_survives_the_loss_of_a_server(engine, tmp_path):
-    """Two servers and one step off policy; one server is killed while both sample."""
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_overlapping_run_survives_the_loss_of_a_server(engine, workers, tmp_path, monkeypatch):
+    """Two servers and one step off policy; one server is killed while both sample, for rank 0 or rollout workers."""
+    monkeypatch.setenv("RAY_ADDRESS", "local")
     run_dir = tmp_path / "run"
     words = [f"generator={engine}", f"generator.{engine}.replicas=2", "async_config.max_steps_off_policy=1"]
+    words.append(f"rollouts.workers={workers}")
     process = start(run_dir, *words, *QUICK, f"trainer.max_steps={STEPS}", "trainer.save_trajectories_every=1")
     try:
         wait_for_step(run_dir, process, 1)
