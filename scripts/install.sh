@@ -49,12 +49,10 @@ if [ ! -x "$venv/bin/python" ]; then
         exit 1
     }
 fi
-# Python compiles a module when it is first imported; compiling all modules of all packages now would take half of the time.
-pip=("$venv/bin/python" -m pip --quiet --quiet)
 echo "installing mtrl${extras:+[$extras]} and $torch into $venv; this takes a minute or two"
-"${pip[@]}" install --no-compile "$torch"
-"${pip[@]}" uninstall --yes mtrl  # the distribution's earlier name
-"${pip[@]}" install --no-compile --editable ".${extras:+[$extras]}"
+"$venv/bin/python" scripts/pip_or_uv.py "$torch"
+"$venv/bin/python" -m pip uninstall --quiet --quiet --yes mtrl  # the distribution's earlier name
+"$venv/bin/python" scripts/pip_or_uv.py --editable ".${extras:+[$extras]}"
 if [[ ",$extras," == *,dev,* ]]; then
-    "${pip[@]}" install --no-compile --no-deps --requirement requirements/dev.bare
+    "$venv/bin/python" scripts/pip_or_uv.py --no-deps --requirement requirements/dev.bare
 fi

@@ -12,7 +12,6 @@ configured with.
 from __future__ import annotations
 
 import argparse
-import ast
 import fcntl
 import hashlib
 import json
@@ -25,6 +24,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from pip_or_uv import attempt, pip_settings, uv_command, uv_settings
 
 ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements"
@@ -247,11 +248,10 @@ def install_packages(venv: Path, packages: Path, build: str) -> None:
         "PyTorch's CPU build (torch==…+cpu) is in the CPU index that pytorch.org names"
     )
     failed = f"the packages of {packages.name} could not be installed: look at the lines above{hint}"
-    if attempt([python, "-m", "pip", "install", "--quiet", "uv"]) is not None:
+    if (uv := uv_command(python)) is None:
         call([python, "-m", "pip", "install", "--quiet", *what], failed)
         return
-    uv = [python, "-m", "uv", "pip", "install", "--quiet", "--python", python, "--compile-bytecode", *what]
-    settings = uv_settings(pip_settings(python))
+    uv, settings = [*uv, "--compile-bytecode", *what], uv_settings(pip_settings(python))
     if (words := attempt(uv, settings)) is None:
         return
     # If pip's settings do not lead to PyTorch's CPU build, uv finds its index by name.
@@ -286,38 +286,6 @@ def check(engine: str, venv: Path) -> None:
 # -- how ------------------------------------------------------------------------------------------------------------
 
 
-def pip_settings(python: str) -> dict[str, str]:
-    """Return pip's settings by option, from files and from environment variables, which have priority."""
-    done = subprocess.run([python, "-m", "pip", "config", "list"], capture_output=True, text=True)
-    found: dict[str, str] = {}
-    order = ("global", "install", ":env:")
-    for line in sorted(done.stdout.splitlines(), key=lambda line: [line.startswith(f"{one}.") for one in order[::-1]]):
-        name, _, value = line.partition("=")
-        section, _, option = name.rpartition(".")
-        if section in order:
-            found[option] = ast.literal_eval(value)
-    return found
-
-
-def uv_settings(pip: dict[str, str]) -> dict[str, str]:
-    """Return environment variables with which uv uses the same package sources as pip."""
-    names = {"index-url": "UV_DEFAULT_INDEX", "cert": "SSL_CERT_FILE", "timeout": "UV_HTTP_TIMEOUT"}
-    names |= {"default-timeout": "UV_HTTP_TIMEOUT", "proxy": "HTTPS_PROXY"}
-    settings = {names[option]: value for option, value in pip.items() if option in names}
-    settings["UV_HTTP_TIMEOUT"] = str(max(60, int(float(settings.get("UV_HTTP_TIMEOUT", 60)))))
-    if extra := pip.get("extra-index-url"):
-        # pip takes the best version of all indexes, uv that of the first index which has the package.
-        settings |= {"UV_INDEX": " ".join(extra.split()), "UV_INDEX_STRATEGY": "unsafe-best-match"}
-    if links := pip.get("find-links"):
-        settings["UV_FIND_LINKS"] = ",".join(links.split())
-    if hosts := pip.get("trusted-host"):
-        settings["UV_INSECURE_HOST"] = " ".join(hosts.split())
-    if pip.get("no-index", "").lower() in ("1", "true", "yes", "on"):
-        settings["UV_NO_INDEX"] = "1"
-    given = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
-    return settings | given  # the user's own settings of uv have priority
-
-
 def half_installed(venv: Path) -> Iterator[Path]:
     """Yield records of packages whose installation was interrupted, which the installer would treat as installed."""
     for record in sorted(venv.glob("lib/python*/site-packages/*.dist-info")):
@@ -333,12 +301,6 @@ def call(command: list[str], failed: str) -> None:
     """
     if (words := attempt(command)) is not None:
         raise InstallError(f"{tail(words)}\n{failed}")
-
-
-def attempt(command: list[str], environment: dict[str, str] | None = None) -> str | None:
-    """Run a command. Return its output if it failed, else None."""
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    return (done.stdout.strip() or f"it ended with status {done.returncode}") if done.returncode else None
 
 
 def tail(words: str) -> str:

@@ -111,12 +111,13 @@ class ServedWorkers(Workers):
     async def _hold(self, version: int | None, drains: bool) -> None:
         """Let every worker stop to send turns. A worker that does not confirm is replaced."""
         self._are_held = True
-        live = [worker for worker in self._workers if worker.is_live]
+        live, settings = [worker for worker in self._workers if worker.is_live], self.servers.backend.settings
+        draining = settings.request_timeout + settings.sync_timeout if drains else 0.0
 
         async def hold(worker: Any) -> Failure | None:
             handle = worker.handle
             try:
-                return await self._call(worker, "hold", version, drains)
+                return await self._call(worker, "hold", version, drains, more_seconds=draining)
             except WorkerLostError as error:
                 if worker.handle is handle:  # else the supervisor has replaced it meanwhile
                     self._lose(worker, str(error))

@@ -378,14 +378,14 @@ class Workers:
                 self._lose(worker, str(error))
             return None
 
-    async def _call(self, worker: _Worker, method: str, *args: Any) -> Any:
-        """Call a method of a worker within the time limit.
+    async def _call(self, worker: _Worker, method: str, *args: Any, more_seconds: float = 0.0) -> Any:
+        """Call a method of a worker within the time limit, which is `more_seconds` longer for this call.
 
         Raises:
             WorkerLostError: the process has ended, or does not answer.
         """
         try:
-            async with asyncio.timeout(self.timeout + POLL_SECONDS):
+            async with asyncio.timeout(self.timeout + POLL_SECONDS + more_seconds):
                 return await self.cluster.call(worker.handle, method, *args)
         except TimeoutError:
             raise WorkerSilentError(f"no answer within rollouts.timeout={self.timeout:g} s") from None

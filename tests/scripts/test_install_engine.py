@@ -33,8 +33,9 @@ LISTS = {
 
 
 @pytest.fixture
-def script():
+def script(monkeypatch):
     """The script as a module, fresh, so that a test may change it."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
     module = importlib.util.module_from_spec(SPEC)
     sys.modules["install_engine"] = module  # its dataclass asks for it
     SPEC.loader.exec_module(module)
@@ -343,7 +344,7 @@ def test_the_trainer_gets_the_pytorch_of_the_installed_engine(tmp_path, installe
         ["bash", tmp_path / "scripts" / "install.sh"], env=environment, check=True, stdout=subprocess.DEVNULL
     )
     first = (tmp_path / "asked").read_text().splitlines()[0]
-    assert first == f"-m pip --quiet --quiet install --no-compile {expected}"
+    assert first == f"scripts/pip_or_uv.py {expected}"
 
 
 def test_a_trainer_with_another_nccl_gets_advice(script, tmp_path):
