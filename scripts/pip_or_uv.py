@@ -2,8 +2,8 @@
 
     .venv/bin/python scripts/pip_or_uv.py --editable '.[dev]'
 
-uv takes a fraction of pip's time. Both take packages from the same sources. Modules are not compiled: Python compiles a
-module when it is first imported, and compiling all modules of all packages takes as long as the rest.
+uv takes a fraction of pip's time. Both take packages from the same sources. Modules are compiled only if Python may not
+store what it compiles at their first import (PYTHONDONTWRITEBYTECODE): compiling all modules takes as long as the rest.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ import sys
 
 def main(what: list[str]) -> int:
     """Install `what`, options and requirements as pip takes them. Return the exit status of the installer."""
-    python = sys.executable
+    python, compiles = sys.executable, bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     if (uv := uv_command(python)) is not None:
-        if attempt([*uv, *what], uv_settings(pip_settings(python))) is None:
+        if attempt([*uv, *["--compile-bytecode"][:compiles], *what], uv_settings(pip_settings(python))) is None:
             return 0
         print("uv could not install the packages, so pip installs them", file=sys.stderr)
-    return subprocess.run([python, "-m", "pip", "install", "--quiet", "--quiet", "--no-compile", *what]).returncode
+    pip = [python, "-m", "pip", "install", "--quiet", "--quiet", "--compile" if compiles else "--no-compile"]
+    return subprocess.run([*pip, *what]).returncode
 
 
 def uv_command(python: str) -> list[str] | None:
