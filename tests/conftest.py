@@ -54,16 +54,12 @@ def _own_cache(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _restored_process():
-    """Restore the level of the logger, and the exemption of modules from garbage collection, after programs in this
-    process have changed them."""
+def _restored_log_level():
+    """Restore the level of the logger, which programs in this process change."""
     log = logging.getLogger("mtrl")
     before = log.level
     yield
     log.setLevel(before)
-    if not gc.get_freeze_count():
-        gc.collect()
-        gc.freeze()
 
 
 @pytest.fixture(scope="session")
