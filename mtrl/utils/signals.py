@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 import socket
 import threading
@@ -62,6 +61,8 @@ class Interrupt:
         """Raise `EndedAtOnce`: from the event loop if one runs, because an exception of a signal handler may make the
         loop lose the callback that it is about to call, and the end of the loop then waits for the task of this
         callback for ever. A further signal raises it here, for a loop that is blocked."""
+        import asyncio  # here, because commands that only print import this module
+
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:
