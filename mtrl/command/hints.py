@@ -153,8 +153,8 @@ CONDITIONAL: list[tuple[Condition, str]] = [
         "start it with torchrun --nnodes {c.placement.machines} --nproc-per-node {c.placement.ranks} -m mtrl.main",
     ),
     (
-        lambda c: c.model.name == "hf" and not serves(c) and c.model.device != "cpu" and visible_gpus() > 0,
-        "generator.backend=local samples on one GPU, much slower than a server; install one by python "
+        lambda c: c.model.name == "hf" and not serves(c) and c.model.device != "cpu" and visible_gpus() > 1,
+        "generator.backend=local samples on one of the GPUs, and servers use all; install an engine by python "
         "scripts/install_engine.py vllm and take generator=auto",
     ),
     (

@@ -14,6 +14,8 @@ class LocalEngineConfig:
 
     fused: bool = True
     """Use the fused decode step where the architecture has one."""
+    cuda_graphs: bool = True
+    """Replay the fused decode step as CUDA graphs on a GPU, one for each rounded number of rows and tokens."""
     deterministic: bool | None = None
     """Admit turns at points that depend on tokens only, not on time, which exact resume needs. Null: true if rollouts
     and updates do not overlap."""

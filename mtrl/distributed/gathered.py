@@ -13,7 +13,7 @@ Gather = Callable[[Sequence[str]], Mapping[str, Tensor]]
 
 
 class GatheredWeights(Mapping[str, Tensor]):
-    """Tensors in CPU memory, by name. Reading one gathers its bucket over all ranks and frees the bucket before.
+    """Tensors by name. Reading one gathers its bucket over all ranks and frees the bucket before.
 
     Read the tensors in the order of the names, and keep no variable for one of them beyond its use
     (`for name in weights: target[name].copy_(weights[name])`): at most one bucket then exists. The weights must not

@@ -148,6 +148,8 @@ def make_mesh(settings: FsdpConfig, size: int, device: torch.device) -> DeviceMe
         )
     if not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
+        if device.type == "cuda":
+            torch.cuda.set_device(torch.cuda.current_device() if device.index is None else device.index)
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
     if replicas == 1:
         return init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
@@ -225,8 +227,9 @@ def full_state(
     trainable_only: bool = False,
     dtype: torch.dtype | None = None,
     names: Collection[str] | None = None,
+    device: torch.device | None = None,
 ) -> dict[str, Tensor] | None:
-    """Return whole copies of `named_tensors` in CPU memory, on rank 0; None on the other ranks.
+    """Return whole copies of `named_tensors`, on rank 0; None on the other ranks.
 
     All ranks must call it. They gather one tensor at a time, so that the peak of memory is small. For a module that is
     not sharded, each process returns its own copy and communicates with no other rank.
@@ -235,6 +238,7 @@ def full_state(
         dtype: dtype to which larger parameters are rounded, before they are gathered; None: they keep theirs. Buffers
             keep theirs.
         names: names of the tensors to return; None: all.
+        device: device of the copies; None: CPU memory.
     """
     leader = not is_sharded(module) or dist.get_rank() == 0
     state: dict[str, Tensor] = {}
@@ -245,7 +249,7 @@ def full_state(
         whole = _gathered(value.to(dtypes[name]))
         if leader:
             is_own = whole.untyped_storage().data_ptr() == local_part(value).untyped_storage().data_ptr()
-            state[name] = whole.to("cpu", copy=is_own)
+            state[name] = whole.to(device or "cpu", copy=is_own)
         del whole  # else it would exist while the next tensor is gathered
     return state if leader else None
 

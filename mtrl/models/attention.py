@@ -2,7 +2,8 @@
 
 Packed samples must not attend to each other. FlashAttention derives the boundaries from the positions. For `sdpa`
 Transformers makes a mask of tokens x tokens, so that attention computes every pair of tokens of the pack and discards
-the pairs across samples: twenty samples cost twenty times too much. Here attention is called sample by sample.
+the pairs across samples: twenty samples cost twenty times too much. Here attention is called sample by sample, and in
+half precision on a GPU once for all samples (`mtrl.models.varlen`).
 
 Samples of a pack may share a prefix: a piece whose positions begin at s > 0 continues the first s tokens of the sample
 before it, whose keys and values it attends to. Thus the prompt of a group is computed once for all its trajectories.
@@ -16,7 +17,6 @@ The implementation is registered with Transformers through its attention interfa
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -27,6 +27,9 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from mtrl.models import varlen
+from mtrl.models.varlen import Boundaries, Piece
+
 for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
     # oneDNN caches code and buffers for each shape of a product, by default for 1,024 shapes. Rollouts and packs keep
     # producing new shapes: at 1,024 the cache of a policy of a million parameters took a gigabyte.
@@ -36,6 +39,10 @@ ONEDNN: bool = torch.backends.mkldnn.is_available()
 """Whether this build of PyTorch has oneDNN, its library for matrix products on a CPU."""
 ONEDNN_BFLOAT16: bool = ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 """Whether oneDNN and the processor support matrix products in bfloat16."""
+
+# cuDNN's attention builds a plan for each new shape, which took 40 ms to a second on an H200, and PyTorch prefers it on
+# Hopper. Turns and packs keep producing new shapes, for which the kernels of FlashAttention need no plan.
+torch.backends.cuda.enable_cudnn_sdp(False)
 
 OWN = "mtrl_sdpa"
 """Name of this attention implementation in Transformers."""
@@ -116,16 +123,6 @@ def _mask(batch_size: int, q_length: int, kv_length: int, *args: Any, **kwargs: 
     return sdpa_mask(batch_size, q_length, kv_length, *args, **kwargs)
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Consecutive tokens of a packed row that belong to one sample."""
-
-    own: slice
-    """The tokens of this piece."""
-    context: tuple[slice, ...]
-    """The tokens of earlier pieces that come before them in the sample, in order; empty for a whole sample."""
-
-
 def pieces(positions: Tensor) -> list[Piece]:
     """Return the pieces of a packed row from its positions [1, L]; empty for several rows, which are not packed.
 
@@ -139,8 +136,16 @@ def pieces(positions: Tensor) -> list[Piece]:
     return found
 
 
+def _boundaries(positions: Tensor, row: list[Piece]) -> Boundaries:
+    if (found := _BOUNDARIES.get(positions)) is None:
+        found = _BOUNDARIES[positions] = Boundaries.of(row, positions.device)
+    return found
+
+
 _PIECES: Any = WeakIdKeyDictionary()
 """Pieces by the tensor of positions, which is the same object in every layer of a pass."""
+_BOUNDARIES: Any = WeakIdKeyDictionary()
+"""Boundaries by the same tensor, for the flash kernel."""
 
 
 def _pieces(row: Tensor) -> list[Piece]:
@@ -167,6 +172,7 @@ def _first_tokens(parts: tuple[slice, ...], count: int) -> tuple[slice, ...]:
     return tuple(taken)
 
 
+@torch.compiler.disable  # the pieces are Python objects, and each pack has others
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
@@ -175,6 +181,8 @@ def _attention(
     row = pieces(positions) if attention_mask is None and positions is not None else []
     if len(row) < 2:
         return _attend(module, query, key, value, attention_mask, **kwargs), None
+    if varlen.fits(query) and not _has_more(module, kwargs):
+        return varlen.attend(query, key, value, _boundaries(positions, row), kwargs.get("scaling")), None
     attended = [
         _attend(module, query[:, :, piece.own], *(_joined(states, piece) for states in (key, value)), None, **kwargs)
         for piece in row

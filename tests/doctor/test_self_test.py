@@ -157,8 +157,16 @@ def test_cases_name_what_the_machine_lacks(monkeypatch):
     monkeypatch.setattr("mtrl.doctor.self_test.case.engine_python", lambda name, chosen: "python")
     bench = partial(Bench, "model", GPU, scratch="folder")
     one = {case.name: case.reason_to_skip(bench(gpus=1)) for case in CASES}
-    assert {name for name, reason in one.items() if reason} == {"fsdp 2 ranks", "offload 2 ranks", "sync broadcast"}
+    assert {name for name, reason in one.items() if reason} == {
+        "fsdp 2 ranks",
+        "offload 2 ranks",
+        "sync broadcast",
+        "update flash",
+    }
     assert one["sync broadcast"] == "sync broadcast needs 2 GPUs, and this machine has 1"
+    assert [case.name for case in CASES if case.reason_to_skip(bench(gpus=2))] == ["update flash"]
+    assert one["update flash"] == "none of these packages is installed: flash_attn_interface, flash_attn"
+    monkeypatch.setattr("mtrl.doctor.self_test.case.find_spec", lambda name: name == "flash_attn" or None)
     assert not any(case.reason_to_skip(bench(gpus=2)) for case in CASES)
     assert all(len(case.name) <= NAME for case in CASES)
 
@@ -296,4 +304,5 @@ def test_a_signal_ends_the_running_case_too(number, tmp_path):
     parent.send_signal(number)
     output, _ = parent.communicate(timeout=60)
     assert parent.returncode == 1 and f"stopped by {number.name} in model" in output
+    assert json.loads((tmp_path / "found.json").read_text())["checks"] == [], "the results so far"
     assert not any(Path(f"/proc/{child}").exists() for child in found)

@@ -17,6 +17,7 @@ from mtrl.distributed.world import World
 from mtrl.engines.server.versions import Versions
 from mtrl.errors import UserError
 from mtrl.trainer.setup import servers
+from mtrl.trainer.setup.engine import sent_device
 from mtrl.trainer.setup.servers import check_servers, server_devices, training_gpus, turns_at_once
 
 
@@ -182,3 +183,23 @@ def test_servers_on_a_cpu_sample_128_turns_at_once(gpus):
     gpus(0)
     config = OmegaConf.to_object(merge(normalise(["model=qwen3_8b", "generator=vllm"])))
     assert turns_at_once(config, None, 1024) == 128
+
+
+@pytest.mark.parametrize(
+    "backend, weight_sync, words, is_sent",
+    [
+        ("local", "disk", ["trainer.fsdp.param_dtype=bfloat16"], True),
+        ("local", "disk", ["generator.local.process=true"], False),
+        ("local", "disk", ["rollouts.workers=2"], False),
+        ("vllm", "tensor", [], True),
+        ("sglang", "distributed", [], True),
+        ("vllm", "disk", [], False),
+    ],
+)
+def test_weights_stay_on_the_gpu_for_engines_that_copy_from_it(backend, weight_sync, words, is_sent):
+    config = OmegaConf.to_object(compose(words))
+    config.generator.backend = backend
+    config.generator.vllm.weight_sync = config.generator.sglang.weight_sync = weight_sync
+    cuda = torch.device("cuda", 1)
+    assert sent_device(config, cuda) == (cuda if is_sent else None)
+    assert sent_device(config, torch.device("cpu")) is None

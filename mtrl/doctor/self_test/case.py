@@ -4,6 +4,7 @@ torch."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 
 from mtrl.config.derived import engine_python
 from mtrl.doctor.self_test.bench import Bench
@@ -30,6 +31,8 @@ class Case:
     """Reason why it is skipped on a CPU; empty: it runs there."""
     engine: str = ""
     """Name of the engine that it needs; empty: none."""
+    modules: tuple[str, ...] = ()
+    """Modules of which one must be installed; empty: none."""
 
     def reason_to_skip(self, bench: Bench) -> str:
         """Return why the case cannot run on this machine; empty if it can."""
@@ -38,6 +41,8 @@ class Case:
         needed = max(self.gpus, self.ranks)
         if bench.on_gpu and bench.gpus < needed:
             return f"{self.name} needs {needed} GPUs, and this machine has {bench.gpus}"
+        if self.modules and not any(map(find_spec, self.modules)):
+            return f"none of these packages is installed: {', '.join(self.modules)}"
         if self.engine:
             try:
                 engine_python(self.engine, None)
@@ -46,6 +51,8 @@ class Case:
         return ""
 
 
+FLASH = {"flash_attn_interface": "flash_attention_3", "flash_attn": "flash_attention_2"}
+"""`model.attn_implementation` by the module of its package."""
 MODEL = Case("model", f"{HERE}.random_model:build", 120)
 _MEMORY = "sleeping frees GPU memory, and this machine has no GPU"
 CASES = (
@@ -54,7 +61,13 @@ CASES = (
     Case("local graphs", f"{HERE}.rollouts:local_graphs", 90, only_gpu="CUDA graphs need a GPU"),
     Case("update float32", f"{HERE}.updates:update_float32", 90),
     Case("update bfloat16", f"{HERE}.updates:update_bfloat16", 90),
-    Case("update flash", f"{HERE}.updates:update_flash", 90, only_gpu="FlashAttention's package needs a GPU"),
+    Case(
+        "update flash",
+        f"{HERE}.updates:update_flash",
+        90,
+        only_gpu="FlashAttention's package needs a GPU",
+        modules=tuple(FLASH),
+    ),
     Case("update compiled", f"{HERE}.updates:update_compiled", 120, only_gpu="compiling is measured on GPUs only"),
     Case("micro-batches", f"{HERE}.updates:micro_batch_sizes", 90),
     Case("gradients", f"{HERE}.gradients:gradients", 90),

@@ -20,7 +20,7 @@ def gradients(bench: Bench) -> Outcome:
     """Compare the gradients of the same micro-batch."""
     exact = _gradients(bench, "trainer.fsdp.param_dtype=float32")
     half = _gradients(bench, bench.half)
-    dot = sum((exact[name] * half[name]).sum().item() for name in exact)
+    dot = sum((exact[name].double() * half[name]).sum().item() for name in exact)
     cosine = dot / (_norm(exact) * _norm(half))
     error = _norm({name: half[name] - exact[name] for name in exact}) / _norm(exact)
     problem = "" if cosine >= LEAST_COSINE else f"bfloat16 gradients deviate from float32 (least cosine {LEAST_COSINE})"
@@ -45,4 +45,4 @@ def _whole(gradient: Any) -> Tensor:
 
 
 def _norm(gradients: dict[str, Tensor]) -> float:
-    return torch.stack([value.norm() for value in gradients.values()]).norm().item()
+    return torch.stack([value.double().norm() for value in gradients.values()]).norm().item()

@@ -94,23 +94,25 @@ def self_test(args: argparse.Namespace, cases: Sequence[Case] = CASES) -> int:
             scratch=folder,
         )
         print_start(args.model, gpus)
-        outcomes = run_cases(bench, cases if args.model else (MODEL, *cases), interrupt)
-    settings = recommend(outcomes, gpus[0][1] if gpus else 0)
+        outcomes: dict[str, Outcome] = {}
+        try:
+            run_cases(bench, cases if args.model else (MODEL, *cases), interrupt, outcomes)
+        finally:  # a signal leaves the results so far
+            settings = recommend(outcomes, gpus[0][1] if gpus else 0)
+            document = to_json(args.model, bench, gpus, outcomes, settings)
+            args.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     print_end(outcomes, settings, args.json)
-    document = to_json(args.model, bench, gpus, outcomes, settings)
-    args.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
     return int(worst([outcome.result for outcome in outcomes.values()]) == Status.FAIL)
 
 
-def run_cases(bench: Bench, cases: Sequence[Case], interrupt: Interrupt) -> dict[str, Outcome]:
-    """Run the cases one after another, and print the line of each as it ends. Without a model all others are
-    skipped.
+def run_cases(bench: Bench, cases: Sequence[Case], interrupt: Interrupt, outcomes: dict[str, Outcome]) -> None:
+    """Run the cases one after another, print the line of each as it ends, and add its outcome to `outcomes`. Without a
+    model all others are skipped.
 
     Raises:
         SystemExit: a signal asked the program to stop; the processes of the running case are killed first.
     """
     screen, end = report.console(), time.monotonic() + LIMIT
-    outcomes: dict[str, Outcome] = {}
     for case in cases:
         left = end - time.monotonic()
         waiting = screen.status(case.name) if screen.is_terminal else nullcontext()
@@ -125,7 +127,6 @@ def run_cases(bench: Bench, cases: Sequence[Case], interrupt: Interrupt) -> dict
             raise SystemExit(f"the self-test was stopped by {interrupt.requested} in {case.name}")
         outcomes[case.name] = outcome
         screen.print(report.table([outcome.result]))
-    return outcomes
 
 
 def _left_out(case: Case, reason: str) -> Outcome:

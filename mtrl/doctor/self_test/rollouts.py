@@ -18,39 +18,25 @@ from mtrl.doctor.self_test.drift import Drift
 from mtrl.doctor.self_test.outcome import Outcome, judged
 from mtrl.doctor.self_test.workload import GIB, logprobs_of, make_samples, new_learner, update, vocabulary
 from mtrl.engines.base import Generation, SamplingParams
-from mtrl.preflight.result import skipped
 from mtrl.trainer.data.batching import PADDED
 from mtrl.trainer.setup.engine import has_copy, training_engine
 from mtrl.trainer.setup.loading import compute_dtype
 from mtrl.trainer.update.learner import Learner, alone
 from mtrl.types import Sample
 
-GRAPHS = "cuda_graphs"
-"""Key of `generator.local` that switches CUDA graphs on and off, in versions that have it."""
-
 
 def local_eager(bench: Bench) -> Outcome:
     """Sample with the local engine, without CUDA graphs."""
-    config = _local_config(bench)
-    return _local(bench, _local_config(bench, f"generator.local.{GRAPHS}=false") if _has_graphs(config) else config)
+    return _local(bench, "generator.local.cuda_graphs=false")
 
 
 def local_graphs(bench: Bench) -> Outcome:
-    """Sample with the local engine by CUDA graphs, if it has them."""
-    if not _has_graphs(_local_config(bench)):
-        return Outcome(skipped("the local engine has no CUDA graphs"))
-    return _local(bench, _local_config(bench, f"generator.local.{GRAPHS}=true"))
+    """Sample with the local engine by CUDA graphs."""
+    return _local(bench, "generator.local.cuda_graphs=true")
 
 
-def _local_config(bench: Bench, *overrides: str) -> Config:
-    return bench.config(*([bench.half] if bench.on_gpu else []), *overrides)
-
-
-def _has_graphs(config: Config) -> bool:
-    return hasattr(config.generator.local, GRAPHS)
-
-
-def _local(bench: Bench, config: Config) -> Outcome:
+def _local(bench: Bench, override: str) -> Outcome:
+    config = bench.config(*([bench.half] if bench.on_gpu else []), override)
     learner = new_learner(bench, config)
     engine = training_engine(config, World(), bench.model, learner.policy, bench.sizes.context)
     return asyncio.run(sample_before_and_after_update(bench, config, learner, engine, has_copy(config, World())))

@@ -8,6 +8,7 @@ import time
 import torch
 
 from mtrl.config.engine_schema import VllmConfig
+from mtrl.distributed.gathered import layout_of
 from mtrl.doctor.self_test.bench import Bench
 from mtrl.doctor.self_test.outcome import Outcome, judged
 from mtrl.doctor.self_test.receiver import SECONDS, Receiver
@@ -37,9 +38,12 @@ def by_broadcast(bench: Bench) -> Outcome:
 async def _sent(bench: Bench, weight_sync: str, how: str, device: str) -> Outcome:
     """Send the weights twice; the second time is measured, since groups and folders then exist."""
     dtype = "bfloat16" if bench.on_gpu else "float32"
-    weights = dict(alone(new_learner(bench, bench.config())).weights())
+    learner = new_learner(bench, bench.config(*([bench.half] if bench.on_gpu else [])))
+    if bench.on_gpu and weight_sync != "disk":
+        learner.policy.sent_device = learner.policy.device
+    weights = alone(learner).weights()
     expected = checksum(dict(FullWeights(bench.model, dtype)(weights)))
-    size = sum(value.numel() for value in weights.values()) * getattr(torch, dtype).itemsize
+    size = sum(value.numel() for value in layout_of(weights).values()) * getattr(torch, dtype).itemsize
     settings = VllmConfig(weight_sync=weight_sync, sync_timeout=SECONDS)
     sync = make_sync(settings, model=bench.model, dtype=dtype, lora_scaling=None)
     receiver = Receiver(device)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from mtrl.doctor.self_test.bench import Bench
+from mtrl.doctor.self_test.case import FLASH
 from mtrl.doctor.self_test.drift import Drift
 from mtrl.doctor.self_test.outcome import Outcome, judged
 from mtrl.doctor.self_test.workload import (
@@ -20,13 +21,11 @@ from mtrl.doctor.self_test.workload import (
     timed_updates,
     vocabulary,
 )
-from mtrl.preflight.result import passed, skipped
+from mtrl.preflight.result import passed
 from mtrl.trainer.data.batching import PADDED
 from mtrl.trainer.setup.loading import compute_dtype
 from mtrl.trainer.update.learner import alone
 
-FLASH = {"flash_attn_interface": "flash_attention_3", "flash_attn": "flash_attention_2"}
-"""`model.attn_implementation` by the module of its package."""
 CLOSE = 0.97
 """Share of the best rate from which a smaller micro-batch is recommended."""
 
@@ -46,9 +45,7 @@ def update_compiled(bench: Bench) -> Outcome:
 def update_flash(bench: Bench) -> Outcome:
     """Pack samples for the kernels of FlashAttention's own package. PyTorch's flash kernels need no package: the other
     cases use them."""
-    name = next((FLASH[module] for module in FLASH if importlib.util.find_spec(module)), None)
-    if name is None:
-        return Outcome(skipped("the package flash-attn is not installed; PyTorch's own kernels are used"))
+    name = next(FLASH[module] for module in FLASH if importlib.util.find_spec(module))
     outcome = _measured(bench, bench.half, f"model.attn_implementation={name}")
     return Outcome(outcome.result, {**outcome.figures, "attn_implementation": name})
 

@@ -43,6 +43,10 @@ class SlotCache:
         heads, dim = self.shape
         return 2 * len(self.keys) * heads * self.rounded(capacity) * dim * self.dtype.itemsize
 
+    def _allocated(self, slots: int) -> int:
+        """Return the number of allocated rows for so many slots."""
+        return slots
+
     def _resize(self, slots: int, capacity: int) -> None:
         old_slots, copied = self.slots, min(capacity, self.capacity)
         self.slots, self.capacity = slots, capacity
@@ -50,9 +54,10 @@ class SlotCache:
         for store in (self.keys, self.values):
             for layer, old in enumerate(store):
                 # Zeros, not empty: uninitialized memory may be NaN, and a masked weight of 0 times NaN is NaN.
-                store[layer] = torch.zeros(slots, heads, capacity, dim, dtype=self.dtype, device=self.device)
+                shape = (self._allocated(slots), heads, capacity, dim)
+                store[layer] = torch.zeros(shape, dtype=self.dtype, device=self.device)
                 if old_slots:
-                    store[layer][:old_slots, :, :copied] = old[:, :, :copied]
+                    store[layer][:old_slots, :, :copied] = old[:old_slots, :, :copied]
 
     def move(self, sources: list[int], targets: list[int], length: int) -> None:
         """Copy the first `length` tokens of each row `sources[i]` to row `targets[i]`, as they were before the call."""

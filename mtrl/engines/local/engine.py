@@ -13,6 +13,7 @@ from mtrl.distributed.gathered import GatheredWeights, layout_of
 from mtrl.engines.base import EngineStats, Generation, SamplingParams
 from mtrl.engines.local import fused
 from mtrl.engines.local.batch import DecodeBatch, StopStrings
+from mtrl.engines.local.graphs import CudaRunner, GraphRunner
 from mtrl.engines.local.half import HalfRunner
 from mtrl.engines.local.prefill import PASS, PREFILL_TOKENS, PrefillPlan, SharedPrefix, passes, plan_prefill
 from mtrl.engines.local.runner import HfRunner, Runner
@@ -84,6 +85,7 @@ class LocalEngine:
         in_flight: str = "continue",
         apply_weights: Callable[[Any, Mapping[str, Tensor]], None] = copy_weights,
         cache_bytes: int | None = None,
+        cuda_graphs: bool = True,
     ):
         """
         Args:
@@ -97,11 +99,12 @@ class LocalEngine:
                 copy the tensors, because they may be overwritten later.
             cache_bytes: maximum number of bytes of the cache when all its rows have the maximum length; it lowers
                 `max_num_seqs`, to 1 at least. None: no limit.
+            cuda_graphs: replay the steps of the fused decode step as CUDA graphs, if the model is on a GPU.
 
         Raises:
             UserError: the engine cannot run this model.
         """
-        self.runner = make_runner(model, fused_decode)
+        self.runner = make_runner(model, fused_decode, cuda_graphs)
         self.model, self.stops = model, StopStrings(tokenizer)
         if cache_bytes is not None:
             rows = cache_bytes // self.runner.cache.row_bytes(max_context_length)
@@ -420,7 +423,7 @@ class LocalEngine:
         return decoding
 
 
-def make_runner(model: Any, fused_decode: bool) -> Runner:
+def make_runner(model: Any, fused_decode: bool, cuda_graphs: bool) -> Runner:
     """Return the fastest forward pass that supports this model.
 
     Raises:
@@ -428,6 +431,8 @@ def make_runner(model: Any, fused_decode: bool) -> Runner:
     """
     if not fused_decode or not fused.supports(model):
         return HfRunner(model)
+    if model.device.type == "cuda":
+        return GraphRunner(model) if cuda_graphs else CudaRunner(model)
     halved = model.device.type == "cpu" and model.dtype in (torch.bfloat16, torch.float16)
     return HalfRunner(model) if halved else fused.FusedRunner(model)
 

@@ -71,16 +71,28 @@ class FusedRunner:
         n, t = ids.shape
         positions = starts[:, None] + torch.arange(t, device=ids.device)
         self._reserve_rope(width)
+        slots = torch.arange(first_slot, first_slot + n, device=ids.device)[:, None]
+        x = self._hidden(ids, positions, slots, first_slot, width)
+        return self._logits(x[torch.arange(n, device=ids.device), lengths - 1] if t > 1 else x[:, 0])
+
+    def _hidden(self, ids: Tensor, positions: Tensor, slots: Tensor, first_slot: int, width: int) -> Tensor:
+        """Feed tokens [n, t] at `positions` [n, t], and return the last layer's hidden states [n, t, H].
+
+        Args:
+            slots: [n, 1] slot to which each row writes its keys and values; row i reads slot `first_slot + i`.
+        """
+        n, t = ids.shape
         cos, sin = self._cos[positions], self._sin[positions]
-        rows = torch.arange(first_slot, first_slot + n, device=ids.device)[:, None]
         mask = torch.zeros(n, 1, t, width, dtype=self.cache.dtype, device=ids.device)
         mask.masked_fill_(torch.arange(width, device=ids.device) > positions[:, None, :, None], float("-inf"))
         x = F.embedding(ids, self.model.model.embed_tokens.weight).to(self.dtype)
         for i, layer in enumerate(self.layers):
-            x = x + self._attention(layer, i, x, cos, sin, rows, positions, mask, first_slot, width)
+            x = x + self._attention(layer, i, x, cos, sin, slots, positions, mask, first_slot, width)
             x = x + self._mlp(layer, self._norm(x, layer.norm2))
-        last = x[torch.arange(n, device=ids.device), lengths - 1] if t > 1 else x[:, 0]
-        return self._linear(self._norm(last, self.model.model.norm.weight), self.model.lm_head.weight)
+        return x
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self._linear(self._norm(hidden, self.model.model.norm.weight), self.model.lm_head.weight)
 
     def refresh(self) -> None:
         self.packed = {}

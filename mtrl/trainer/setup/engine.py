@@ -29,9 +29,17 @@ def shared_engine(config: Config, model: Any, tokenizer: Any, context: int, rese
         context: maximum length of a whole conversation, in tokens.
         reserved: bytes on the model's GPU that the trainer will allocate.
     """
-    fused, deterministic = config.generator.local.fused, is_deterministic(config)
-    limit = cache_bytes(model.device, reserved)
-    return LocalEngine(model, tokenizer, sequences(config), context, fused, deterministic, cache_bytes=limit)
+    local = config.generator.local
+    return LocalEngine(
+        model,
+        tokenizer,
+        sequences(config),
+        context,
+        local.fused,
+        is_deterministic(config),
+        cache_bytes=cache_bytes(model.device, reserved),
+        cuda_graphs=local.cuda_graphs,
+    )
 
 
 def training_engine(config: Config, world: World, path: str, policy: Policy, context: int) -> Engine:
@@ -67,6 +75,7 @@ def training_engine(config: Config, world: World, path: str, policy: Policy, con
         in_flight=config.async_config.in_flight,
         apply_weights=LoraWeights.of(policy.model) if config.model.lora_rank else copy_weights,
         cache_bytes=cache_bytes(model.device, bytes_to_come(policy.model)),
+        cuda_graphs=generator.local.cuda_graphs,
     )
 
 
@@ -95,6 +104,21 @@ def has_copy(config: Config, world: World) -> bool:
     sharded = needs_sharding(config.trainer.fsdp, world)
     elsewhere = serves(config) or in_a_process(config) or config.rollouts.workers > 0
     return elsewhere or sharded or overlaps(config) or config.model.lora_rank > 0
+
+
+def sent_device(config: Config, device: torch.device) -> torch.device | None:
+    """Return the device on which weights are gathered for the engine: the trainer's GPU if the engine copies from it;
+    None: CPU memory, for files, for shared memory and for rollout workers.
+
+    Args:
+        device: device of the policy.
+    """
+    if device.type != "cuda":
+        return None
+    if serves(config):
+        servers = getattr(config.generator, config.generator.backend)
+        return None if servers.weight_sync == "disk" else device
+    return None if config.rollouts.workers or in_a_process(config) else device
 
 
 def in_a_process(config: Config) -> bool:

@@ -19,6 +19,7 @@ from mtrl.models.lora import add_adapters, without_adapters
 from mtrl.models.preparation import checkpoint_gradients
 from mtrl.trainer.checkpoint.saver import BackgroundSaver, Saver
 from mtrl.trainer.data.batching import MicroBatch
+from mtrl.trainer.setup.engine import sent_device
 from mtrl.trainer.setup.loading import compute_dtype, fit_attention, load_model, load_peer, pick_device, set_attention
 from mtrl.trainer.setup.teacher import teacher_model
 from mtrl.trainer.update.learner import Learner
@@ -68,7 +69,12 @@ def make_learner(config: Config, world: World, path: str) -> Learner:
         temperature=config.generator.sampling_params.temperature,
         max_logits=max_logits(config, pick_device(config.model.device).type),
     )
-    policy = as_policy(model, entropy_gradient=algorithm.entropy_coef != 0, sent_dtype=compute_dtype(config))
+    policy = as_policy(
+        model,
+        entropy_gradient=algorithm.entropy_coef != 0,
+        sent_dtype=compute_dtype(config),
+        sent_device=sent_device(config, pick_device(config.model.device)),
+    )
     frozen = None
     if needs_reference(config):
         frozen = WithoutAdapters(policy) if reference is None else as_policy(reference)

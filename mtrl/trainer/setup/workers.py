@@ -126,6 +126,7 @@ def make_episodes(config: Config, path: str, apply_weights: ApplyWeights) -> Epi
             in_flight=config.async_config.in_flight,
             apply_weights=apply_weights,
             cache_bytes=cache_bytes(model.device, 0),
+            cuda_graphs=config.generator.local.cuda_graphs,
         )
 
     return connect(config, task, model.config, tokenizer, [], engine).loop

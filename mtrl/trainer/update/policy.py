@@ -39,6 +39,7 @@ class Policy:
         entropy_gradient: bool = False,
         max_logits: int = 2**27,
         sent_dtype: torch.dtype | None = None,
+        sent_device: torch.device | None = None,
     ):
         self.model, self.tokenizer, self.temperature = model, tokenizer, temperature
         self.entropy_gradient = entropy_gradient
@@ -47,6 +48,8 @@ class Policy:
         """Maximum number of logits (tokens x vocabulary) in memory at once."""
         self.sent_dtype = sent_dtype
         """Dtype of the engine's weights; weights are sent in it if it is smaller than their own. None: in their own."""
+        self.sent_device = sent_device
+        """Device on which weights for the engine are gathered. None: CPU memory."""
 
     @property
     def device(self) -> torch.device:
@@ -113,13 +116,14 @@ class Policy:
         return full_layout(self.model, trainable_only=self.adapted, dtype=self._sent_dtype())
 
     def weights(self, names: Sequence[str] | None = None) -> dict[str, Tensor] | None:
-        """Return weights for an engine with its own copy: whole copies of the tensors of `state`, in CPU memory, on
-        rank 0; None on other ranks. They are cast to `sent_dtype`, unless they are adapters.
+        """Return weights for an engine with its own copy: whole copies of the tensors of `state`, on rank 0; None on
+        other ranks. Unless they are adapters, they are cast to `sent_dtype`, and lie on `sent_device`.
 
         Args:
             names: names of the tensors; None: all.
         """
-        return full_state(self.model, trainable_only=self.adapted, dtype=self._sent_dtype(), names=names)
+        device = None if self.adapted else self.sent_device
+        return full_state(self.model, self.adapted, self._sent_dtype(), names, device)
 
     def _sent_dtype(self) -> torch.dtype | None:
         return None if self.adapted else self.sent_dtype
