@@ -17,7 +17,7 @@ class EagerGraph:
 
     made = 0
 
-    def __init__(self, work, pool):
+    def __init__(self, work, pool, device):
         self.replay = work
         type(self).made += 1
 
@@ -94,3 +94,13 @@ def test_graphs_are_made_again_when_their_memory_is_replaced(tiny_model):
     assert step(5) == 3, "weights change in place"
     runner.cache.reserve(9, 10)
     assert [step(5), len(runner._graphs)] == [4, 1], "old graphs are discarded"
+
+
+@torch.inference_mode()
+def test_a_cache_of_another_size_at_the_same_addresses_needs_new_graphs(tiny_model, monkeypatch):
+    runner, one = GraphRunner(tiny_model), torch.ones(2, dtype=torch.long)
+    monkeypatch.setattr(torch.Tensor, "data_ptr", lambda tensor: 0)
+    for capacity, made in ((300, 1), (300, 1), (100, 2)):
+        runner.cache.fit(2, capacity)
+        runner.forward(torch.ones(2, 1, dtype=torch.long), one, one, 0, 2)
+        assert EagerGraph.made == made

@@ -80,7 +80,8 @@ class GraphRunner(CudaRunner):
         self._graphs: dict[tuple[int, int], _Graph] = {}
         """Decode steps by number of rows and width."""
         self._captured: tuple[int, ...] = ()
-        """Addresses of the memory that the graphs use; at other addresses they are invalid."""
+        """Sizes of the cache and addresses of the memory that the graphs use; with others they are invalid. A smaller
+        cache may lie at the addresses of a larger one that was freed."""
         self._logits_of_step = torch.empty(0)
         """Logits [slots, V] of the last decode step, which all graphs write, so that they share the other memory."""
         self._pool: Any = None
@@ -108,7 +109,7 @@ class GraphRunner(CudaRunner):
         def decode() -> None:
             logits.copy_(self._logits(self._hidden(ids, starts[:, None], slots, 0, width)[:, 0]))
 
-        graph = captured(decode, self._pool)
+        graph = captured(decode, self._pool, ids.device)
         self._pool = graph.pool()
         return graph, logits
 
@@ -119,9 +120,9 @@ class GraphRunner(CudaRunner):
         if len(self._logits_of_step) < self.cache.slots:
             self._logits_of_step = head.new_empty(self.cache.slots, len(head))
         held = (*self.cache.keys, *self.cache.values, self._cos, self._sin, self._logits_of_step)
-        addresses = tuple(tensor.data_ptr() for tensor in held)
-        if addresses != self._captured:
-            self._graphs, self._captured, self._pool = {}, addresses, None
+        used = (self.cache.slots, self.cache.capacity, *(tensor.data_ptr() for tensor in held))
+        if used != self._captured:
+            self._graphs, self._captured, self._pool = {}, used, None
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
         if queries.shape[2] > 1:
@@ -130,22 +131,23 @@ class GraphRunner(CudaRunner):
             return FusedRunner._attend(self, queries, keys, values, mask)
 
 
-def captured(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
-    """Return the graph of the kernels that `work` launches.
+def captured(work: Callable[[], None], pool: Any, device: torch.device) -> torch.cuda.CUDAGraph:
+    """Return the graph of the kernels that `work` launches on a GPU.
 
     Args:
         pool: memory pool of other graphs whose results are not needed during a replay; None: a new pool.
     """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(WARM_UPS):
+    with torch.cuda.device(device):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UPS):
+                work()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # Other threads, such as the trainer's, may use the GPU during the capture.
+        with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
             work()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    # Other threads, such as the trainer's, may use the GPU during the capture.
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        work()
     return graph
 
 
