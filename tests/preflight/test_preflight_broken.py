@@ -29,8 +29,8 @@ EXPECTED = {
     "hash_order": {"hermetic": "observation after turn 1"},
     "leaky_class": {"leaks": "changed meanwhile: tests.preflight.broken.leaky_class.Leaky.seen", "concurrency": "look"},
     "length_pays": {"growth": "longer responses get more reward"},
-    "lenient_place": {"agreement": "text before: 4 of 4", "stuffing": "whole replies joined by"},
-    "lenient_tag": {"agreement": "<final_response> for <final_output>: 4 of 4"},
+    "lenient_place": {"agreement": "text before: 2 of 2", "stuffing": "whole replies joined by"},
+    "lenient_tag": {"agreement": "<final_response> for <final_output>: 2 of 2"},
     "not_finite": {"range": "returned the reward nan", "spread": "18 successes"},
     "overlapping_splits": {"splits": "5 share prompt and ground truth (again-40;"},
     "random_tool": {"hermetic": "ms' / '"},
@@ -66,7 +66,7 @@ WARNED_BESIDES = {
 @functools.cache
 def composed():
     choice = [
-        "preflight.rows=4",
+        "preflight.rows=2",
         "experiment=null",
         "environment.name=x",
         "environment.target=tests.preflight.broken.sound.FAMILY",
