@@ -129,6 +129,7 @@ def diagnose(run):
 
 SHORTER = [
     *SMALLER_POLICY,
+    "model.warm_start.check_every=75",
     "trainer.optimizer.lr=1e-3",
     "trainer.max_steps=20",
     "evaluation.rows=20",
