@@ -276,8 +276,8 @@ def test_commands_with_servers_run(words, snippets):
 @pytest.mark.parametrize("words", UNSERVED.values(), ids=UNSERVED.keys())
 def test_training_commands_run(words, snippets):
     """Run each command with `debug=fast`, which does not change the keys that the command sets. Other tests draw curves
-    and make the checks at the start, which take as long as the training."""
-    short = ["preflight.at_start=none", "tracker.plots=false"]
+    and make the checks at the start, which take as long as the training, and evaluate more rows."""
+    short = ["preflight.at_start=none", "tracker.plots=false", "evaluation.rows=2", "evaluation.sampled_rows=2"]
     unset = [word for word in short if word.partition("=")[0] not in label(words)]
     run(words, snippets, "debug=fast", *unset, "trainer.max_steps=1", "run_dir=run")
     assert list((snippets / "run").rglob("summary.json"))

@@ -186,6 +186,7 @@ def is_vague(known: str, path: str) -> bool:
     return leaf in VAGUE and section != path.rpartition(".")[0]
 
 
+@cache
 def same_leaf(path: str) -> str | None:
     """Return the key with the same last word in another section, e.g. `algorithm.group_size` for
     `trainer.group_size`; None if there is none."""
@@ -198,6 +199,7 @@ def same_leaf(path: str) -> str | None:
     )
 
 
+@cache
 def nearest_key(path: str) -> str | None:
     """Return the most similar key to a misspelt one, in its section or else anywhere; None if none is similar."""
     section, _, leaf = path.rpartition(".")

@@ -1,8 +1,8 @@
 """What is proposed for another framework's setting composes, and means what was typed."""
 
+import pickle
 import re
 import shlex
-from copy import deepcopy
 from functools import cache
 from itertools import product
 
@@ -93,8 +93,9 @@ def guesses() -> dict[str, str]:
 
 
 @cache
-def plain() -> DictConfig:
-    return merge([])
+def plain() -> bytes:
+    """Return the default configuration, pickled, because a copy by `copy.deepcopy` takes five times as long."""
+    return pickle.dumps(merge([]))
 
 
 def composed(words: list[str]) -> DictConfig:
@@ -103,7 +104,7 @@ def composed(words: list[str]) -> DictConfig:
     overrides = OverridesParser.create().parse_overrides(normalise(words))
     if any((CONF / override.key_or_group).is_dir() for override in overrides):
         return compose(words)
-    cfg = deepcopy(plain())
+    cfg = pickle.loads(plain())
     for override in overrides:
         OmegaConf.update(cfg, override.key_or_group, override.value(), force_add=override.is_force_add())
     settle(cfg)

@@ -22,6 +22,7 @@ from mtrl.record.metrics import MetricsLog
 from mtrl.record.run_dir import RunDir
 from mtrl.record.stored import read
 from tests import forked
+from tests.small_models import SMALLER_POLICY
 
 ROOT = Path(mtrl.__file__).parent.parent
 RECORDED = Path(__file__).parent / "recorded"
@@ -126,12 +127,21 @@ def diagnose(run):
     )
 
 
-SHORTER = ["trainer.max_steps=20", "evaluation.rows=20", "evaluation.sampled_rows=0", "diagnosis.live=stop"]
+SHORTER = [
+    *SMALLER_POLICY,
+    "model.warm_start.check_every=75",
+    "trainer.optimizer.lr=1e-3",
+    "trainer.max_steps=20",
+    "evaluation.rows=20",
+    "evaluation.sampled_rows=0",
+    "diagnosis.live=stop",
+]
 
 
 @pytest.mark.slow
 def test_training_on_the_lenient_reward_raises_the_alarm(tmp_path):
-    """End to end without recorded data: the policy exploits the reward, and the run reports it and ends."""
+    """End to end without recorded data: a policy of half the width exploits the reward, and the run reports it and
+    ends."""
     (recorded,) = (run for run in read_runs(ROOT / "experiments" / "diagnosis" / "runs.yaml") if run.name == "hacked_0")
     run = RunDir(tmp_path / "run")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
