@@ -39,8 +39,6 @@ async def _sent(bench: Bench, weight_sync: str, how: str, device: str) -> Outcom
     """Send the weights twice; the second time is measured, since groups and folders then exist."""
     dtype = "bfloat16" if bench.on_gpu else "float32"
     learner = new_learner(bench, bench.config(*([bench.half] if bench.on_gpu else [])))
-    if bench.on_gpu and weight_sync != "disk":
-        learner.policy.sent_device = learner.policy.device
     weights = alone(learner).weights()
     expected = checksum(dict(FullWeights(bench.model, dtype)(weights)))
     size = sum(value.numel() for value in layout_of(weights).values()) * getattr(torch, dtype).itemsize

@@ -108,17 +108,13 @@ def has_copy(config: Config, world: World) -> bool:
 
 def sent_device(config: Config, device: torch.device) -> torch.device | None:
     """Return the device on which weights are gathered for the engine: the trainer's GPU if the engine copies from it;
-    None: CPU memory, for files, for shared memory and for rollout workers.
+    None: CPU memory, for shared memory, for rollout workers, and for servers, whose weights are kept for restarts.
 
     Args:
         device: device of the policy.
     """
-    if device.type != "cuda":
-        return None
-    if serves(config):
-        servers = getattr(config.generator, config.generator.backend)
-        return None if servers.weight_sync == "disk" else device
-    return None if config.rollouts.workers or in_a_process(config) else device
+    elsewhere = serves(config) or config.rollouts.workers > 0 or in_a_process(config)
+    return None if elsewhere or device.type != "cuda" else device
 
 
 def in_a_process(config: Config) -> bool:
