@@ -125,7 +125,7 @@ class GraphRunner(CudaRunner):
             self._graphs, self._captured, self._pool = {}, used, None
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
-        if queries.shape[2] > 1:
+        if queries.shape[2] > 1 or queries.dtype == torch.float32:  # which cuDNN's attention does not support
             return super()._attend(queries, keys, values, mask)
         with sdpa_kernel(STEP_KERNELS):
             return FusedRunner._attend(self, queries, keys, values, mask)
