@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import json
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from mtrl.distributed.world import World
 from mtrl.doctor.self_test.bench import GPU, QUICK, Bench
 from mtrl.doctor.self_test.random_model import build
 from mtrl.doctor.self_test.rollouts import sampled
-from mtrl.doctor.self_test.workload import make_samples, new_learner, timed_updates, vocabulary
+from mtrl.doctor.self_test.workload import free_memory, make_samples, new_learner, timed_updates, vocabulary
 from mtrl.trainer.setup.engine import training_engine
 
 ENGINES = {"local, graphs": "generator.local.cuda_graphs=true", "local, eager": "generator.local.cuda_graphs=false"}
@@ -74,7 +73,7 @@ def sampling(bench: Bench) -> Iterator[tuple[str, float]]:
         rate = asyncio.run(engine_rate(bench, override))
         print(f"{name:42} {rate:10,.0f} {rate / base:11.2f}", flush=True)
         yield name, rate
-        free()
+        free_memory()
 
 
 def generate_rate(bench: Bench) -> float:
@@ -110,7 +109,6 @@ async def engine_rate(bench: Bench, override: str) -> float:
 def updates(bench: Bench) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the figures of each variant of the update, and print them."""
     print(f"\n{'update':42} {'tokens/s':>10} {'TFLOP/s':>8} {'of peak':>8} {'GiB':>6}", flush=True)
-    bench = replace(bench, scratch=tempfile.mkdtemp(dir=bench.scratch))
     for name, overrides in UPDATES.items():
         if "compiled" in name and not bench.on_gpu:
             continue  # minutes of compilation
@@ -121,13 +119,7 @@ def updates(bench: Bench) -> Iterator[tuple[str, dict[str, Any]]]:
         print(f"{name:42} {rate.tokens_per_second:10,.0f} {peak}", flush=True)
         yield name, asdict(rate)
         del learner
-        free()
-
-
-def free() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+        free_memory()
 
 
 if __name__ == "__main__":

@@ -102,6 +102,11 @@ IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
         lambda c: c.generator.backend == "local",
         "generator.backend=local",
     ),
+    (
+        ("generator.local.cuda_graphs",),
+        lambda c: not serves(c) and not (c.generator.local.fused and c.model.device != "cpu" and visible_gpus()),
+        "generator.local.fused=false, or without a GPU",
+    ),
     (("generator.local", "generator.sglang"), lambda c: c.generator.backend == "vllm", "generator.backend=vllm"),
     (("generator.local", "generator.vllm"), lambda c: c.generator.backend == "sglang", "generator.backend=sglang"),
     (

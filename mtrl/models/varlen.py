@@ -58,11 +58,11 @@ class Boundaries:
         parts = [(*piece.context, piece.own) for piece in pieces]
         queries = [_size(piece.own) for piece in pieces]
         keys = [sum(map(_size, spans)) for spans in parts]
-        tokens = [token for spans in parts for span in spans for token in range(span.start, span.stop)]
+        tokens = [torch.arange(span.start, span.stop) for spans in parts for span in spans]
         return cls(
             _ends(queries, device),
             _ends(keys, device),
-            torch.tensor(tokens, device=device) if len(tokens) > sum(queries) else None,
+            torch.cat(tokens).to(device) if len(tokens) > len(queries) else None,
             max(queries),
             max(keys),
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib.util
 from dataclasses import asdict
 from typing import Any
@@ -15,6 +14,7 @@ from mtrl.doctor.self_test.drift import Drift
 from mtrl.doctor.self_test.outcome import Outcome, judged
 from mtrl.doctor.self_test.workload import (
     Rate,
+    free_memory,
     logprobs_of,
     make_samples,
     new_learner,
@@ -76,9 +76,7 @@ def micro_batch_sizes(bench: Bench) -> Outcome:
                 raise
             break
         del learner
-        gc.collect()
-        if bench.on_gpu:
-            torch.cuda.empty_cache()
+        free_memory()
     best = max(rate.tokens_per_second for rate in rates.values())
     chosen = min(tokens for tokens, rate in rates.items() if rate.tokens_per_second >= CLOSE * best)
     series = ", ".join(f"{tokens:,}: {rate.tokens_per_second:,.0f}" for tokens, rate in rates.items())

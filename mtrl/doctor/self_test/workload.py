@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import random
 import time
@@ -160,6 +161,13 @@ def planned(bench: Bench, config: Config) -> int:
         sum(p.bytes for p in moment.parts if p.name not in PROCESS_PARTS and not p.name.startswith("engine's"))
         for moment in moments
     )
+
+
+def free_memory() -> None:
+    """Free the memory of objects that are not used any more, on a GPU also what PyTorch keeps for later use."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _finish(bench: Bench) -> None:
