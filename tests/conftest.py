@@ -7,7 +7,7 @@ import os
 import pytest
 from hypothesis import settings
 
-from tests.hydra_cache import cached_merges  # noqa: F401
+from tests.hydra_cache import caching
 
 settings.register_profile("mtrl", deadline=None)  # the machine may be busy, so no test has a deadline
 settings.load_profile("mtrl")
@@ -38,6 +38,12 @@ def pytest_collection_finish():
     of the time of tests that compose configurations."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def cached_merges():
+    with caching():
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -45,7 +45,7 @@ def preloaded() -> list[str]:
     files = [path.relative_to(ROOT) for path in (ROOT / "mtrl").rglob("*.py")]
     chosen = [path for path in files if path.stem != "__main__" and not {"vllm", "sglang"} & {*path.parts}]
     names = sorted(".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in chosen)
-    return ["tests.forked", *names, "matplotlib.figure"]
+    return ["tests.forked", *names, "matplotlib.figure", "tests.forked_server"]
 
 
 def begin() -> None:
@@ -162,6 +162,8 @@ def _execute(words: list[str], folder: str, path: str) -> None:
     main.__builtins__ = __builtins__
     first, *sys.argv = words
     if first != "-m":  # the program may patch modules of mtrl before other modules import them
+        if server := sys.modules.get("tests.forked_server"):
+            server.CACHED.close()  # its merges refer to classes of the modules below
         for name in [name for name in sys.modules if name.partition(".")[0] == "mtrl"]:
             del sys.modules[name]
     python = [entry for entry in sys.path if entry.startswith((sys.prefix, sys.base_prefix))]

@@ -1,6 +1,6 @@
 """A cache of Hydra's merges of the files under conf/, which are most of the time of `compose`.
 
-With `cached_merges`, Hydra merges these files once in a process for each choice of groups, and further compositions
+Within `caching`, Hydra merges these files once in a process for each choice of groups, and further compositions
 start from a copy. Overrides of values, and compositions with folders or packages of a user's own, are not cached.
 `tests/command/test_hydra_cache.py` compares both.
 """
@@ -10,7 +10,6 @@ import pickle
 from contextlib import contextmanager
 from unittest import mock
 
-import pytest
 from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra._internal.defaults_list import Overrides
@@ -60,10 +59,4 @@ def caching():
         # Hydra copies the store for each composition, and then each schema that it reads from the copy.
         mock.patch.object(ConfigStore, "__deepcopy__", lambda store, memo: store, create=True),
     ):
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def cached_merges():
-    with caching():
         yield
