@@ -3,6 +3,7 @@
 import gc
 import logging
 import os
+import signal
 
 import pytest
 from hypothesis import settings
@@ -11,6 +12,10 @@ from tests.hydra_cache import caching
 
 settings.register_profile("mtrl", deadline=None)  # the machine may be busy, so no test has a deadline
 settings.load_profile("mtrl")
+
+# Jobs in the background ignore these signals (nohup, `&` in a script), and would pass that on to every program.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before huggingface_hub is imported, which reads it once
 
