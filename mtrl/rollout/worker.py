@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +53,15 @@ class Failure:
     def error(self) -> Exception:
         """Return the error in this process."""
         return ERRORS[self.kind](self.message)
+
+
+async def failure(action: Awaitable[object]) -> Failure | None:
+    """Await an action. Return its error; None if it succeeded."""
+    try:
+        await action
+    except Exception as error:
+        return Failure.of(error)
+    return None
 
 
 @dataclass(frozen=True)
@@ -111,11 +120,7 @@ class RolloutWorker:
     async def load(self, weights: Any, version: int) -> Failure | None:
         """Use these weights (see `Engine.load_weights`) as policy `version`, and return when no more token is sampled
         under older ones. Return the error if they do not fit."""
-        try:
-            await self._rollouts.loop.engine.load_weights(weights, version)
-        except Exception as error:
-            return Failure.of(error)
-        return None
+        return await failure(self._rollouts.loop.engine.load_weights(weights, version))
 
     async def adopt(self, view: Any, version: int) -> Failure | None:
         """Use this view of the servers (see `RemoteServerEngine.load_weights`), as `load` uses weights."""
@@ -123,19 +128,11 @@ class RolloutWorker:
 
     async def hold(self, version: int | None, drains: bool) -> Failure | None:
         """Send no turns to servers until the next `load` (see `RemoteServers.hold`). Return the error if that fails."""
-        try:
-            await self._rollouts.loop.engine.hold(version, drains)
-        except Exception as error:
-            return Failure.of(error)
-        return None
+        return await failure(self._rollouts.loop.engine.hold(version, drains))
 
     async def check(self) -> Failure | None:
         """Return the error if the worker can reach no server (see `RemoteServers.check`)."""
-        try:
-            await self._rollouts.loop.engine.check()
-        except Exception as error:
-            return Failure.of(error)
-        return None
+        return await failure(self._rollouts.loop.engine.check())
 
     async def play(self, requests: Sequence[Request]) -> None:
         """Begin these groups. They begin together: a deterministic engine samples when all open trajectories wait, so
