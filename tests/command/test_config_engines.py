@@ -1,4 +1,4 @@
-"""Settings of engines: what cannot work is refused by key, value and fix, and what has no effect is told."""
+"""Settings of engines: errors name key, value and fix, and settings without effect cause a warning."""
 
 import sys
 
