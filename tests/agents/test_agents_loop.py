@@ -25,7 +25,7 @@ ROW = {"id": "r1", "prompt": [{"role": "user", "content": "Q"}], "ground_truth":
 
 @pytest.fixture
 def run_agent(tiny_tokenizer, tiny_codec):
-    """Function `run_agent(agent, …)` that runs one episode, or `episodes` episodes together; its last loop is `loop`."""
+    """Function `run_agent(agent, …)` that runs `episodes` episodes together; `run_agent.loop` is its last loop."""
 
     def run(agent, row=ROW, respond="abcdef", episodes=1, engine=None, concurrent=4, max_calls=6, **limits):
         reply = (lambda name, turn: respond[turn]) if isinstance(respond, str) else respond

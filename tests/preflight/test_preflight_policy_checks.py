@@ -1,4 +1,4 @@
-"""What the checklist says of the policy's own rollouts, by rollouts that are made up."""
+"""The checks of the policy's own rollouts, with generated rollouts."""
 
 from types import SimpleNamespace
 
@@ -17,7 +17,7 @@ def turn(finish=FinishReason.STOP):
 
 
 def baseline(*episodes):
-    """`episodes`: finish reasons of the turns, and the stop reason."""
+    """Return a baseline of `episodes`: finish reasons of the turns, and the stop reason."""
     played = [Trajectory("t", "g", i, [turn(f) for f in turns], stop) for i, (turns, stop) in enumerate(episodes)]
     return Baseline([Group("g", {}, played)], parts=None)
 
