@@ -62,7 +62,7 @@ def stand_in(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, stand_in):
-    """A tiny step of mtrl beside steps of the stand-in: the output and the JSON."""
+    """The output and the JSON of a benchmark with a tiny step of mtrl and the stand-in."""
     folder = tmp_path_factory.mktemp("trl")
     words = ["--threads", "1", "--rounds", "1", "--steps", "1", "--json", "found.json"]
     done = run_benchmark(folder, "trl.py", "--trl-python", stand_in, "--ways", "float32/4", "--sizes", SMALL, *words)

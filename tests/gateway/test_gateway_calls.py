@@ -92,7 +92,7 @@ class Program:
         return Asked([SYSTEM, before.messages[1], self.new()], None, [], "edited")
 
     def edit(self, before):
-        """Return an edited answer, which was not sampled, so that the next call continues the parent of that call."""
+        """Return a request with an answer that was not sampled, which therefore continues the parent of `before`."""
         new = [{"role": "assistant", "content": "never sampled"}, self.new()]
         messages = [*before.messages, *new]
         if before.parent is None:

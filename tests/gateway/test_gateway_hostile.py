@@ -102,7 +102,7 @@ class TestBodies:
 
     @pytest.mark.parametrize("route", ["/health", "/v1/models", "/nowhere"])
     def test_garbage_after_an_answer_closes_the_connection(self, live, caplog, route):
-        """The rest of a body that is never read would look like the next request."""
+        """The answer comes before the body has been read, so the connection cannot be used again."""
         with live.connect() as connection:
             connection.sendall(f"GET {route} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode())
             read_until(connection, b"}")
