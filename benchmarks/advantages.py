@@ -1,6 +1,6 @@
-"""Milliseconds of every advantage estimator: from the trajectories of a large step to a float per turn.
+"""Time of each advantage estimator in milliseconds: from the trajectories of a large step to one number per turn.
 
-The rewards, lengths and observations are drawn with a seed; nothing is sampled from a model and torch is not imported.
+Rewards, lengths and observations are random numbers of a seed. No model is run, and torch is not imported.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from mtrl.config.schema import AlgorithmConfig
 from mtrl.types import FinishReason, Group, Trajectory, Turn
 
 WEIGHTS = {"environment": 1.0, "tidy": 0.5}
-"""Components of the reward, for gdpo."""
+"""Weights of the reward components, for the estimator gdpo."""
 ROOMS = 4
-"""Observations that a group's turns share, for gigpo."""
+"""Number of different observations in a group, for the estimator gigpo."""
 
 OTHERS = """\
-Others, by their own or published measurement on other machines, [512 x 4096] / [4096 x 4096] tokens, in ms; no ratio
-holds. They compute on the tokens, from a tensor of rewards; above, a turn has one number until the loss.
+Times of other frameworks in ms, by their own or published measurement on other machines, which allow no ratios:
+[512 x 4096] / [4096 x 4096] tokens. They compute per token from a tensor of rewards; mtrl has one number per turn.
   GRPO            verl, loop over groups 41 / 127; vectorised 27 / 105
   RLOO            verl, loop over groups 35 / 162; vectorised 18 / 79
   pass@k (top-2)  verl 25 / 211
@@ -43,25 +43,25 @@ holds. They compute on the tokens, from a tensor of rewards; above, a turn has o
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: one command-line option per field."""
+    """Sizes of the measured work. Each field is a command-line option."""
 
     groups: int = 512
     group_size: int = 8
     turns: int = 8
-    """Of every trajectory."""
+    """Number of turns of each trajectory."""
     tokens: int = 64
-    """Sampled tokens of a turn, on average."""
+    """Mean number of sampled tokens per turn."""
     words: int = 40
-    """Of an observation."""
+    """Number of words per observation."""
     table_rows: int = 512
     table_columns: int = 4096
-    """Trajectories and tokens of the table that gae is given besides."""
+    """Number of trajectories, and of tokens per trajectory, in the further measurement of gae on a table."""
     repeats: int = 21
     seed: int = 0
 
 
 def make_groups(sizes: Sizes) -> list[Group]:
-    """Return trajectories with turn rewards of 0, 1/4 or 1, and mostly 0."""
+    """Return groups of trajectories whose turns have rewards of 0 (half of them), 1/4 or 1."""
     rng = random.Random(sizes.seed)
 
     def turn(group: int) -> Turn:
@@ -87,7 +87,7 @@ def make_groups(sizes: Sizes) -> list[Group]:
 
 
 def make_table(sizes: Sizes) -> CreditBatch:
-    """Return trajectories with equal numbers of tokens and a reward at the end, and the values of a critic."""
+    """Return trajectories of equal length, each with a reward at its last token and with random critic values."""
     shape = (sizes.table_rows, sizes.table_columns)
     rng = np.random.default_rng(sizes.seed)
     rewards = np.zeros(shape)
@@ -97,7 +97,7 @@ def make_table(sizes: Sizes) -> CreditBatch:
 
 
 def methods(sizes: Sizes) -> dict[str, Callable[[], Any]]:
-    """By name, what is timed; `gae` and `turn_gae` are given values, and read them at the first token of each turn."""
+    """Return the timed function of each estimator, by name. Estimators with a critic get random critic values."""
     groups = make_groups(sizes)
     tokens = sum(trajectory.action_tokens for group in groups for trajectory in group.trajectories)
     values = np.random.default_rng(sizes.seed).random(tokens)
@@ -119,7 +119,7 @@ def methods(sizes: Sizes) -> dict[str, Callable[[], Any]]:
 
 
 def time_of(work: Callable[[], Any], repeats: int) -> dict[str, Any]:
-    """Milliseconds of every repeat, after one that is not counted; CPU is that of all threads."""
+    """Return the milliseconds of each repeat, after one warm-up. CPU time is that of all threads."""
     work()
     wall, cpu = [], []
     for _ in range(repeats):
@@ -131,7 +131,7 @@ def time_of(work: Callable[[], Any], repeats: int) -> dict[str, Any]:
 
 
 def measure(sizes: Sizes) -> dict[str, Any]:
-    """Everything that is printed, and every repeat."""
+    """Return the settings, the machine and the times of all estimators."""
     load = [os.getloadavg()[0]]
     times = {name: time_of(work, sizes.repeats) for name, work in methods(sizes).items()}
     return {
@@ -146,7 +146,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": cpu_model(),
         "cores": os.cpu_count(),
-        "threads": os.environ.get("OMP_NUM_THREADS", "as many as NumPy takes"),
+        "threads": os.environ.get("OMP_NUM_THREADS", "the default of NumPy"),
         "python": platform.python_version(),
         "numpy": np.__version__,
     }
@@ -169,7 +169,7 @@ def table(result: dict[str, Any]) -> str:
             f"{sizes['tokens']} tokens a turn; the table of gae is [{sizes['table_rows']} x {sizes['table_columns']}]",
             f"{on['cpu']}, {on['cores']} cores, threads: {on['threads']}, load average {before:.1f} to {after:.1f}; "
             f"NumPy {on['numpy']}, Python {on['python']}",
-            f"median of {sizes['repeats']} repeats after one warm-up, and the least",
+            f"medians and minimum of {sizes['repeats']} repeats after one warm-up",
             "",
             f"{'method':<24}{'wall ms':>10}{'CPU ms':>10}{'least CPU ms':>14}",
             *(
@@ -186,7 +186,7 @@ def parse(words: Sequence[str] | None = None) -> tuple[Sizes, Path | None]:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in asdict(Sizes()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help="default %(default)s")
-    parser.add_argument("--json", type=Path, help="write everything to this file too")
+    parser.add_argument("--json", type=Path, help="also write all results to this JSON file")
     values = vars(parser.parse_args(words))
     path = values.pop("json")
     least = {"group_size": AlgorithmConfig().passk.k, "seed": 0}

@@ -1,4 +1,4 @@
-"""A measurement in a process of its own, so that none has another's memory, threads or servers."""
+"""Runs each measurement in a process of its own, so that measurements share no memory, threads or servers."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from contextlib import suppress
 from typing import Any
 
 ENDING = 60.0
-"""Seconds that a process that got a signal to stop may take to end its server; if killed, guardians do it."""
+"""Seconds that a process has to end its servers after SIGINT. It is then killed, and its guardians end the servers."""
 
 
 def run_apart(
     script: str, job: Any, name: str, words: Sequence[str] = (), limit: float | None = None, **variables: str
 ) -> Any:
-    """`python script --one JOB words…`: the JSON that its last line is. Stopped, it ends what it has started.
+    """Run `python script --one JOB words…`, and return the JSON in its last line of output. If this function is
+    interrupted, the process gets SIGINT, so that it ends what it has started.
 
     Args:
-        job: what `--one` gets as JSON.
-        name: what it is called if it fails.
-        limit: seconds that it may take.
-        variables: of its environment, beside ours.
+        job: value of `--one`, which is passed as JSON.
+        name: name of the measurement in the error message.
+        limit: time limit in seconds.
+        variables: further environment variables of the process.
     """
     environment: Mapping[str, str] = os.environ | variables
     command = [sys.executable, script, "--one", json.dumps(job), *words]
-    # A session of its own: Ctrl-C is for us, and we pass it on once.
+    # In a session of its own the process gets no Ctrl-C from the terminal, only the one SIGINT from below.
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True, env=environment)
     try:
         output, _ = process.communicate(timeout=limit)

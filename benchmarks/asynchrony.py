@@ -1,8 +1,8 @@
-"""Steps per minute with rollouts and updates side by side, against a run in which they take turns.
+"""Training steps per minute of overlapping runs, compared with runs in which sampling and updates alternate.
 
-The same tiny policy is trained on the word problems of `envs/gsm8k`, once with tools that take their time and once
-with tools that answer at once. The ways are run in rounds, one after the other, and the order turns round from round
-to round; only ratios within a round are compared, since other work on the machine changes from minute to minute.
+The same tiny policy is trained on the word problems of `envs/gsm8k`, once with tools that take 50 to 500 ms and once
+with tools that answer immediately. In each round the ways run one after the other, in the opposite order in every
+second round. Only ratios within a round are compared, since other work on the machine changes from minute to minute.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from mtrl.trainer.setup.parts import set_up, start_of
 from mtrl.types import Message, Row
 
 LATENCY = (0.05, 0.5)
-"""Seconds that a step of the slow environment takes at least and at most."""
+"""Least and greatest time of a step of the slow environment, in seconds."""
 SYNCHRONOUS, ANY_ORDER = "synchronous", "synchronous, turns in any order"
 WAYS = {
     SYNCHRONOUS: (),
@@ -49,12 +49,13 @@ WAYS = {
     "overlapped": ("async_config.max_steps_off_policy=1",),
     "overlapped, two steps": ("async_config.max_steps_off_policy=2",),
 }
-"""What is compared, as overrides; all else is the default. The default engine lets turns wait for each other, so that a
-resumed run repeats the numbers of the first; slow tools make that dear, which is no merit of whatever overlaps."""
+"""Overrides of each compared way; all other settings are the defaults. The default engine lets turns wait for each
+other, so that a resumed run repeats the numbers of the first run. With slow tools this waiting takes long, and the gain
+from avoiding it is not a gain of overlap, so the second way avoids it without overlap."""
 BASES = {SYNCHRONOUS: "x synchronous", ANY_ORDER: "x any order"}
-"""What the others are compared with."""
+"""Ways that the other ways are compared with, and the headings of these ratios."""
 TOOLS = {"50 to 500 ms": "environment.name=slow_gsm8k", "none": "environment.name=gsm8k"}
-"""The environments, by the latency of their steps."""
+"""Override of the environment for each latency of its steps."""
 QUIET = (
     "evaluation.every_steps=0",
     "evaluation.before_train=false",
@@ -65,12 +66,12 @@ QUIET = (
     "preflight.at_start=none",
     "diagnosis.live=none",
 )
-"""Nothing but training steps, without an end; and nothing is learnt, so that the last one is as much work as the first.
-"""
+"""Overrides for a run that only trains and has no last step. The policy learns nothing, so that each step takes the
+same work."""
 
 
 class SlowGsm8k(Gsm8kEnv):
-    """Word problems whose every step takes 50 to 500 ms: how long depends on the row and on all responses."""
+    """Word problems whose steps each take 50 to 500 ms. The time depends on the row and on all responses so far."""
 
     def reset(self, row: Row | None = None) -> list[Message] | None:
         self.digest = hashlib.blake2b(str(row and row["id"]).encode(), digest_size=8)
@@ -88,43 +89,46 @@ register(replace(FAMILY, name="slow_gsm8k", environment=SlowGsm8k))
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured."""
+    """Size of the measurement. Each field is a command-line option."""
 
     rounds: int = 3
     warm_up: int = 2
-    """Steps before the measured ones: the first two batches of an overlapping run are sampled at once."""
+    """Number of steps before the measured ones. An overlapping run samples its first two batches at the same time."""
     steps: int = 5
+    """Number of measured steps."""
 
 
 @dataclass(frozen=True)
 class Measured:
-    """The measured steps of one run."""
+    """Figures of the measured steps of one run."""
 
     steps_per_minute: float
     sampled_per_second: float
-    """Number of sampled tokens per time of whole steps."""
+    """Number of sampled tokens per second of the whole steps."""
     trainer_waits: float
     """Share of the time in which the trainer waited for rollouts."""
     nothing_sampled: float
     """Share of the time in which no turn was sampled."""
     side_by_side: float
-    """Share of the time in which generator and trainer both did something."""
+    """Share of the time in which generator and trainer both worked."""
     update_seconds: float
-    """Of a step; beside rollouts an update may take longer."""
+    """Mean time of an update in seconds. An update may take longer while rollouts run."""
     staleness: float
-    """Mean over tokens, in training steps."""
+    """Mean age of the trained tokens, in training steps."""
     oldest: float
+    """Greatest age of a trained token, in training steps."""
     seconds: float
+    """Seconds of all measured steps."""
 
 
 def configuration(policy: str, folder: Path, *overrides: str) -> DictConfig:
-    """Of one run."""
+    """Return the configuration of one run."""
     model = ("experiment=gsm8k", "model=hf", f"model.path={policy}")
     return compose([*model, *QUIET, *overrides, f"run_dir={folder}"])
 
 
 def run(cfg: DictConfig, sizes: Sizes) -> Measured:
-    """Train so many steps."""
+    """Train the warm-up steps and the measured steps, and return the figures of the measured steps."""
     config: Config = OmegaConf.to_object(cfg)
     folder = RunDir(config.run_dir).create()
     folder.write_config(cfg)
@@ -135,7 +139,7 @@ def run(cfg: DictConfig, sizes: Sizes) -> Measured:
 
 
 async def train(trainer: Trainer, steps: int) -> None:
-    """Stop in the middle of things after `steps`, while the next ones are on their way.
+    """Train `steps` steps, and cancel the run while it works on the next steps.
 
     Raises:
         KeyboardInterrupt: a signal asked to stop.
@@ -153,7 +157,7 @@ async def train(trainer: Trainer, steps: int) -> None:
 
 
 def read(folder: RunDir, sizes: Sizes) -> Measured:
-    """From the record of a run: from the end of the last step of the warm-up to the end of the last one measured."""
+    """Return the figures of a run from its files: from the end of the last warm-up step to that of the last step."""
     lines = [json.loads(line) for line in folder.timeline.read_text().splitlines()]
     ends = {line["step"]: line["end"] for line in lines if line["name"] == "sync"}
     start, end = ends[sizes.warm_up], ends[sizes.warm_up + sizes.steps]
@@ -180,7 +184,7 @@ def read(folder: RunDir, sizes: Sizes) -> Measured:
 def measure(
     sizes: Sizes, ways: Sequence[str], tools: Sequence[str], extra: Sequence[str], runs: Path
 ) -> dict[str, Any]:
-    """Everything that is printed."""
+    """Run all ways with all tools in all rounds, and return the results as JSON values."""
     load, begun = [os.getloadavg()[0]], time.perf_counter()
     start: Config = OmegaConf.to_object(compose(["experiment=gsm8k", *extra]))
     policy = start_of(start, load_task(start))
@@ -205,7 +209,7 @@ def measure(
 
 
 def summary(way: str, found: dict[str, list[Measured]]) -> dict[str, Any]:
-    """Its runs, their medians, and its speed as a multiple of the others' in the same round."""
+    """Return the runs of one way, their medians, and their speed as multiples of each base in the same round."""
     runs = found[way]
     ratios = {
         base: [one.steps_per_minute / other.steps_per_minute for one, other in zip(runs, found[base], strict=True)]
@@ -222,7 +226,7 @@ def summary(way: str, found: dict[str, list[Measured]]) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """As Markdown."""
+    """Return the results as Markdown."""
     sizes, on = result["sizes"], result["machine"]
     before, after = result["load_average"]
     bases = [base for base in BASES if all(base in ways for ways in result["tools"].values())]
@@ -231,10 +235,11 @@ def table(result: dict[str, Any]) -> str:
         "side by side", "update, s", "sampled tokens/s", "staleness, mean", "max",
     )  # fmt: skip
     lines = [
-        f"{result['prompts']} prompts x {result['group_size']} rollouts; {sizes['steps']} steps after "
-        f"{sizes['warm_up']}, {sizes['rounds']} rounds; medians of the rounds, ratios within a round (least to most)",
+        f"{result['prompts']} prompts x {result['group_size']} rollouts; {sizes['steps']} measured steps after "
+        f"{sizes['warm_up']} warm-up steps, {sizes['rounds']} rounds; medians of the rounds, ratios within a round "
+        "(minimum to maximum)",
         f"{on['cores']} cores, load average {before:.1f} to {after:.1f}; torch {on['torch']}, Python {on['python']}; "
-        f"{result['seconds']:.0f} s in all",
+        f"{result['seconds']:.0f} s in total",
         "",
         f"| {' | '.join(head)} |",
         "|" + "---|" * len(head),
@@ -253,7 +258,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """From the least to the most."""
+    """Return the minimum and the maximum as text."""
     return f"{min(values):.2f} to {max(values):.2f}"
 
 
@@ -262,13 +267,13 @@ def parse(words: Sequence[str] | None = None) -> tuple[Sizes, argparse.Namespace
     for name, default in asdict(Sizes()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help="default %(default)s")
     parser.add_argument(
-        "--ways", nargs="+", choices=list(WAYS), default=list(WAYS)[:3], help="by default all but the last"
+        "--ways", nargs="+", choices=list(WAYS), default=list(WAYS)[:3], help="default: all but the last"
     )
-    parser.add_argument("--tools", nargs="+", choices=list(TOOLS), default=list(TOOLS), help="latency of a step")
-    parser.add_argument("--quick", action="store_true", help="sizes at which only the program is tried out")
+    parser.add_argument("--tools", nargs="+", choices=list(TOOLS), default=list(TOOLS), help="latencies of a step")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to test the program")
     parser.add_argument("--runs", type=Path, help="keep the folders of the runs here, for python -m mtrl.figures")
-    parser.add_argument("--json", type=Path, help="write everything to this file too")
-    parser.add_argument("overrides", nargs="*", help="of all runs, e.g. trainer.prompts_per_step=8")
+    parser.add_argument("--json", type=Path, help="also write all results to this JSON file")
+    parser.add_argument("overrides", nargs="*", help="overrides of all runs, e.g. trainer.prompts_per_step=8")
     args = parser.parse_args(words)
     sizes = Sizes(args.rounds, args.warm_up, args.steps)
     for name, value in asdict(sizes).items():

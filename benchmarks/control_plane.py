@@ -1,18 +1,18 @@
-"""What a step costs beside the model: CPU and wall seconds of all that mtrl does around sampling and learning.
+"""CPU and wall seconds of a training step without the model: the work of mtrl around sampling and learning.
 
     python benchmarks/control_plane.py                     128 prompts x 8 rollouts x 8 turns x 1,000 sampled tokens
-    python benchmarks/control_plane.py --against FOLDER    beside another checkout of mtrl, in turns
+    python benchmarks/control_plane.py --against FOLDER    also another checkout of mtrl, alternately
 
-An engine returns tokens at once, and ranks answer at once; everything else is what a run does, with its own code:
+The engine and the ranks are stand-ins that answer immediately. All other work is done by the code of a run:
 conversations, Qwen3's renderer over a byte-level BPE, a tool that answers with text, rewards, advantages, samples,
-micro-batches for one rank and for many, what is sent to the ranks and comes back, metrics, and the trajectories on the
-disk. Every moment of the leader's thread belongs to one part; what other threads of the process do while episodes are
-played is the environments'.
+micro-batches for one rank and for many, the messages to the ranks and their answers, metrics, and the trajectories on
+the disk. The time of the leader's thread is divided into parts that do not overlap. The CPU time of other threads
+during the episodes belongs to the part `environments`.
 
-The sum is compared with steps that others have published: as long as they were, and as long as they would have been
-for these sampled tokens at the tokens per second that they state. A run keeps the trajectories of every tenth step
-by default (`trainer.save_trajectories_every`), so one sum has a tenth of their cost; and one is of
-what goes on after the rollouts, while no token is sampled (the rest goes on beside a server that samples).
+The sum is compared with training steps that others have published: with the published time, and with the time of these
+sampled tokens at the published tokens per second. A run keeps the trajectories of every tenth step by default
+(`trainer.save_trajectories_every`), so one sum includes a tenth of the cost of keeping them. Another sum includes only
+the work after the rollouts, while no token is sampled; all other work runs while a server samples.
 """
 
 from __future__ import annotations
@@ -64,24 +64,24 @@ from mtrl.types import Group, Message, Sample
 from mtrl.utils.process import settled
 
 ONE, MANY, ENGINE = "batches, 1 rank", "batches, {ranks} ranks", "(engine)"
-PLAYED = ("tokenise", "parse", "environments", "episodes")
-"""Parts that go on while others are sampled; the rest follows one after the other."""
+SAMPLING = ("tokenise", "parse", "environments", "episodes")
+"""Parts of an episode, which run while other episodes are sampled. The other parts run after the rollouts."""
 WRITTEN = ("notes", "trajectories")
-"""Parts of the steps whose trajectories are stored."""
+"""Parts of those steps only whose trajectories are stored."""
 EVERY, USUAL, AFTER = "all, with 1 rank left out", "all, every 10th step kept", "the same, after the rollouts"
 FLOPS = ModelFlops(7 * 10**9, 7 * 10**9, 545 * 10**6, 545 * 10**6, 3584, (None,) * 28)
-"""Of a model of 7 B parameters, which decides how micro-batches are dealt."""
+"""FLOPs of a model of 7 B parameters, by which micro-batches are distributed among the ranks."""
 
 
 @dataclass(frozen=True)
 class Anchor:
-    """A step that others have published."""
+    """A training step that others have published."""
 
     name: str
     seconds: float | None
-    """Of the step as they ran it."""
+    """Published seconds of the step."""
     tokens_per_second: float | None
-    """Of all their GPUs."""
+    """Published tokens per second of all GPUs together."""
 
 
 ANCHORS = (
@@ -93,32 +93,33 @@ ANCHORS = (
     Anchor("NeMo-RL, DeepSeek-V3, 512 H100, FP8, one step off", 59.2, None),
 )
 TARGET = 0.05
+"""Greatest share of a published step that this work should take."""
 TOKENS = 128 * 8 * 8 * 1000
-"""Sampled ones, of what is set against steps as long as they were: costs of other sizes are scaled, linearly."""
+"""Number of sampled tokens whose cost is compared with published seconds. Costs of other sizes are scaled linearly."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: one command-line option per field."""
+    """Sizes of the measured step. Each field is a command-line option."""
 
     prompts: int = 128
     group_size: int = 8
     turns: int = 8
     tokens: int = 1000
-    """Sampled tokens of every turn, the call of the tool included."""
+    """Number of sampled tokens per turn, including the tool call."""
     observation_characters: int = 800
     prompt_tokens: int = 300
     ranks: int = 64
     micro_batch_tokens: int = 32_768
     vocabulary: int = 32_000
     text_characters: int = 4_000_000
-    """Of the text that the tokenizer is trained on and turns are cut from."""
+    """Number of characters of the text on which the tokenizer is trained and from which turns are cut."""
     seed: int = 0
 
 
 @dataclass
 class Clock:
-    """Gives every moment of this thread to one part: a part inside another stops the outer one meanwhile."""
+    """Divides the time of this thread into parts. While an inner part runs, the outer part is stopped."""
 
     parts: dict[str, Cost] = field(default_factory=dict)
     _stack: list[str] = field(default_factory=list)
@@ -126,14 +127,15 @@ class Clock:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        self._book(name)
+        self._switch(name)
         try:
             yield
         finally:
-            self._book(None)
+            self._switch(None)
 
-    def _book(self, name: str | None) -> None:
-        """Up to now it was the part on top; from now on it is `name`, or with None the one below."""
+    def _switch(self, name: str | None) -> None:
+        """Add the time since the last switch to the running part. Then start part `name`, or with None continue the
+        outer part."""
         now = Cost(time.perf_counter(), time.thread_time())
         if self._stack:
             self.parts[self._stack[-1]] = self.parts.get(self._stack[-1], Cost()) + now - self._since
@@ -147,8 +149,8 @@ class Clock:
 CLOCK = Clock()
 
 
-class BookedCodec(Codec):
-    """Books what is done with text and ids."""
+class TimedCodec(Codec):
+    """Codec whose time belongs to the parts `tokenise` and `parse`."""
 
     def render(self, *args: Any) -> list[int]:
         with CLOCK.part("tokenise"):
@@ -167,23 +169,23 @@ class BookedCodec(Codec):
             return super().parse(*args)
 
 
-class BookedEngine(simulated.CannedEngine):
-    """Books the stand-in, so that it can be left out."""
+class TimedEngine(simulated.CannedEngine):
+    """Engine whose time belongs to a part of its own, which the sums leave out."""
 
     def sample(self, trajectory_id: str, prompt: Any) -> Generation:
         with CLOCK.part(ENGINE):
             return super().sample(trajectory_id, prompt)
 
 
-class BookedPages(simulated.Pages):
-    """Books what the environment does on the event loop."""
+class TimedPages(simulated.Pages):
+    """Environment whose time on the event loop belongs to the part `environments`."""
 
     async def respond(self, *args: Any) -> Any:
-        return await Booked(super().respond(*args))
+        return await TimedCoroutine(super().respond(*args))
 
 
-class Booked:
-    """A coroutine whose every stretch is the environments'."""
+class TimedCoroutine:
+    """Awaits a coroutine; the time of each of its steps belongs to the part `environments`."""
 
     def __init__(self, coroutine: Any):
         self._coroutine = coroutine
@@ -203,15 +205,16 @@ class Booked:
 
 
 class Ranks:
-    """Stands where a rank group of processes does: packs what each is sent as it would travel, and answers at once."""
+    """Stand-in for the rank group of a run. It pickles the message to each rank, as for another process, and answers
+    immediately."""
 
     def __init__(self, size: int):
         self.world = SimpleNamespace(size=size)
         self.sent: list[int] = []
-        """Bytes to each rank."""
+        """Number of bytes sent to each rank."""
 
     def run(self, method: str, shares: Sequence[tuple[Any, ...]], *common: Any) -> list[UpdateReport]:
-        """A report per rank, with log-probs of its micro-batches."""
+        """Return one report per rank, with log-probs for its micro-batches."""
         if self.world.size > 1:
             with CLOCK.part("hand-out"):
                 self.sent = [len(pickle.dumps(share)) for share in shares]
@@ -232,13 +235,13 @@ class Ranks:
 
 
 class Bench:
-    """One step, put together as `mtrl.trainer.setup.parts` and `mtrl.trainer.loop` do."""
+    """One training step, assembled as in `mtrl.trainer.setup.parts` and `mtrl.trainer.loop`."""
 
     def __init__(self, sizes: Sizes, tokenizer: str | None):
         self.sizes = sizes
         text = simulated.library(sizes.text_characters)
         codec = simulated.make_codec(text, sizes.vocabulary, tokenizer)
-        codec = BookedCodec(codec.tokenizer, codec.renderer)
+        codec = TimedCodec(codec.tokenizer, codec.renderer)
         self.config = Config(
             seed=sizes.seed,
             algorithm=AlgorithmConfig(group_size=sizes.group_size),
@@ -246,9 +249,9 @@ class Bench:
         )
         self.rows = simulated.make_rows(codec, text, sizes.prompts, sizes.prompt_tokens)
         self.pool = EnvironmentPool(self.config.environment.max_workers)
-        environment = partial(BookedPages, sizes.turns, text, sizes.observation_characters)
+        environment = partial(TimedPages, sizes.turns, text, sizes.observation_characters)
         limits = Limits(sizes.turns, 2**24, step_timeout=600.0, episode_timeout=3600.0, retries=0)
-        engine = BookedEngine(codec, text, sizes.turns, sizes.tokens, sizes.seed)
+        engine = TimedEngine(codec, text, sizes.turns, sizes.tokens, sizes.seed)
         loop = EpisodeLoop(engine, environment, partial(Conversation, codec), self.pool, limits)
         self.rollouts = Rollouts(loop, sizes.seed, max_failed_share=0.0)
         self.sampling = SamplingParams(max_generate_length=sizes.tokens, stop_token_ids=codec.stop_token_ids)
@@ -256,8 +259,8 @@ class Bench:
         self.sent: list[int] = []
 
     def run(self, folder: Path) -> None:
-        """Everything that is timed; the parts are in `CLOCK`."""
-        report = asyncio.run(self._play())
+        """Run the timed work of the step. The times of its parts are in `CLOCK`."""
+        report = asyncio.run(self._collect())
         self.pool.close()
         groups = report.groups
         with CLOCK.part("advantages"):
@@ -288,7 +291,7 @@ class Bench:
             "sent_bytes_most": max(self.sent, default=0),
         }
 
-    async def _play(self) -> RolloutReport:
+    async def _collect(self) -> RolloutReport:
         before = time.process_time(), time.thread_time()
         with CLOCK.part("episodes"):
             report = await self.rollouts.collect("step0", self.rows, self.sizes.group_size, self.sampling)
@@ -296,10 +299,10 @@ class Bench:
         CLOCK.parts["environments"] += Cost(0.0, max(0.0, others))
         with CLOCK.part("rewards"):
             for group in report.groups:
-                await self._pay(group)
+                await self._reward(group)
         return report
 
-    async def _pay(self, group: Group) -> None:
+    async def _reward(self, group: Group) -> None:
         await self.composer.apply_async(group)
         for trajectory in group.trajectories:
             trajectory.score = reward_is_success(trajectory, group.row)
@@ -324,7 +327,7 @@ class Bench:
 
 
 def measure(sizes: Sizes, tokenizer: str | None) -> dict[str, Any]:
-    """One step, in this process."""
+    """Measure one step in this process."""
     load = [os.getloadavg()[0]]
     torch.set_num_threads(1)
     bench = Bench(sizes, tokenizer)
@@ -346,7 +349,8 @@ def measure(sizes: Sizes, tokenizer: str | None) -> dict[str, Any]:
 
 
 def rounds(sizes: Sizes, args: argparse.Namespace) -> dict[str, Any]:
-    """Every tree in every round, each in a process of its own; of each part the round with the least CPU time."""
+    """Measure every checkout in every round, each in a process of its own. For each part of a step, the round with the
+    least CPU time counts."""
     here = Path(__file__).parent.parent
     trees = {"now": here} | ({"against": args.against} if args.against else {})
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in trees}
@@ -385,13 +389,14 @@ def best_of(sizes: Sizes, several: list[dict[str, Any]]) -> dict[str, Any]:
     totals = {
         EVERY: sums((), 1.0),
         USUAL: sums((), usual),
-        AFTER: sums(PLAYED, usual),
+        AFTER: sums(SAMPLING, usual),
     }
     return {"parts": least, "engine": engine, "totals": totals, "shares": shares(sizes, totals)}
 
 
 def shares(sizes: Sizes, totals: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
-    """The sums as shares of each published step: as long as it was, and as long as it is for these tokens."""
+    """Return the sums as shares of each published step: of its published seconds, and of the seconds of these tokens
+    at its published rate."""
     sampled = sizes.prompts * sizes.group_size * sizes.turns * sizes.tokens
     found = []
     for anchor in ANCHORS:
@@ -414,7 +419,7 @@ def _row(name: str, how: str, seconds: float, costs: dict[str, float]) -> dict[s
 
 
 def table(result: dict[str, Any]) -> str:
-    """As Markdown."""
+    """Return the results as Markdown."""
     sizes, on, counts, trees = result["sizes"], result["machine"], result["counts"], result["trees"]
     before, after = result["load_average"]
     now, other = trees["now"], trees.get("against")
@@ -426,7 +431,7 @@ def table(result: dict[str, Any]) -> str:
         f"{on['cores']} cores, load average {before:.1f} to {after:.1f}; Python {on['python']}, torch {on['torch']}, "
         f"transformers {on['transformers']}, numpy {on['numpy']}",
         f"{counts['file_bytes'] / 2**20:,.0f} MiB of trajectories; {counts['sent_bytes'] / 2**20:,.0f} MiB to the "
-        f"ranks, {counts['sent_bytes_most'] / 2**20:,.1f} to one at most",
+        f"ranks, at most {counts['sent_bytes_most'] / 2**20:,.1f} MiB to one rank",
         "",
         f"| {' | '.join(head)} |",
         "|" + "---|" * len(head),
@@ -452,11 +457,11 @@ def parse(words: Sequence[str] | None = None) -> tuple[Sizes, argparse.Namespace
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in asdict(Sizes()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help="default %(default)s")
-    parser.add_argument("--tokenizer", help="a folder with the tokenizer of a model that speaks as Qwen3 does")
-    parser.add_argument("--against", type=Path, help="another checkout of mtrl, measured beside this one")
-    parser.add_argument("--rounds", type=int, default=1, help="the least CPU time counts (default %(default)s)")
-    parser.add_argument("--once", action="store_true", help="one step in this process, as JSON")
-    parser.add_argument("--json", type=Path, help="write everything to this file too")
+    parser.add_argument("--tokenizer", help="folder of a tokenizer with the chat format of Qwen3")
+    parser.add_argument("--against", type=Path, help="another checkout of mtrl, which is measured too")
+    parser.add_argument("--rounds", type=int, default=1, help="the fastest round counts (default %(default)s)")
+    parser.add_argument("--once", action="store_true", help="measure one step in this process and print JSON")
+    parser.add_argument("--json", type=Path, help="also write all results to this JSON file")
     args = parser.parse_args(words)
     sizes = Sizes(**{name: getattr(args, name) for name in asdict(Sizes())})
     least = {"seed": 0, "tokens": 50, "vocabulary": 300, "text_characters": 10_000, "group_size": 2}

@@ -1,4 +1,4 @@
-"""Wall and CPU seconds, to be added and taken from each other."""
+"""Wall and CPU seconds that can be added and subtracted."""
 
 from __future__ import annotations
 

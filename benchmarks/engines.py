@@ -1,15 +1,14 @@
-"""Who samples faster here: the local engine, vLLM and SGLang, side by side, with one policy and one set of rollouts.
+"""Speed and memory of the local engine, vLLM and SGLang with the same policy and the same rollouts.
 
-Every engine is started anew in every round, in a process of its own, as a run of `experiment=text_to_sql` starts it;
-one runs at a time, and the order turns round from round to round. All that is measured was done once before, untimed.
-Ratios are those within a round. Ready is who has sampled a first token, and a start has the loading of the trainer's
-own model in it. A weight update is `Engine.load_weights`; the local engine shares the trainer's weights, and is only
-told that they are new.
+In every round each engine is started in a new process, as a run of `experiment=text_to_sql` starts it. One engine runs
+at a time, in the opposite order in every second round. Each measured operation is first run once, untimed. Ratios are
+taken within a round. An engine is ready when it has sampled its first token; its start includes the loading of the
+trainer's own model. A weight update is `Engine.load_weights`; the local engine shares the trainer's weights, so that
+only its version changes.
 
-Memory is the most that an engine was seen to have while it started and warmed up. Of vllm and sglang: all processes of
-the server, guardians included. Of local: by how much the process that samples has grown since before the model was
-loaded; the weights are the trainer's too, and so is what the libraries loaded meanwhile. Pages that processes share
-count once.
+Memory is the peak while an engine starts and warms up. For vllm and sglang it is the memory of all processes of the
+server, including guardians. For local it is the growth of the sampling process since before the model was loaded, which
+includes the trainer's weights and the libraries that were loaded meanwhile. Pages that processes share count once.
 """
 
 from __future__ import annotations
@@ -52,40 +51,41 @@ from mtrl.types import Row
 
 ENGINES = ("local", "vllm", "sglang")
 BASE = "local"
-"""What the others are compared with."""
+"""Engine that the other engines are compared with."""
 AT_ONCE = (1, 8, 64)
-"""Turns that are asked for together, where there are no episodes."""
+"""Numbers of single turns that are sampled at the same time."""
 LEAST = 8
-"""Turns that are sampled at least, however few at once."""
+"""Least number of single turns in a measurement."""
 LOOK = 0.25
-"""Seconds between two looks at the memory."""
+"""Seconds between two readings of the memory."""
 MIB = 2**20
 X_LOCAL = "x local"
 EPISODES = "episodes: sampled tokens/s"
 PER_SECOND = "/s"
-"""Ends the names of what is compared."""
+"""End of the names of the figures that have ratios."""
 Measured: TypeAlias = dict[str, float]
-"""One engine in one round, by the lines of the table."""
+"""Figures of one engine in one round, by their names in the table."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is measured: one option per field."""
+    """Size of the measurement. Each field is a command-line option."""
 
     rounds: int = 3
     groups: int = 16
-    """Of algorithm.group_size episodes each, all at once: the default is a training step's."""
+    """Number of groups of algorithm.group_size episodes, all sampled at the same time. The default is that of a
+    training step."""
     threads: int = 1
-    """Of the local engine, and of a server (OMP_NUM_THREADS)."""
+    """Number of threads of the local engine, and of a server (OMP_NUM_THREADS)."""
     tokens: int = 128
-    """Of a turn where there are no episodes."""
+    """Number of tokens of a single turn."""
 
 
 # One engine, in a process of its own
 
 
 def configuration(engine: str, policy: str, folder: Path, sizes: Sizes, extra: Sequence[str]) -> Config:
-    """Of what plays for a policy."""
+    """Return the configuration of a run in which `engine` samples from `policy`."""
     ours = [f"generator={engine}", f"trainer.threads={sizes.threads}", "model=hf", f"model.path={policy}"]
     if engine != BASE:
         ours.append(f"generator.{engine}.env.OMP_NUM_THREADS='{sizes.threads}'")
@@ -97,17 +97,18 @@ def experiment(*overrides: str) -> Config:
 
 
 def measure(engine: str, config: Config, sizes: Sizes) -> Measured:
-    """Start it, warm it up, measure it and end it."""
+    """Start the engine, warm it up, measure it and close it."""
     task = load_task(config)
     before = memory([os.getpid()])
     look = (lambda: memory([os.getpid()]) - before) if engine == BASE else (lambda: memory(family(os.getpid())[1:]))
     peak, begun = Peak(look), time.perf_counter()
     parts = set_up(config, task=task)
-    return asyncio.run(play(parts, Rollouts(parts.loop, config.seed, 0.0), config, sizes, peak, begun))
+    return asyncio.run(sample(parts, Rollouts(parts.loop, config.seed, 0.0), config, sizes, peak, begun))
 
 
-async def play(parts: Parts, rollouts: Rollouts, config: Config, sizes: Sizes, peak: Peak, begun: float) -> Measured:
-    """Everything twice; the second time counts. The update between them drops what the first time cached."""
+async def sample(parts: Parts, rollouts: Rollouts, config: Config, sizes: Sizes, peak: Peak, begun: float) -> Measured:
+    """Run every measurement twice, and return the figures of the second time. The weight update between them empties
+    the engine's cache."""
     size, train = config.algorithm.group_size, parts.splits.train
     rows = [train[i % len(train)] for i in range(2 * sizes.groups)]
     try:
@@ -138,7 +139,7 @@ async def play(parts: Parts, rollouts: Rollouts, config: Config, sizes: Sizes, p
 
 
 async def single(parts: Parts, at_once: int, tokens: int) -> float:
-    """Sampled tokens per second of single turns, so many at once."""
+    """Return the sampled tokens per second of single turns, `at_once` of them at the same time."""
     rows, waves = itertools.cycle(parts.splits.train), max(1, LEAST // at_once)
     begun = time.perf_counter()
     for _ in range(waves):
@@ -147,7 +148,7 @@ async def single(parts: Parts, at_once: int, tokens: int) -> float:
 
 
 async def turns(parts: Parts, rows: Sequence[Row], tokens: int) -> None:
-    """A turn of exactly so many tokens after each prompt: no token and no word ends it."""
+    """Sample a turn of exactly `tokens` tokens after each prompt; no token and no text ends it earlier."""
 
     async def turn(number: int, row: Row) -> None:
         name = f"single/{number}"
@@ -157,8 +158,8 @@ async def turns(parts: Parts, rows: Sequence[Row], tokens: int) -> None:
         parts.engine.release(name)
         if len(generation.token_ids) != tokens:
             raise SystemExit(
-                f"a turn of {len(generation.token_ids)} tokens where {tokens} were asked for after {len(prompt)}; "
-                "lower --tokens if the conversation has no room for more"
+                f"a turn has {len(generation.token_ids)} tokens instead of {tokens} after a prompt of {len(prompt)}; "
+                "lower --tokens if the context is too short for them"
             )
 
     for number in range(len(rows)):
@@ -167,7 +168,7 @@ async def turns(parts: Parts, rows: Sequence[Row], tokens: int) -> None:
 
 
 async def update(parts: Parts) -> float:
-    """Seconds of one change of weights, as a training step makes it."""
+    """Return the seconds of one weight update, made as in a training step."""
     weights = parts.learners.weights() if parts.sends_weights else None
     begun = time.perf_counter()
     await parts.engine.load_weights(weights, parts.engine.version + 1)
@@ -178,7 +179,7 @@ async def update(parts: Parts) -> float:
 
 
 class Peak:
-    """The most that `look` returns, in a thread, from now until `stop`."""
+    """Maximum of what `look` returns from now until `stop`. A thread calls it every `LOOK` seconds."""
 
     def __init__(self, look: Callable[[], int]):
         self._look, self._most, self._over = look, 0, threading.Event()
@@ -196,9 +197,9 @@ class Peak:
 
 
 def family(pid: int) -> list[int]:
-    """This process, then all below it."""
+    """Return the ids of a process and of all its descendants, the process first."""
     found = [pid]
-    with suppress(OSError):  # it has ended
+    with suppress(OSError):  # the process has ended
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in (task / "children").read_text().split():
                 found += family(int(child))
@@ -206,28 +207,28 @@ def family(pid: int) -> list[int]:
 
 
 def memory(pids: Sequence[int]) -> int:
-    """Bytes that these processes have in memory, each page divided by the number of processes that share it."""
+    """Return the bytes of memory of these processes, each page divided by the number of processes that share it."""
     total = 0
     for pid in pids:
-        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+        with suppress(FileNotFoundError, ProcessLookupError):  # the process has ended
             lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
             total += 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     return total
 
 
-# All of them
+# All engines
 
 
 def apart(engine: str, policy: str, sizes: Sizes, extra: Sequence[str]) -> Measured:
-    """`measure` in a fresh process."""
+    """Run `measure` in a new process."""
     return run_apart(__file__, [engine, policy, asdict(sizes)], engine, extra)
 
 
 def make_policy(random: Sequence[int] | None, extra: Sequence[str], folder: Path) -> str:
-    """Folder of the policy that all engines get: the tiny one, or a random one with its tokenizer.
+    """Return the folder of the policy of all engines: the tiny policy, or a random model with the same tokenizer.
 
     Args:
-        random: hidden size and layers.
+        random: hidden size and number of layers of the random model.
     """
     config = experiment(*extra, f"run_dir={folder / 'run'}")
     tiny = start_of(config, load_task(config))
@@ -241,9 +242,9 @@ def make_policy(random: Sequence[int] | None, extra: Sequence[str], folder: Path
 
 
 def compare(engines: Sequence[str], sizes: Sizes, policy: str, extra: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Everything that is printed."""
+    """Measure all engines in all rounds, and return the results as JSON values."""
     load, begun = os.getloadavg()[0], time.perf_counter()
-    # Wrong settings are errors before the first engine starts.
+    # Wrong settings are reported before the first engine starts.
     configs = [configuration(engine, policy, folder / "run", sizes, extra) for engine in engines]
     found: dict[str, list[Measured]] = {engine: [] for engine in engines}
     for number in range(sizes.rounds):
@@ -264,7 +265,8 @@ def compare(engines: Sequence[str], sizes: Sizes, policy: str, extra: Sequence[s
 
 
 def summary(runs: Sequence[Measured], base: Sequence[Measured] | None) -> dict[str, Any]:
-    """All rounds of one engine and, of all that is per second, its multiples of the local engine in the same round."""
+    """Return the figures of one engine in all rounds and, for figures per second, the multiples of the local engine's
+    in the same round."""
     names = list(runs[0])
     compared = [name for name in names if base and base is not runs and name.endswith(PER_SECOND)]
     return {
@@ -274,15 +276,16 @@ def summary(runs: Sequence[Measured], base: Sequence[Measured] | None) -> dict[s
 
 
 def table(result: dict[str, Any]) -> str:
-    """As Markdown: medians of the rounds, in brackets least to most."""
+    """Return Markdown with the medians of the rounds, and their minimum and maximum in brackets."""
     sizes, on, engines = result["sizes"], result["machine"], result["engines"]
     columns = [(engine, key) for engine, figures in engines.items() for key in ("values", X_LOCAL) if figures[key]]
     head = ["", *(engine if key == "values" else key for engine, key in columns)]
     lines = [
         f"{result['parameters'] / 1e6:.2f} M parameters; {sizes['groups']} groups of {result['group_size']} episodes; "
-        f"{sizes['threads']} thread(s); medians of {sizes['rounds']} round(s), ratios within a round (least to most)",
+        f"{sizes['threads']} thread(s); medians of {sizes['rounds']} round(s), ratios within a round "
+        "(minimum-maximum)",
         f"{on['cores']} cores, load average {result['load_average'][0]:.1f} to {result['load_average'][1]:.1f}; torch "
-        f"{on['torch']}, Python {on['python']}; {result['seconds']:.0f} s in all",
+        f"{on['torch']}, Python {on['python']}; {result['seconds']:.0f} s in total",
         "",
         f"| {' | '.join(head)} |",
         "|" + "---|" * len(head),
@@ -294,7 +297,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def cell(values: Sequence[float]) -> str:
-    """The median, and in brackets the least and the most; three digits at least."""
+    """Return the median, and the minimum and maximum in brackets, with three digits or more."""
     if not values:
         return ""
     digits = max(0, 2 - math.floor(math.log10(max(median(values), 1e-3))))
@@ -307,10 +310,11 @@ def parse(words: Sequence[str] | None = None) -> tuple[Sizes, argparse.Namespace
     parser.add_argument("--engines", nargs="+", choices=ENGINES, default=list(ENGINES))
     for name, default in asdict(Sizes()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help="default %(default)s")
-    parser.add_argument("--random", nargs=2, type=int, metavar=("HIDDEN", "LAYERS"), help="a random policy; 64 a head")
-    parser.add_argument("--json", type=Path, help="write everything to this file too")
+    parser.add_argument("--random", nargs=2, type=int, metavar=("HIDDEN", "LAYERS"), help="random policy, heads of 64")
+    parser.add_argument("--json", type=Path, help="also write all results to this JSON file")
     parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
-    parser.add_argument("overrides", nargs="*", help="of all engines, e.g. generator.local.deterministic=false")
+    overrides_help = "overrides for all engines, e.g. generator.local.deterministic=false"
+    parser.add_argument("overrides", nargs="*", help=overrides_help)
     args = parser.parse_args(words)
     sizes = Sizes(**{name: getattr(args, name) for name in asdict(Sizes())})
     if min(asdict(sizes).values()) < 1:
@@ -332,7 +336,7 @@ def main() -> None:
             print(json.dumps(measure(engine, config, sizes)), flush=True)
             return
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-        torch.set_num_threads(1)  # the tiny policy is made now, if it is not there yet
+        torch.set_num_threads(1)  # make_policy trains the tiny policy if it is not cached
         policy = make_policy(args.random, args.overrides, folder)
         result = compare(args.engines, sizes, policy, args.overrides, folder)
     print(f"\n{table(result)}")

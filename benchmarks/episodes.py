@@ -1,17 +1,17 @@
-"""Ten thousand episodes at once, and many steps one after the other: speed, memory, the loop's lag, and what grows.
+"""Ten thousand concurrent episodes, and many training steps one after the other: speed, memory, and growth.
 
-    python benchmarks/episodes.py                   10,000 at once for each kind of environment, then 360 steps
-    python benchmarks/episodes.py --only steps      the steps alone
+    python benchmarks/episodes.py                   10,000 episodes of each kind of environment, then 360 steps
+    python benchmarks/episodes.py --only steps      only the steps
 
-The engine is the scripted one, which waits a moment for every turn, so that all episodes are open at the same time;
-conversations, environments, time limits and bookkeeping are a run's own. The environments: one whose `step` is async,
-one whose `step` is a plain function (on the pool's threads), and one with a typed tool.
+The scripted engine waits in every turn, so that all episodes are open at the same time. Conversations, environments,
+time limits and statistics are those of a run. There is an environment whose `step` is async, one whose `step` is a
+plain function (it runs on the pool's threads), and one with a typed tool. The lag is the delay of the event loop.
 
-Each of the many steps plays groups, pays them, makes advantages, samples and micro-batches of them, computes and writes
-the metrics, lets the live diagnosis look, and writes the trajectories. Memory and live objects are read after each,
-behind a collection; a line is fitted to what comes after the first third.
+Each training step samples and rewards groups, computes advantages, makes samples and micro-batches, writes the metrics,
+runs the live diagnosis and writes the trajectories. Memory and the number of live objects are read after each step and
+a garbage collection. A line is fitted to the readings after the first third of the steps.
 
-All on `--cores` processors, where the system can tell a process so.
+The benchmark runs on `--cores` cores where the system can restrict a process to them.
 """
 
 from __future__ import annotations
@@ -67,29 +67,32 @@ from mtrl.types import Group, Row, StopReason
 from mtrl.utils.process import settled
 
 TICK = 0.005
-"""Seconds between two looks at the loop."""
+"""Seconds between two measurements of the event loop's lag."""
 SENTENCE = "the price of this item is not known here, so look for it in the list of all that is sold"
 WORDS = SENTENCE.split()
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: one command-line option per field."""
+    """Sizes of the measured work. Each field is a command-line option."""
 
     episodes: int = 10_000
-    """At once."""
+    """Number of concurrent episodes."""
     group_size: int = 8
     turns: int = 4
     words: int = 20
-    """Of a turn, and of an observation."""
+    """Number of words of a turn, and of an observation."""
     delay_ms: int = 500
-    """That the engine takes for a turn of the episodes at once, on average; in the many steps it takes none."""
+    """Mean milliseconds that the engine waits in a turn of a concurrent episode. In the training steps it does not
+    wait."""
     steps: int = 360
+    """Number of training steps."""
     step_prompts: int = 16
+    """Number of groups of a training step."""
     repeats: int = 1
-    """Of everything; the one with the least CPU time is printed."""
+    """Number of repeats of each measurement; the one with the least CPU time is printed."""
     diagnosis: int = 1
-    """0: the many steps without the live diagnosis, which keeps all metrics of all steps, as it must."""
+    """0: training steps without the live diagnosis, which has to keep the metrics of all steps."""
     cores: int = 2
     seed: int = 0
 
@@ -99,7 +102,7 @@ def words_of(words: int, seed: Any) -> str:
 
 
 class Plain(BaseEnvironment):
-    """Says something on every turn, and pays a hash on the last."""
+    """Answers every turn with the same text; the reward of the last turn is a hash of its response."""
 
     def __init__(self, max_turns: int, words: int):
         super().__init__(max_turns)
@@ -112,14 +115,14 @@ class Plain(BaseEnvironment):
 
 
 class Async(Plain):
-    """The same on the event loop."""
+    """The same environment, whose `step` runs on the event loop."""
 
     async def step(self, response: str, ground_truth: dict[str, Any]) -> Any:  # type: ignore[override]
         return super().step(response, ground_truth)
 
 
 class Tooled(ToolEnvironment):
-    """The same behind a typed tool."""
+    """The same environment, whose text comes from a typed tool."""
 
     def __init__(self, max_turns: int, words: int):
         super().__init__(max_turns)
@@ -138,8 +141,7 @@ ENVIRONMENTS: dict[str, type[BaseEnvironment]] = {"async step": Async, "plain st
 
 
 class PatientEngine(ScriptedEngine):
-    """Waits for every turn, between half and one and a half times the seconds, and counts how many trajectories are
-    open at once."""
+    """Waits in every turn for 0.5 to 1.5 times `seconds`, and counts the trajectories that are open together."""
 
     def __init__(self, respond: Callable[[str, int], str], tokenizer: Any, seconds: float):
         super().__init__(respond, tokenizer)
@@ -161,8 +163,8 @@ class PatientEngine(ScriptedEngine):
         self.open_now -= 1
 
 
-class Player:
-    """An engine, an environment, and what lets them play, as `mtrl.trainer.setup.parts` puts it together."""
+class Bench:
+    """An engine, an environment and their rollouts, assembled as in `mtrl.trainer.setup.parts`."""
 
     def __init__(self, sizes: Sizes, kind: str, delay: float):
         self.sizes = sizes
@@ -185,8 +187,8 @@ class Player:
         self.rollouts = Rollouts(loop, sizes.seed, max_failed_share=0.0)
         self.sampling = SamplingParams(max_generate_length=4096, stop_token_ids=self.codec.stop_token_ids)
 
-    async def play(self, key: str, prompts: int) -> RolloutReport:
-        """So many groups at once."""
+    async def collect(self, key: str, prompts: int) -> RolloutReport:
+        """Sample `prompts` groups at the same time."""
         rows: list[Row] = [
             {"id": f"{key}/{i}", "prompt": [{"role": "user", "content": words_of(20, i)}], "ground_truth": {}}
             for i in range(prompts)
@@ -194,19 +196,19 @@ class Player:
         report = await self.rollouts.collect(key, rows, self.sizes.group_size, self.sampling)
         ended = [t.stop_reason for group in report.groups for t in group.trajectories]
         if set(ended) != {StopReason.DONE}:
-            raise SystemExit(f"episodes ended as {sorted(set(ended))}, and all should be done")
+            raise SystemExit(f"episodes ended as {sorted(set(ended))} instead of done")
         return report
 
 
-# -- many at once ------------------------------------------------------------------------------------------------------
+# -- concurrent episodes -----------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Watcher:
-    """Looks at the loop and at the memory every few milliseconds."""
+    """Measures the event loop's lag, memory and threads every few milliseconds."""
 
     lags: list[float] = field(default_factory=list)
-    """Seconds by which the loop came late."""
+    """Seconds by which the event loop was late, one per measurement."""
     most_rss: float = 0.0
     most_threads: int = 0
 
@@ -220,24 +222,24 @@ class Watcher:
 
 
 def rss() -> float:
-    """MiB of this process now."""
+    """Return the resident memory of this process in MiB."""
     with suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
     return 0.0
 
 
 def at_once(sizes: Sizes, kind: str) -> dict[str, Any]:
-    """All episodes of one kind of environment at once."""
-    player = Player(sizes, kind, sizes.delay_ms / 1000)
+    """Measure concurrent episodes of one kind of environment."""
+    bench = Bench(sizes, kind, sizes.delay_ms / 1000)
     prompts = max(1, sizes.episodes // sizes.group_size)
 
     async def run() -> tuple[Watcher, RolloutReport, float, float]:
-        await player.play("warm-up", 1)
+        await bench.collect("warm-up", 1)
         watcher = Watcher()
         watching = asyncio.ensure_future(watcher.watch())
         await asyncio.sleep(2 * TICK)
         wall, cpu = time.perf_counter(), time.process_time()
-        report = await player.play("all", prompts)
+        report = await bench.collect("all", prompts)
         wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
         watching.cancel()
         return watcher, report, wall, cpu
@@ -246,14 +248,14 @@ def at_once(sizes: Sizes, kind: str) -> dict[str, Any]:
     before = rss()
     with settled():
         watcher, report, wall, cpu = asyncio.run(run())
-    player.pool.close()
+    bench.pool.close()
     after = rss()
     episodes = sum(len(group.trajectories) for group in report.groups)
     tokens = sum(t.context_tokens for group in report.groups for t in group.trajectories)
     lags = np.array(watcher.lags) * 1000
     return {
         "episodes": episodes,
-        "open_at_once": player.engine.most,
+        "open_at_once": bench.engine.most,
         "turns": episodes * sizes.turns,
         "tokens_per_episode": tokens / episodes,
         "wall_s": wall,
@@ -271,12 +273,12 @@ def at_once(sizes: Sizes, kind: str) -> dict[str, Any]:
     }
 
 
-# -- one step after the other ------------------------------------------------------------------------------------------
+# -- training steps ----------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Reading:
-    """After one step."""
+    """What is read after one training step."""
 
     cpu_s: float
     rss_mib: float
@@ -285,15 +287,15 @@ class Reading:
 
 
 class Steps:
-    """What a run does in every step, without the model."""
+    """The work of a run in each training step, without the model."""
 
     def __init__(self, sizes: Sizes, kind: str, folder: Path):
-        self.sizes, self.player = sizes, Player(sizes, kind, 0.0)
+        self.sizes, self.bench = sizes, Bench(sizes, kind, 0.0)
         self.run_dir = RunDir(folder).create()
         self.composer = RewardComposer(RewardConfig())
         self.metrics = MetricsLog(self.run_dir.metrics)
-        self.player.config.diagnosis.live = "warn" if sizes.diagnosis else "none"
-        self.watch = Watch(self.player.config, self.run_dir)
+        self.bench.config.diagnosis.live = "warn" if sizes.diagnosis else "none"
+        self.watch = Watch(self.bench.config, self.run_dir)
 
     async def run(self) -> list[Reading]:
         readings = []
@@ -304,14 +306,14 @@ class Steps:
             gc.collect()
             readings.append(Reading(cpu, rss(), len(gc.get_objects()), threading.active_count()))
         self.metrics.close()
-        self.player.pool.close()
+        self.bench.pool.close()
         return readings
 
     async def _step(self, step: int) -> None:
-        report = await self.player.play(f"step{step}", self.sizes.step_prompts)
-        groups, algorithm = report.groups, self.player.config.algorithm
+        report = await self.bench.collect(f"step{step}", self.sizes.step_prompts)
+        groups, algorithm = report.groups, self.bench.config.algorithm
         for group in groups:
-            await self._pay(group)
+            await self._reward(group)
         advantages = turn_advantages(groups, algorithm, self.composer.weights)
         pairs = zip(groups, advantages, strict=True)
         samples = [sample for group, turns in pairs for sample in group_samples(group, turns)]
@@ -320,17 +322,17 @@ class Steps:
         self.metrics.log(step, row)
         self.watch.after_step({"step": step, **row})
         path = write_groups(self.run_dir.trajectories, "train", step, groups)
-        for written in path.parent.iterdir():  # a disk is no part of this
+        for written in path.parent.iterdir():  # the space on the disk is not measured
             written.unlink()
 
-    async def _pay(self, group: Group) -> None:
+    async def _reward(self, group: Group) -> None:
         await self.composer.apply_async(group)
         for trajectory in group.trajectories:
             trajectory.score = reward_is_success(trajectory, group.row)
 
 
 def many_steps(sizes: Sizes, kind: str) -> dict[str, Any]:
-    """So many steps, and the lines through what was read after them."""
+    """Run the training steps, and fit lines to the readings after them."""
     with tempfile.TemporaryDirectory() as folder, settled():
         readings = asyncio.run(Steps(sizes, kind, Path(folder) / "run").run())
     late = readings[len(readings) // 3 :]
@@ -352,7 +354,7 @@ def many_steps(sizes: Sizes, kind: str) -> dict[str, Any]:
 
 
 def line(values: Sequence[float]) -> dict[str, float]:
-    """Slope per step of the least-squares line, its standard error, and the mean."""
+    """Return the slope per step of the least-squares line, its standard error, and the mean of the values."""
     y = np.asarray(values, dtype=np.float64)
     x = np.arange(len(y)) - (len(y) - 1) / 2
     spread = (x * x).sum()
@@ -362,14 +364,14 @@ def line(values: Sequence[float]) -> dict[str, float]:
     return {"slope": slope, "error": error, "mean": float(y.mean())}
 
 
-# -- all of it ---------------------------------------------------------------------------------------------------------
+# -- all measurements --------------------------------------------------------------------------------------------------
 
 
 PARTS: dict[str, Callable[[Sizes, str], dict[str, Any]]] = {"at-once": at_once, "steps": many_steps}
 
 
 def measure(sizes: Sizes, kinds: Sequence[str], parts: Sequence[str]) -> dict[str, Any]:
-    """Everything that is printed; every line is of a process of its own, so that none has another's memory."""
+    """Run each measurement in a process of its own, so that none includes the memory of another."""
     load = [os.getloadavg()[0]]
     found = {
         part: {kind: [_apart(sizes, part, kind) for _ in range(sizes.repeats)] for kind in kinds} for part in parts
@@ -391,7 +393,7 @@ def _apart(sizes: Sizes, part: str, kind: str) -> dict[str, Any]:
 
 
 def here(sizes: Sizes, part: str, kind: str) -> dict[str, Any]:
-    """One line, in this process."""
+    """Run one measurement in this process."""
     torch.set_num_threads(1)
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: sizes.cores])
@@ -399,18 +401,18 @@ def here(sizes: Sizes, part: str, kind: str) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """As Markdown."""
+    """Return the results as Markdown."""
     sizes, on = result["sizes"], result["machine"]
     before, after = result["load_average"]
     lines = [
-        f"{sizes['turns']} turns of {sizes['words']} words, observations of as many; at once the engine takes "
-        f"{sizes['delay_ms']} ms for a turn",
+        f"{sizes['turns']} turns of {sizes['words']} words, observations of as many words; the engine waits "
+        f"{sizes['delay_ms']} ms in a turn of a concurrent episode",
         f"{on['cores']} cores, {sizes['cores']} used, load average {before:.1f} to {after:.1f}; Python {on['python']}",
     ]
     if "at-once" in result:
         head = (
             "environment", "open at once", "episodes/s", "episodes per CPU s", "KiB per open episode",
-            "KiB per finished one", "lag p50, ms", "p99", "max", "threads",
+            "KiB per finished episode", "lag p50, ms", "p99", "max", "threads",
         )  # fmt: skip
         lines += ["", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
         for kind, several in result["at-once"].items():
@@ -425,7 +427,7 @@ def table(result: dict[str, Any]) -> str:
     if "steps" in result:
         head = (
             "environment", "steps", "RSS, MiB", "RSS per step, KiB", "live objects", "objects per step",
-            "CPU ms of a step", "more each step", "threads",
+            "CPU ms of a step", "CPU ms per step", "threads",
         )  # fmt: skip
         lines += ["", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
         for kind, several in result["steps"].items():
@@ -448,9 +450,9 @@ def parse(words: Sequence[str] | None = None) -> tuple[Sizes, argparse.Namespace
     for name, default in asdict(Sizes()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help="default %(default)s")
     parser.add_argument("--environments", nargs="+", choices=list(ENVIRONMENTS), default=list(ENVIRONMENTS))
-    parser.add_argument("--only", choices=list(PARTS), help="one of the two parts")
-    parser.add_argument("--here", action="store_true", help="the first environment in this process, as JSON")
-    parser.add_argument("--json", type=Path, help="write everything to this file too")
+    parser.add_argument("--only", choices=list(PARTS), help="run one of the two parts")
+    parser.add_argument("--here", action="store_true", help="measure the first environment in this process, print JSON")
+    parser.add_argument("--json", type=Path, help="also write all results to this JSON file")
     args = parser.parse_args(words)
     sizes = Sizes(**{name: getattr(args, name) for name in asdict(Sizes())})
     least = {"seed": 0, "delay_ms": 0, "diagnosis": 0, "group_size": 2, "steps": 6}

@@ -1,7 +1,7 @@
-"""What sequence extension saves: tokens and seconds of an update on merged turns, against one sample per turn.
+"""Tokens and seconds of an update with merged turns (sequence extension), compared with one sample per turn.
 
-The same rollouts are trained both ways, side by side: merged to one sample each, as mtrl trains them, and cut into a
-sample per turn that repeats the whole context before it. Loss and gradient are the same; that is checked.
+The same rollouts are trained in both ways: merged into one sample each, as mtrl trains them, and as one sample per turn
+that repeats the whole context before the turn. The benchmark checks that the gradients are the same.
 """
 
 from __future__ import annotations
@@ -31,19 +31,20 @@ from mtrl.trainer.update.policy import Policy
 from mtrl.types import FinishReason, Sample, Trajectory, Turn
 
 TOLERANCE = 1e-4
-"""How far the two gradients may be apart, relative to their norm: what float32 rounds."""
+"""Greatest difference of the two gradients, relative to their norm, that rounding in float32 explains."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: one command-line option per field. A tenth of 500, 150 and 250 tokens, for a CPU."""
+    """Sizes of the measured work. Each field is a command-line option. The default numbers of tokens are a tenth of
+    500, 150 and 250, so that a CPU is fast enough."""
 
     rollouts: int = 8
     prompt_tokens: int = 50
     tokens: int = 15
-    """Sampled tokens of every turn."""
+    """Number of sampled tokens per turn."""
     observation_tokens: int = 25
-    """Context tokens between two turns."""
+    """Number of context tokens between two turns."""
     hidden_size: int = 128
     intermediate_size: int = 384
     layers: int = 3
@@ -52,7 +53,7 @@ class Sizes:
     micro_batch_tokens: int = TrainerConfig.max_tokens_per_microbatch
     threads: int = 1
     repeats: int = 3
-    """Of both, in turns; the least CPU time counts."""
+    """Number of updates in each way, alternately; the least CPU time counts."""
     seed: int = 0
 
 
@@ -71,7 +72,7 @@ class Way:
 
 
 def rollouts(sizes: Sizes, turns: int) -> list[Trajectory]:
-    """Random tokens of the given numbers."""
+    """Return trajectories of random tokens."""
     rng = random.Random(f"{sizes.seed}/{turns}")
 
     def turn(index: int) -> Turn:
@@ -91,7 +92,7 @@ def rollouts(sizes: Sizes, turns: int) -> list[Trajectory]:
 
 
 def cut(trajectory: Trajectory) -> Trajectory:
-    """The same episode as if no prompt extended the tokens before it: every turn starts a sample of its own."""
+    """Return the same episode as if no prompt extended the tokens before it, so that every turn starts a new sample."""
     turns, context = [], list[int]()
     for turn in trajectory.turns:
         context = context + turn.observation_ids
@@ -101,7 +102,7 @@ def cut(trajectory: Trajectory) -> Trajectory:
 
 
 def both(sizes: Sizes, turns: int) -> dict[str, Way]:
-    """The samples of the same rollouts, with the same advantages."""
+    """Return the samples of the same rollouts in both ways, with the same advantages."""
     trajectories = rollouts(sizes, turns)
     rng = random.Random(f"{sizes.seed}/{turns}/advantages")
     advantages = [[rng.gauss(0, 1) for _ in trajectory.turns] for trajectory in trajectories]
@@ -113,7 +114,7 @@ def both(sizes: Sizes, turns: int) -> dict[str, Way]:
 
 
 def update(policy: Policy, samples: list[Sample], max_tokens: int) -> Tensor:
-    """Micro-batches, forward, loss and backward; returns the gradient, flat."""
+    """Make micro-batches, run forward, loss and backward, and return the gradient as one vector."""
     algorithm = AlgorithmConfig()
     loss_of = find_loss(algorithm.loss_fn)
     policy.model.zero_grad(set_to_none=True)
@@ -127,7 +128,7 @@ def update(policy: Policy, samples: list[Sample], max_tokens: int) -> Tensor:
 
 
 def compare(sizes: Sizes, policy: Policy, turns: int) -> dict[str, Any]:
-    """Tokens and seconds of both ways, after one warm-up."""
+    """Return tokens and seconds of both ways, after one warm-up."""
     ways = both(sizes, turns)
     update(policy, ways["merged"].samples, sizes.micro_batch_tokens)
     for _ in range(sizes.repeats):
@@ -140,7 +141,7 @@ def compare(sizes: Sizes, policy: Policy, turns: int) -> dict[str, Any]:
     assert merged.gradient is not None and apart.gradient is not None
     difference = ((merged.gradient - apart.gradient).norm() / merged.gradient.norm()).item()
     if not difference <= TOLERANCE:
-        raise SystemExit(f"with {turns} turns the gradients are {difference:.1e} of their norm apart")
+        raise SystemExit(f"with {turns} turns the gradients differ by {difference:.1e} of their norm")
     return {
         "turns": turns,
         "gradient_difference": difference,
@@ -154,7 +155,7 @@ def compare(sizes: Sizes, policy: Policy, turns: int) -> dict[str, Any]:
 
 
 def make_policy(sizes: Sizes, context: int) -> Policy:
-    """A Qwen3 with random weights."""
+    """Return a Qwen3 model with random weights."""
     config = Qwen3Config(
         vocab_size=sizes.vocabulary,
         hidden_size=sizes.hidden_size,
@@ -171,7 +172,7 @@ def make_policy(sizes: Sizes, context: int) -> Policy:
 
 
 def measure(sizes: Sizes, turns: Sequence[int]) -> dict[str, Any]:
-    """Everything that is printed."""
+    """Compare both ways for each number of turns, and return the results as JSON values."""
     load = [os.getloadavg()[0]]
     torch.set_num_threads(sizes.threads)
     most = sizes.prompt_tokens + max(turns) * (sizes.tokens + sizes.observation_tokens)
@@ -187,7 +188,7 @@ def measure(sizes: Sizes, turns: Sequence[int]) -> dict[str, Any]:
 
 
 def table(result: dict[str, Any]) -> str:
-    """As Markdown."""
+    """Return the results as Markdown."""
     sizes, on = result["settings"], result["machine"]
     before, after = result["load_average"]
     head = (
@@ -204,7 +205,7 @@ def table(result: dict[str, Any]) -> str:
         f"{sizes['prompt_tokens']}, {sizes['tokens']} sampled + {sizes['observation_tokens']} observed tokens per "
         f"turn, micro-batches of {sizes['micro_batch_tokens']} tokens",
         f"{on['cores']} cores, {sizes['threads']} used, load average {before:.1f} to {after:.1f}; torch {on['torch']}, "
-        f"Python {on['python']}; best of {sizes['repeats']}, in turns",
+        f"Python {on['python']}; minima of {sizes['repeats']} alternating repeats",
         "",
         f"| {' | '.join(head)} |",
         "|" + "---|" * len(head),
@@ -220,7 +221,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def plot(result: dict[str, Any], path: Path) -> None:
-    """The two ratios over the number of turns."""
+    """Draw the two ratios over the number of turns."""
     import matplotlib
 
     from mtrl.figures.style import BLUE, ORANGE, PAPER, panels, save
@@ -237,7 +238,7 @@ def plot(result: dict[str, Any], path: Path) -> None:
         axes.set_yticks(ticks, [f"{tick}x" for tick in ticks])
         axes.set(xlabel="turns of a rollout", ylabel="one sample per turn / merged", xlim=(min(turns), None))
         axes.legend()
-        save(figure, path, "What an update costs with one sample per turn, as a multiple of what merged turns cost.")
+        save(figure, path, "Cost of an update with one sample per turn, as a multiple of its cost with merged turns.")
 
 
 def parse(words: Sequence[str] | None = None) -> tuple[Sizes, argparse.Namespace]:
@@ -245,8 +246,8 @@ def parse(words: Sequence[str] | None = None) -> tuple[Sizes, argparse.Namespace
     for name, default in asdict(Sizes()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help="default %(default)s")
     parser.add_argument("--turns", type=int, nargs="+", default=[2, 4, 8, 16, 32], help="default %(default)s")
-    parser.add_argument("--json", type=Path, help="write everything to this file too")
-    parser.add_argument("--plot", type=Path, help="draw the ratios: a .png, .svg or .pdf")
+    parser.add_argument("--json", type=Path, help="also write all results to this JSON file")
+    parser.add_argument("--plot", type=Path, help="draw the ratios in this .png, .svg or .pdf file")
     args = parser.parse_args(words)
     sizes = Sizes(**{name: getattr(args, name) for name in asdict(Sizes())})
     for name, value in (*asdict(sizes).items(), ("turns", min(args.turns))):

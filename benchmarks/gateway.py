@@ -1,17 +1,19 @@
-"""What the gateway adds to the latency of a call, and how many calls a second it takes.
+"""Latency that the gateway adds to a call, and number of calls per second that it answers.
 
     python benchmarks/gateway.py                       500 trajectories of 10 calls, each sampled for 2 s
-    python benchmarks/gateway.py --trajectories 100    fewer
+    python benchmarks/gateway.py --trajectories 100    fewer trajectories
 
-Trajectories converse all at once, each over a connection of its own, with a scripted engine that takes a fixed time
-for every turn. They start spread evenly over that time, as programs of different speed soon are. Added latency is what
-the client measured less what the engine took. Client and gateway are two processes.
+All trajectories run at the same time, each over its own connection, with a scripted engine that takes a fixed time for
+every turn. In the plan `paced` they start spread evenly over that time, since programs of different speed soon spread
+like this. Added latency is the time that the client measured minus the fixed time of the engine. Client and gateway are
+two processes. In the plan `burst` the engine takes no time and all trajectories start together, which shows the
+greatest number of calls per second.
 
-The floor is an ASGI application that reads the same bodies, sleeps as long and answers with as much, on the same server
-with the same settings. Ratios of one run hold; other work on the machine changes the milliseconds. Without any time for
-sampling, and with all trajectories starting at once, both show how much they can do.
+The floor is an ASGI application that reads the same bodies, sleeps for the same time and answers with the same text, on
+the same server with the same settings. Only the ratio of gateway to floor in one run is reliable, since other work on
+the machine changes the milliseconds.
 
-It ends with 1 if an answer was lost, or was another trajectory's.
+The exit status is 1 if an answer was lost or belonged to another trajectory.
 """
 
 from __future__ import annotations
@@ -45,11 +47,11 @@ from mtrl.utils.process import settled
 
 MODES = ("gateway", "floor")
 LIMIT = 600
-"""Seconds for one mode."""
+"""Time limit of one measurement, in seconds."""
 
 
 class SlowEngine(ScriptedEngine):
-    """Takes a fixed time for each turn, and remembers how long it really took."""
+    """Takes a fixed time for each turn, and records the real time."""
 
     def __init__(self, tokenizer: Any, seconds: float):
         super().__init__(answer_of, tokenizer)
@@ -70,7 +72,7 @@ async def pause(seconds: float) -> None:
 
 
 async def ask(urls: dict[str, str], plan: Plan) -> dict[str, Any]:
-    """Let the client ask, and wait for it."""
+    """Run the client process, and return its results."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, gateway_client.__file__, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
@@ -102,7 +104,7 @@ async def measure_gateway(plan: Plan, codec: Codec) -> dict[str, Any]:
 
 
 def is_whole(session: Session, plan: Plan) -> bool:
-    """Whether it has all its turns, each of them its own and going on from the one before."""
+    """Whether the session has all turns, each with its own text and each extending the turn before."""
     turns = session.turns()
     mine = [turn.text.strip() == answer_of(session.name, n).strip() for n, turn in enumerate(turns)]
     return len(turns) == plan.calls and all(mine) and all(turn.break_reason is None for turn in turns)
@@ -151,7 +153,7 @@ def summary(asked: dict[str, Any], plan: Plan, took: Sequence[float]) -> dict[st
 
 
 def quantile(values: Sequence[float], q: float) -> float:
-    """Of sorted values."""
+    """Return a quantile of sorted values."""
     return values[min(len(values) - 1, math.ceil(q * len(values)) - 1 if q else 0)] if values else math.nan
 
 
@@ -162,7 +164,7 @@ def make_codec() -> Codec:
 
 
 def measure(args: argparse.Namespace, codec: Codec) -> dict[str, Any]:
-    """Both ways for both plans, `--rounds` times in turns."""
+    """Measure gateway and floor with both plans in each round, in the opposite order in every second round."""
     plans = {
         "paced": Plan(args.trajectories, args.calls, args.delay, args.delay),
         "burst": Plan(args.trajectories, args.calls, 0.0, 0.0),
@@ -185,7 +187,7 @@ def table(args: argparse.Namespace, found: dict[str, Any], before: tuple[float, 
         f"{args.trajectories} trajectories of {args.calls} calls, {args.delay:g} s of sampling for each",
         f"{os.cpu_count()} cores, Python {platform.python_version()}, uvicorn {uvicorn.__version__}; {load}",
         "",
-        f"{'':<16}{'calls/s':>9}{'added ms: p50':>15}{'p90':>9}{'p99':>9}{'most':>9}{'CPU ms/call':>13}"
+        f"{'':<16}{'calls/s':>9}{'added ms: p50':>15}{'p90':>9}{'p99':>9}{'max':>9}{'CPU ms/call':>13}"
         f"{'lost':>7}{'mixed':>7}",
     ]
     for plan, modes in found.items():
@@ -208,20 +210,20 @@ def is_sound(args: argparse.Namespace, found: dict[str, Any]) -> bool:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trajectories", type=int, default=500)
-    parser.add_argument("--calls", type=int, default=10, help="of each trajectory")
-    parser.add_argument("--delay", type=float, default=2.0, help="seconds that a turn is sampled")
+    parser.add_argument("--calls", type=int, default=10, help="calls of each trajectory")
+    parser.add_argument("--delay", type=float, default=2.0, help="seconds of sampling for a turn")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all results to this file")
     args = parser.parse_args(argv)
     before = os.getloadavg()
     codec = make_codec()
-    with settled():  # as in the program of the gateway
+    with settled():  # as the program of the gateway does
         found = measure(args, codec)
     print(table(args, found, before))
     if args.json:
         args.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     sound = is_sound(args, found)
-    print("" if sound else "answers were lost or mixed", end="" if sound else "\n")
+    print("" if sound else "answers were lost, or belonged to another trajectory", end="" if sound else "\n")
     return 0 if sound else 1
 
 

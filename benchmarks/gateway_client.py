@@ -1,7 +1,7 @@
-"""The programs of `gateway.py`: many conversations at once, over plain sockets.
+"""Client process of `gateway.py`: many concurrent conversations over plain sockets.
 
-A process of its own, and no library whose time would be measured too. The job comes by stdin, what came of every call
-leaves by stdout.
+It uses no HTTP library, whose time would be measured too. It reads its job from stdin and writes the outcome of every
+call to stdout.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ def question_of(name: str, turn: int) -> str:
 
 @dataclass(frozen=True)
 class Plan:
-    """One measurement."""
+    """Sizes and times of one measurement."""
 
     trajectories: int
     calls: int
     delay: float
-    """Seconds that the engine takes for a turn."""
+    """Seconds that the engine takes for each turn."""
     spread: float
-    """Seconds over which the trajectories start."""
+    """Seconds over which the starts of the trajectories are spread."""
 
     @property
     def names(self) -> list[str]:
@@ -41,7 +41,7 @@ class Plan:
 
 
 async def converse(url: str, name: str, plan: Plan, start: float) -> list[dict[str, Any]]:
-    """All calls of one trajectory: the seconds that each took, and whether the answer was its own."""
+    """Make all calls of one trajectory. Return for each its seconds, its status, and whether it got its own answer."""
     host, _, port = url.removeprefix("http://").partition("/")[0].rpartition(":")
     path = "/" + url.removeprefix("http://").partition("/")[2]
     await asyncio.sleep(max(0.0, start - time.perf_counter()))

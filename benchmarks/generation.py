@@ -1,22 +1,25 @@
-"""Sampled tokens per CPU-second: the local engine, Hugging Face `generate`, vLLM, SGLang, and what the machine allows.
+"""Sampled tokens per CPU-second of the local engine, Hugging Face `generate`, vLLM and SGLang, and a bound.
 
     python benchmarks/generation.py
     python benchmarks/generation.py --engines local hf --trajectories 64 --turns 4
-    python benchmarks/generation.py --quick              tiny sizes, local and hf: does it work?
+    python benchmarks/generation.py --quick              tiny sizes with local and hf, to test the program
 
-A cell is so many trajectories at once, of so many turns. In each cell every engine is started in a process of its own,
-one at a time, samples one turn of all trajectories as a warm-up, and then whole trajectories of new prompts until there
-are enough tokens. CPU seconds are those of all threads of that process and of the servers below it, client included.
-All get the same random model and token ids, nothing ends a turn, and no word is parsed: it is sampling alone.
+A cell is a number of concurrent trajectories with a number of turns. In each cell every engine runs in a process of its
+own, one engine at a time. It samples one turn of all trajectories as a warm-up, and then whole trajectories of new
+prompts until there are enough tokens. CPU seconds are those of all threads of that process, which includes the client,
+and of the servers below it. All engines get the same random model and token ids. No turn ends early and no text is
+parsed, so that only sampling is measured.
 
-hf is `generate` on all trajectories in one batch, each turn's history prefilled again, as TRL does; hf_kept hands its
-keys and values from turn to turn, which TRL does not and which only works while all contexts have one length. Neither
-computes the log-probs that the others return. vllm and sglang are servers, started and asked as a run of mtrl does it.
+hf calls `generate` on all trajectories in one batch and prefills the history in each turn again, as TRL does. hf_kept
+passes keys and values from turn to turn, which TRL does not do, and which works only while all contexts have the same
+length. Neither computes the log-probs that the engines return. vllm and sglang are servers, which are started and
+called as in a run of mtrl.
 
-The bound is the least time that the same tokens could take with every one computed once: of each pass the longer of
-reading (weights, keys and values, once, at the rate of reading an array as large as a step's) and of multiplying (at
-the rate of large square matrices, and in the last column of the model's own at that number of rows). The rates are
-measured in every cell, in this thread, with the fastest that PyTorch has.
+The bound is the least time in which this machine can compute the same tokens, each of them once. For each pass it is
+the longer of two times: the time of reading the weights, keys and values once, at the rate of reading an array of the
+size that a step reads, and the time of multiplying, at the rate of large square matrices, or in the last column of the
+model's own matrices at that number of rows. The rates are measured in every cell on one thread, with the fastest
+library of PyTorch.
 """
 
 from __future__ import annotations
@@ -38,29 +41,30 @@ import step
 import torch
 from apart import run_apart
 from generation_bound import Geometry, least_seconds, measure_limits, passes, working_set
-from generation_players import ENGINES, SERVERS, Meter, Wave, make_player
+from generation_samplers import ENGINES, SERVERS, Meter, Wave, make_sampler
 
 from mtrl.command.program import one_sentence
 from mtrl.config.derived import engine_python
 from mtrl.models.tiny import save, train_tokenizer
 
 BASE = "local"
-"""What the others are compared with."""
+"""Engine that the other engines are compared with."""
 LIMIT = 1800.0
-"""Seconds that one engine may take for a cell."""
+"""Time limit of one engine in one cell, in seconds."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: one command-line option per field. The defaults are those of `step.py`."""
+    """Sizes of the measured work. Each field is a command-line option. The defaults are those of `step.py`."""
 
     tokens: int = 64
-    """Sampled tokens of every turn."""
+    """Number of sampled tokens per turn."""
     observed: int = 20
-    """Tokens between two turns."""
+    """Number of tokens between two turns."""
     prompt: int = 20
+    """Number of tokens of a prompt."""
     least: int = 4096
-    """Sampled tokens that a measurement has at least."""
+    """Least number of sampled tokens of a measurement."""
     rounds: int = 1
     hidden_size: int = 256
     intermediate_size: int = 768
@@ -77,7 +81,7 @@ class Sizes:
         return Geometry(*shape, itemsize=getattr(torch, self.dtype).itemsize)
 
     def context(self, turns: int) -> int:
-        """Tokens of a whole conversation."""
+        """Return the number of tokens of a whole conversation."""
         return self.prompt + turns * (self.tokens + self.observed)
 
 
@@ -101,36 +105,36 @@ def measure(engine: str, cell: Cell, sizes: Sizes, folder: Path) -> dict[str, fl
     torch.set_num_threads(sizes.threads)
     torch.manual_seed(0)
     context = sizes.context(cell.turns)
-    player = make_player(engine, folder, cell.trajectories, context, sizes.dtype, sizes.threads)
+    sampler = make_sampler(engine, folder, cell.trajectories, context, sizes.dtype, sizes.threads)
 
-    async def play() -> dict[str, float]:
+    async def sample() -> dict[str, float]:
         try:
-            await player.play(replace(cell, turns=1).wave(0, sizes))
+            await sampler.sample(replace(cell, turns=1).wave(0, sizes))
             meter, sampled, number = Meter(), 0, 0
             while sampled < sizes.least:
                 number += 1
                 wave = cell.wave(number, sizes)
-                await player.play(wave)
+                await sampler.sample(wave)
                 sampled += wave.sampled
             return {"sampled": sampled, **meter.read()}
         finally:
-            await player.close()
+            await sampler.close()
 
-    found = asyncio.run(play())
+    found = asyncio.run(sample())
     return found | {"tokens_per_cpu_s": found["sampled"] / found["cpu_s"]}
 
 
 def apart(engine: str, cell: Cell, sizes: Sizes, folder: Path) -> dict[str, float]:
-    """`measure` in a fresh process."""
+    """Run `measure` in a new process."""
     job = {"engine": engine, "cell": asdict(cell), "sizes": asdict(sizes), "folder": str(folder)}
     return run_apart(__file__, job, engine, limit=LIMIT, OMP_NUM_THREADS=str(sizes.threads))
 
 
-# All of them
+# All engines and cells
 
 
 def compare(engines: Sequence[str], cells: Sequence[Cell], sizes: Sizes, folder: Path) -> dict[str, Any]:
-    """Everything that is printed."""
+    """Measure all engines in all cells, and return the results as JSON values."""
     load = os.getloadavg()[0]
     parameters = make_policy(sizes, max(cell.turns for cell in cells), folder)
     found = []
@@ -148,7 +152,7 @@ def compare(engines: Sequence[str], cells: Sequence[Cell], sizes: Sizes, folder:
 
 
 def one_round(engines: Sequence[str], cell: Cell, sizes: Sizes, folder: Path, number: int) -> dict[str, Any]:
-    """The machine's limits, then one engine after the other; the order turns from round to round."""
+    """Measure the machine's limits, then each engine, in the opposite order in every second round."""
     of, load = sizes.geometry, os.getloadavg()[0]
     plan = list(passes(cell.trajectories, cell.turns, sizes.prompt, sizes.observed, sizes.tokens))
     limits = measure_limits(of, cell.trajectories, working_set(of, plan))
@@ -167,14 +171,14 @@ def one_round(engines: Sequence[str], cell: Cell, sizes: Sizes, folder: Path, nu
 
 
 def figures_of(engine: str, cell: Cell, found: dict[str, float]) -> dict[str, float]:
-    """Say how far we are."""
+    """Print the rate of a measurement, and return its figures."""
     rate = f"{found['tokens_per_cpu_s']:,.0f} tokens per CPU-second"
     print(f"{cell.trajectories} trajectories, {cell.turns} turns, {engine}: {rate}", flush=True)
     return found
 
 
 def make_policy(sizes: Sizes, turns: int, folder: Path) -> int:
-    """Write a random policy that holds so many turns, and its tokenizer; its parameters."""
+    """Write a random policy with room for `turns` turns, and its tokenizer. Return its number of parameters."""
     words = [f"<w{i}>" for i in range(sizes.vocabulary - step.BASE_VOCABULARY)]
     tokenizer = train_tokenizer([], sizes.vocabulary, tuple(words))
     names = ("hidden_size", "intermediate_size", "layers", "heads", "kv_heads", "vocabulary", "dtype")
@@ -185,33 +189,33 @@ def make_policy(sizes: Sizes, turns: int, folder: Path) -> int:
 
 
 def middle(cell: dict[str, Any], engine: str) -> float:
-    """Tokens per CPU-second, the median of the rounds."""
+    """Return the tokens per CPU-second of an engine, as the median of the rounds."""
     return median(found["engines"][engine]["tokens_per_cpu_s"] for found in cell["rounds"])
 
 
 def ratio(cell: dict[str, Any], engine: str) -> float:
-    """How many times as fast the local engine was in the same round, the median of the rounds."""
+    """Return the local engine's rate divided by that of `engine` in the same round, as the median of the rounds."""
     rounds = [found["engines"] for found in cell["rounds"]]
     return median(found[BASE]["tokens_per_cpu_s"] / found[engine]["tokens_per_cpu_s"] for found in rounds)
 
 
 def share(cell: dict[str, Any], engine: str, matrices: str) -> float:
-    """Of the bound of the same round, the median of the rounds."""
+    """Return the rate of `engine` divided by the bound of the same round, as the median of the rounds."""
     rounds = cell["rounds"]
     return median(found["engines"][engine]["tokens_per_cpu_s"] / found["bound"][matrices] for found in rounds)
 
 
 def table(result: dict[str, Any]) -> str:
-    """As Markdown: sampled tokens per CPU-second."""
+    """Return Markdown with the sampled tokens per CPU-second."""
     engines, on, sizes = result["engines"], result["machine"], result["sizes"]
     base = BASE if BASE in engines else engines[0]
     others = [engine for engine in engines if engine != base]
-    against = [word for engine in others for word in (engine, *([f"{base} to it"] if base == BASE else []))]
-    bound = ["bound", f"{base}'s share", "share, own shapes"]
+    against = [word for engine in others for word in (engine, *([f"{base} / {engine}"] if base == BASE else []))]
+    bound = ["bound", f"{base} / bound", f"{base} / bound of own matrices"]
     lines = [
         f"{result['parameters'] / 1e6:.2f} M parameters, {sizes['dtype']}; turns of {sizes['tokens']} sampled tokens, "
-        f"{sizes['observed']} observed between them; sampled tokens per CPU-second, medians of {sizes['rounds']} "
-        "round(s), ratios within a round",
+        f"{sizes['observed']} observed tokens between them; sampled tokens per CPU-second, medians of "
+        f"{sizes['rounds']} round(s), ratios within a round",
         f"{on['cpu']}, {on['cores']} cores, {on['threads']} used, load average {result['load_average'][0]:.1f} to "
         f"{result['load_average'][1]:.1f}; torch {on['torch']}, transformers {on['transformers']}, Python "
         f"{on['python']}",
@@ -231,7 +235,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def limits_line(result: dict[str, Any]) -> str:
-    """The best of all that was measured."""
+    """Return the greatest rates of all rounds as text."""
     found = [a_round["limits"] for cell in result["cells"] for a_round in cell["rounds"]]
     memory = {name: max(limits["memory"][name] for limits in found) for name in ("read", "copy", "triad")}
     square = {name: max(limits["gemm"][name]["square"] for limits in found) for name in found[0]["gemm"]}
@@ -252,7 +256,7 @@ def parse(words: Sequence[str] | None = None) -> tuple[Sizes, argparse.Namespace
         parser.add_argument(
             f"--{name.replace('_', '-')}", type=type(default), choices=choices, help=f"default {default}"
         )
-    parser.add_argument("--json", type=Path, help="write everything to this file too")
+    parser.add_argument("--json", type=Path, help="also write all results to this JSON file")
     parser.add_argument("--one", type=json.loads, help=argparse.SUPPRESS)
     args = parser.parse_args(words)
     given = {name: value for name in asdict(Sizes()) if (value := getattr(args, name)) is not None}
@@ -283,7 +287,7 @@ def main() -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         torch.set_num_threads(1)
         for engine in set(args.engines) & set(SERVERS):
-            engine_python(engine, None)  # a missing engine is an error before the first one starts
+            engine_python(engine, None)  # a missing engine is reported before the first one starts
         cells = [Cell(trajectories, turns) for trajectories in args.trajectories for turns in args.turns]
         result = compare(args.engines, cells, sizes, Path(folder) / "policy")
     print(f"\n{table(result)}")

@@ -1,4 +1,4 @@
-"""The least CPU time that sampling could take here: what has to be read and multiplied, at rates that are measured."""
+"""Lower bound of the CPU time of sampling on this machine: bytes to read and products to compute, at measured rates."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 SQUARE = 1024
-"""Rows and columns of the square matrices."""
+"""Number of rows and of columns of the square matrices."""
 LARGE = 128 * 2**20
-"""Bytes of an array that no cache holds."""
+"""Bytes of an array that is larger than every cache."""
 DTYPES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """A decoder with tied embeddings and gated MLPs; only what counts is counted, norms and rotations are not."""
+    """Sizes of a decoder with tied embeddings and gated MLPs. Norms and rotations are not counted."""
 
     hidden: int
     intermediate: int
@@ -29,7 +29,7 @@ class Geometry:
     kv_heads: int
     vocabulary: int
     itemsize: int = 4
-    """Bytes of a weight, and of a number in the cache."""
+    """Number of bytes of a weight, and of a number in the cache."""
 
     @property
     def dim(self) -> int:
@@ -37,7 +37,7 @@ class Geometry:
 
     @property
     def shapes(self) -> list[tuple[int, int, int]]:
-        """(outputs, inputs, how often) of the matrices of one pass, those with the same inputs as one."""
+        """(outputs, inputs, count) of the matrices of one pass. Matrices with the same inputs are merged into one."""
         qkv = (self.heads + 2 * self.kv_heads) * self.dim
         per_layer = [
             (qkv, self.hidden),
@@ -54,14 +54,15 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Pass:
-    """`rows` trajectories that hold `held` tokens each are fed `new` ones more, and one token is sampled for each."""
+    """One pass: `rows` trajectories with `held` cached tokens each get `new` tokens each, and one token is sampled for
+    each trajectory."""
 
     rows: int
     held: int
     new: int
 
     def bytes(self, of: Geometry) -> int:
-        """Weights, keys and values, each read once."""
+        """Return the bytes of the weights, keys and values, which are each read once."""
         cached = 2 * self.rows * (self.held + self.new) * of.layers * of.kv_heads * of.dim
         return (of.weights + cached) * of.itemsize
 
@@ -73,34 +74,34 @@ class Pass:
 
 
 def passes(rows: int, turns: int, prompt: int, observed: int, sampled: int) -> Iterator[Pass]:
-    """All of trajectories side by side, with a cache that stays between turns: nothing is computed twice."""
+    """Yield the passes of concurrent trajectories. The cache stays between turns, so no token is computed twice."""
     held = 0
     for turn in range(turns):
         for step in range(sampled):
-            # A turn begins with the prompt, later with the observation and the last sampled token.
+            # The first turn begins with the prompt, later turns with the last sampled token and the observation.
             new = 1 if step else observed + 1 if turn else prompt
             yield Pass(rows, held, new)
             held += new
 
 
 def working_set(of: Geometry, plan: list[Pass]) -> int:
-    """Bytes that a decode step reads, on average."""
+    """Return the mean number of bytes that a decode step reads."""
     decoding = [step.bytes(of) for step in plan if step.new == 1] or [step.bytes(of) for step in plan]
     return sum(decoding) // len(decoding)
 
 
 def least_seconds(of: Geometry, plan: list[Pass], bytes_per_s: float, flops_per_s: float) -> float:
-    """Reading and multiplying may overlap: of each pass the longer one counts."""
+    """Return the least seconds of all passes. Reading and multiplying may overlap, so that the longer one counts."""
     return sum(max(step.bytes(of) / bytes_per_s, step.flops(of) / flops_per_s) for step in plan)
 
 
 def measure_limits(of: Geometry, rows: int, working_set: int) -> dict[str, Any]:
-    """What this thread can do: the best of many tries, by CPU time.
+    """Measure the rates of this thread by CPU time; the fastest of several tries counts.
 
     Returns:
-        `memory`: bytes per second of arrays that no cache holds, by STREAM's words, and of reading an array as large as
-        the `working_set`, again and again. `gemm`: FLOP per second by dtype, of square matrices and of the model's own
-        at so many rows.
+        `memory`: bytes per second of arrays larger than every cache, with the names of STREAM, and of reading an array
+        of the size `working_set` repeatedly. `gemm`: FLOP per second by dtype, of square matrices and of the model's
+        own matrices with `rows` rows.
     """
     with torch.inference_mode():
         return {
@@ -130,7 +131,7 @@ def read_rate(size: int) -> float:
 
 
 def gemm_rate(shapes: list[tuple[int, int, int]], rows: int, dtype: torch.dtype) -> float:
-    """With the fastest of the libraries that PyTorch has for each shape."""
+    """Return the FLOP per second of these products, each with the fastest library of PyTorch."""
     seconds, flops = 0.0, 0
     for outputs, inputs, times in shapes:
         x, weight = torch.ones(rows, inputs, dtype=dtype), torch.ones(outputs, inputs, dtype=dtype)
@@ -140,9 +141,10 @@ def gemm_rate(shapes: list[tuple[int, int, int]], rows: int, dtype: torch.dtype)
 
 
 def _ways(x: Tensor, weight: Tensor) -> list[Callable[[], Tensor]]:
-    """x @ weight.T, by MKL, or what else this build has, and by oneDNN, with the weights as they are and packed."""
+    """Return functions that compute x @ weight.T: by PyTorch's default library, such as MKL, and by oneDNN with plain
+    and with packed weights."""
     ways = [lambda: F.linear(x, weight)]
-    # oneDNN multiplies no bfloat16 on a processor without AVX-512.
+    # oneDNN cannot multiply in bfloat16 on a processor without AVX-512.
     can_multiply = x.dtype != torch.bfloat16 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
     if torch.backends.mkldnn.is_available() and can_multiply:
         onednn = torch.ops.mkldnn._linear_pointwise
@@ -152,7 +154,7 @@ def _ways(x: Tensor, weight: Tensor) -> list[Callable[[], Tensor]]:
 
 
 def best(work: Callable[[], Any], seconds: float = 0.05, tries: int = 10) -> float:
-    """CPU seconds of the fastest of some tries, which take about so long together."""
+    """Return the CPU seconds of the fastest of `tries` tries, which together take about `seconds`."""
     work()
     calls, spent = 1, _timed(work, 1)
     while spent < seconds / tries:

@@ -1,8 +1,8 @@
-"""Sampling and updates on one GPU, each beside what it is compared with: one process, one model, one call.
+"""Rates of sampling and of updates on one GPU: Hugging Face `generate`, the local engine, and variants of the update.
 
     python benchmarks/gpu.py                        the shapes of Qwen3-0.6B with random weights
     python benchmarks/gpu.py --model FOLDER         another causal LM
-    python benchmarks/gpu.py --quick                tiny sizes, also on a CPU, there without torch.compile
+    python benchmarks/gpu.py --quick                tiny sizes; runs on a CPU too, without torch.compile
 
 Sampling: one turn of 256 tokens after a prompt of 256, for 64 trajectories at once, by Hugging Face `generate` (which
 returns no log-probs), and by the local engine with and without CUDA graphs. Each samples once as a warm-up.
@@ -51,7 +51,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="folder of a causal LM; default: random weights")
     parser.add_argument("--quick", action="store_true", help="tiny sizes")
-    parser.add_argument("--json", type=Path, help="file for the figures")
+    parser.add_argument("--json", type=Path, help="also write the rates to this file")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         gpus = torch.cuda.device_count()

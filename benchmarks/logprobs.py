@@ -1,8 +1,8 @@
-"""Peak memory and time of log-probs, forward and backward, at a wide vocabulary: naive and in chunks.
+"""Peak memory and time of log-probs with a wide vocabulary, forward and backward, in the naive form and in chunks.
 
-A small body with a head of `--vocabulary` rows; all positions are sampled ones. Every line of the table is a process of
-its own, and its memory is what the process reached above what it had with the model loaded and run once on a few
-tokens.
+The model has a small body and a head of `--vocabulary` rows, and all positions are sampled tokens. Each row of the
+table is measured in a process of its own. Its memory is the peak above the memory of the process after the model was
+loaded and run once on a few tokens.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table."""
+    """One row of the table."""
 
     tokens: int
     chunk: int
-    """max_logits: tokens x vocabulary at once; more than all of them is the naive form."""
+    """max_logits: number of logits (tokens x vocabulary) of a chunk. A chunk of all logits is the naive form."""
     vocabulary: int = 150_000
     hidden_size: int = 256
     dtype: str = "float32"
@@ -49,19 +49,19 @@ class Case:
 
 @dataclass(frozen=True)
 class Found:
-    """What a case took."""
+    """Memory and time of a case."""
 
     peak_mib: float
-    """Above the model, its gradients included."""
+    """Peak memory above that of the model, including the gradients, in MiB."""
     gradients_mib: float
-    """Of the weights, which stay afterwards."""
+    """Memory of the gradients of the weights, in MiB. It stays in use after the pass."""
     cpu_s: float
-    """Least CPU seconds of a forward and backward."""
+    """Least CPU seconds of a forward and backward pass."""
     wall_s: float
 
 
 def measure(case: Case) -> Found:
-    """Forward and backward of one case in this process."""
+    """Measure forward and backward of one case in this process."""
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -80,7 +80,7 @@ def measure(case: Case) -> Found:
         tie_word_embeddings=False,
     )
     model = Qwen3ForCausalLM(config).to(getattr(torch, case.dtype)).eval()
-    model.get_input_embeddings().requires_grad_(False)  # its gradient is as large as the head's, and not in question
+    model.get_input_embeddings().requires_grad_(False)  # its gradient is as large as the head's
 
     def run(tokens: int, chunk: int) -> None:
         width = min(tokens, 512)
@@ -91,7 +91,7 @@ def measure(case: Case) -> Found:
         )  # fmt: skip
         (logprobs.sum() + entropy.sum() * case.entropy_gradient).backward()
 
-    run(2, case.logits if case.naive else 1)  # the same way, so that whatever it loads is there
+    run(2, case.logits if case.naive else 1)  # loads everything that the measured form loads
     model.zero_grad(set_to_none=True)
     before = reset_peak()
     costs = []
@@ -106,7 +106,7 @@ def measure(case: Case) -> Found:
 
 
 def reset_peak() -> int:
-    """Forget the peak so far where the system lets us; returns what is in use now, bytes."""
+    """Reset the peak memory where the system allows it, and return the bytes that are in use now."""
     try:
         RESET.write_text("5")
     except OSError:
@@ -115,7 +115,7 @@ def reset_peak() -> int:
 
 
 def peak() -> int:
-    """The most bytes of memory that this process had."""
+    """Return the peak memory of this process in bytes."""
     try:
         line = next(line for line in STATUS.read_text().splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
@@ -125,9 +125,9 @@ def peak() -> int:
 
 
 def apart(case: Case) -> Found:
-    """`measure` in a fresh process."""
+    """Run `measure` in a new process."""
     command = [sys.executable, __file__, "--case", json.dumps(asdict(case))]
-    # Freed arrays go back to the system at once, so that the peak is what was in use.
+    # Freed arrays are returned to the system immediately, so that the peak is the memory in use.
     environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -136,7 +136,8 @@ def apart(case: Case) -> Found:
 
 
 def table(cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
-    """Each case with what it took, its bytes in multiples of one chunk in float32, and its ratios to the naive form."""
+    """Yield each case with its memory and time, its memory in multiples of one chunk of logits in float32, and its
+    ratios to the naive form."""
     naive: dict[int, Found] = {}
     for case in cases:
         found = apart(case)
@@ -162,8 +163,8 @@ def line(row: dict[str, Any]) -> str:
 
 
 HEADER = (
-    "| tokens | form | tokens at once | peak MiB | of it gradients | rest, in logits at once | memory to naive "
-    "| CPU-s | CPU to naive |\n|---|---|---|---|---|---|---|---|---|"
+    "| tokens | form | tokens of a chunk | peak MiB | gradients, MiB | other memory, in chunks | memory / naive "
+    "| CPU s | CPU s / naive |\n|---|---|---|---|---|---|---|---|---|"
 )
 
 
@@ -171,12 +172,12 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1024, 4096], help="sampled tokens")
     parser.add_argument("--chunks", type=int, nargs="+", default=[2**24, 2**26, 2**27], help="max_logits")
-    parser.add_argument("--naive-up-to", type=int, default=1024, help="tokens up to which the naive form is run too")
-    parser.add_argument("--entropy-gradient", action="store_true", help="train on entropies as well")
+    parser.add_argument("--naive-up-to", type=int, default=1024, help="most tokens of the naive form")
+    parser.add_argument("--entropy-gradient", action="store_true", help="also compute the gradient of the entropy")
     for name in ("vocabulary", "hidden_size", "dtype", "repeats", "threads"):
         default = getattr(Case, name)
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
-    parser.add_argument("--json", type=Path, help="file for all figures")
+    parser.add_argument("--json", type=Path, help="also write all results to this file")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     if min(*options.tokens, *options.chunks, options.vocabulary, options.repeats) < 1:

@@ -1,9 +1,9 @@
-"""A decode step of the local engine in float32: matrices by MKL, and the large ones packed for oneDNN.
+"""Time of a decode step of the local engine in float32: all matrices by MKL, or large ones packed for oneDNN.
 
     python benchmarks/matrices.py                                                      3.3 million parameters
     python benchmarks/matrices.py --hidden-size 768 --intermediate-size 2304 --layers 12 --vocabulary 4096
 
-Both ways are one process, on the same weights, in turns.
+Both ways run alternately in one process, on the same weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from mtrl.engines.local import fused
 
 WAYS = {"MKL": 2**62, "packed": fused.LARGE}
-"""Elements from which a matrix is packed."""
+"""Least number of elements of a packed matrix, in each way."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -32,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     torch.set_num_threads(args.threads)
     runner = fused.FusedRunner(make_model(args))
     print(f"{sum(p.numel() for p in runner.model.parameters()) / 1e6:.2f} M parameters, {args.held} tokens held")
-    print("least milliseconds of a decode step, in brackets the median\n")
+    print("minimum of the milliseconds of a decode step, and the median in brackets\n")
     print("| trajectories | MKL | packed | ratio | logits differ by at most |\n|---|---|---|---|---|")
     for n in args.trajectories:
         mkl, packed, difference = compare(runner, n, args.held, args.repeats)
@@ -58,7 +58,7 @@ def make_model(args: argparse.Namespace) -> Qwen3ForCausalLM:
 
 @torch.inference_mode()
 def compare(runner: fused.FusedRunner, n: int, held: int, repeats: int) -> tuple[list[float], list[float], float]:
-    """Seconds of every step of either way, and how far their logits are apart."""
+    """Return the seconds of each step by MKL and packed, and the largest difference of their logits."""
     runner.cache.clear()
     runner.cache.fit(n, held)
     ids, starts, lengths = torch.arange(n)[:, None] % 7, torch.full((n,), held - 1), torch.ones(n, dtype=torch.long)

@@ -77,7 +77,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         updater = Updater(config, alone(learner), Path(folder) / "nonfinite_batch.jsonl")
         for number in range(args.rounds):
-            Path("/proc/self/clear_refs").write_text("5")  # the peak begins again
+            Path("/proc/self/clear_refs").write_text("5")  # resets the peak
             start = time.process_time()
             updater.run(samples, number)
             seconds = time.process_time() - start

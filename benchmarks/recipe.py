@@ -1,12 +1,12 @@
-"""What a training step of a recipe takes, and where: checkout against checkout, setting against setting.
+"""Time and memory of a training step of a recipe, compared between checkouts or between settings.
 
     python benchmarks/recipe.py                                  experiment=gsm8k, this checkout
-    python benchmarks/recipe.py --trees OLD .                    two checkouts in turns, with ratios
+    python benchmarks/recipe.py --trees OLD .                    two checkouts, alternately, with ratios
     python benchmarks/recipe.py --ways "" trainer.packing=true   two settings
     python benchmarks/recipe.py --experiment text_to_sql --steps 12 --rounds 3
 
-Each run is the command that a user types, in a process of its own. Of its steps the first is left out, for it warms up;
-of the others the median of each number counts, and of the rounds the median again, with ratios within a round.
+Each run is the command of a user, in a process of its own. Its first step is a warm-up and is left out. Each figure is
+the median over the other steps, and then the median over the rounds, with ratios within a round.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ NUMBERS = {
     "time/generate": "generate, s",
     "time/update": "update, s",
     "perf/tokens_per_second": "sampled tokens/s",
-    "perf/packing_efficiency": "cells that are no padding",
+    "perf/packing_efficiency": "share of tokens without padding",
     "perf/memory_bytes": "peak RSS, MiB",
 }
-"""Keys of metrics.jsonl, and how they are called in the table."""
+"""Keys of metrics.jsonl, and their headings in the table."""
 
 
 @dataclass(frozen=True)
 class Way:
-    """A checkout, and overrides for its run."""
+    """A checkout, and the overrides of its run."""
 
     tree: Path
     words: str
@@ -48,7 +48,7 @@ class Way:
 
 
 def measure(way: Way, experiment: str, steps: int) -> dict[str, float]:
-    """`NUMBERS` of one run.
+    """Run the recipe once, and return the median of each of `NUMBERS` over its steps.
 
     Raises:
         SystemExit: the run failed.
@@ -67,7 +67,7 @@ def measure(way: Way, experiment: str, steps: int) -> dict[str, float]:
 
 
 def table(measured: dict[Way, list[dict[str, float]]]) -> str:
-    """A row for each way; behind the first one's, ratios to it."""
+    """Return Markdown with a row for each way. All rows but the first have ratios to the first row."""
     first, *_ = measured.values()
     lines = ["| | " + " | ".join(NUMBERS.values()) + " |", "|---" * (len(NUMBERS) + 1) + "|"]
     for way, rounds in measured.items():
@@ -85,10 +85,10 @@ def table(measured: dict[Way, list[dict[str, float]]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trees", nargs="+", type=Path, default=[Path()], help="checkouts; default this folder")
-    parser.add_argument("--ways", nargs="+", default=[""], help="overrides, those of a run in one word")
+    parser.add_argument("--trees", nargs="+", type=Path, default=[Path()], help="checkouts (default: this folder)")
+    parser.add_argument("--ways", nargs="+", default=[""], help="overrides; one argument has all overrides of a run")
     parser.add_argument("--experiment", default="gsm8k")
-    parser.add_argument("--steps", type=int, default=8, help="with the first, which is left out (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=8, help="steps, including the first one (default %(default)s)")
     parser.add_argument("--rounds", type=int, default=2, help="default %(default)s")
     args = parser.parse_args()
     if args.steps < 2 or args.rounds < 1:

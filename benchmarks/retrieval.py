@@ -1,7 +1,7 @@
-"""Recall and speed of the retrievers: from a question to the paragraph that it was asked about.
+"""Recall and speed of the retrievers, which search the paragraph about which a question was asked.
 
-The data is a file in the form of SQuAD or XQuAD, for example xquad.en.json of https://github.com/google-deepmind/xquad:
-its paragraphs are the corpus, its questions the queries.
+The data is a file in the form of SQuAD or XQuAD, for example xquad.en.json of https://github.com/google-deepmind/xquad.
+Its paragraphs are the corpus, and its questions are the queries.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Found = list[list[Hit]]
 
 
 def load_questions(path: Path) -> tuple[list[Passage], list[str], list[str]]:
-    """Passages, questions, and the id of the passage that each question was asked about."""
+    """Return the passages, the questions, and the id of the passage about which each question was asked."""
     passages = load_corpus(path)
     articles = json.loads(path.read_bytes())["data"]
     paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
@@ -44,41 +44,41 @@ def load_questions(path: Path) -> tuple[list[Passage], list[str], list[str]]:
 
 
 def recall(found: Found, gold: Sequence[str], topk: int) -> float:
-    """The share of queries whose own passage is among their first `topk` hits."""
+    """Return the share of queries whose own passage is among their first `topk` hits."""
     return sum(any(hit.passage.id == own for hit in hits[:topk]) for hits, own in zip(found, gold, strict=True)) / len(
         gold
     )
 
 
 def timed(work: Callable[..., Any], *arguments: Any, **options: Any) -> tuple[Any, float]:
-    """The result of a call, and its wall seconds."""
+    """Return the result of a call, and its wall seconds."""
     start = time.perf_counter()
     return work(*arguments, **options), time.perf_counter() - start
 
 
 def one_by_one(retriever: Retriever, queries: Sequence[str], threads: int) -> Found:
-    """Every query as a search of its own, from so many threads at once."""
+    """Search for each query by a call of its own, from `threads` threads at the same time."""
     with ThreadPoolExecutor(threads) as pool:
         return list(pool.map(lambda query: retriever.search([query], TOPK)[0], queries))
 
 
 @contextmanager
 def server(data: Path, kind: str) -> Iterator[str]:
-    """A retriever server in a process of its own; its address."""
+    """Start a retriever server in a process of its own, and yield its address."""
     encoder = [f"--encoder={KINDS[kind]['encoder']}"] if kind == "dense" else []
     command = [sys.executable, str(SERVER), f"--corpus={data}", f"--retriever={kind}", *encoder, "--port=0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             ready = process.stdout.readline().split() if process.stdout else []
             if ready[:1] != ["ready"]:
-                raise UserError(f"the server of {kind} did not start; its words are above")
+                raise UserError(f"the server of {kind} did not start; see its output above")
             yield ready[1]
         finally:
             process.terminate()
 
 
 def measure(data: Path, threads: int, repeats: int) -> dict[str, Any]:
-    """Everything that is printed."""
+    """Measure all retrievers, and return the results as JSON values."""
     passages, questions, gold = load_questions(data)
     rows = []
     for kind, options in KINDS.items():
@@ -113,7 +113,8 @@ def table(result: dict[str, Any]) -> str:
         [
             f"{result['data']}: {result['passages']} passages, {result['questions']} questions",
             f"{on['cores']} cores, Python {on['python']}, load average {on['load_average']:.1f}",
-            f"in process: all questions in one call; server: one question a request, {result['threads']} at once",
+            "in process: all questions in one call; server: one question per request, "
+            f"{result['threads']} requests at the same time",
             "",
             f"{'retriever':<12}{'recall@1':>10}{'recall@5':>10}{'build s':>10}{'queries/s':>12}{'server/s':>12}  equal",
             *(
@@ -129,9 +130,9 @@ def table(result: dict[str, Any]) -> str:
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True, help="JSON in the form of SQuAD or XQuAD")
-    parser.add_argument("--threads", type=int, default=200, help="clients of the server at once; default %(default)s")
-    parser.add_argument("--repeats", type=int, default=3, help="of the search in process; default %(default)s")
-    parser.add_argument("--json", type=Path, help="write everything to this file too")
+    parser.add_argument("--threads", type=int, default=200, help="concurrent requests; default %(default)s")
+    parser.add_argument("--repeats", type=int, default=3, help="repeats of the search in process; default %(default)s")
+    parser.add_argument("--json", type=Path, help="also write all results to this JSON file")
     arguments = parser.parse_args(words)
     if arguments.threads < 1 or arguments.repeats < 1:
         parser.error("--threads and --repeats must be at least 1")

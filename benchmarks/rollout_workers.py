@@ -1,15 +1,15 @@
-"""Turns per second of rollout workers beside one process, what a worker adds to a turn, and the memory of a worker.
+"""Turns per second of rollout workers and of one process, CPU time that a worker adds to a turn, and its memory.
 
     python benchmarks/rollout_workers.py                    one process, and 1, 2 and 4 workers, in 5 rounds
     python benchmarks/rollout_workers.py --workers 8 --rounds 3
 
 The engine is the scripted one, which takes no time. Each step of the environment repeats a hash that takes `--step-ms`
 of one quiet core, and holds the interpreter while it does; conversations are rendered and tokenised as in a run. Every
-way plays the same groups, all requested at once, and must return the same token ids. The ways take turns within a
-round, in the opposite order in every second round, and ratios are taken within a round.
+way samples the same groups, all requested at the same time, and must return the same token ids. The ways run one after
+the other in each round, in the opposite order in every second round, and ratios are taken within a round.
 
 CPU time of a turn is that of all threads: of this process (the leader), of the workers of the way, and of Ray's own
-servers, without the CPU time that they spend per second when no group is played, which is measured first. `x if quiet`
+servers, without the CPU time that they spend per second when no group is sampled, which is measured first. `x if quiet`
 is the ratio that CPU time allows on `--cores` cores without other work: turns per second are then limited by the
 busiest process and by the sum of all processes. It does not count the time in which processes wait for messages.
 
@@ -60,7 +60,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is played: one command-line option per field."""
+    """Sizes of the sampled groups. Each field is a command-line option."""
 
     groups: int = 32
     group_size: int = 8
@@ -76,11 +76,11 @@ class Sizes:
     """Number of cores for which `x if quiet` is computed."""
 
 
-# -- what is played ----------------------------------------------------------------------------------------------------
+# -- the sampled groups ------------------------------------------------------------------------------------------------
 
 
 class Hashing(BaseEnvironment):
-    """Repeats a hash in every step, and then says the same sentence."""
+    """Computes a repeated hash in every step, and answers with the same sentence."""
 
     def __init__(self, max_turns: int, words: int, hashes: int):
         super().__init__(max_turns)
@@ -101,7 +101,7 @@ def work(text: str, hashes: int) -> bytes:
 
 
 def hashes_for(milliseconds: float) -> int:
-    """Return the number of hashes that take so much CPU time in this process: the least of five measurements."""
+    """Return the number of hashes that take this CPU time in this process, by the fastest of five measurements."""
     count = 2000
 
     def measured() -> float:
@@ -139,8 +139,8 @@ def make_loop(sizes: Sizes, hashes: int) -> EpisodeLoop:
 
 
 class Ways:
-    """One process and every number of workers, which play the same groups. All workers live in one cluster of Ray, and
-    those of a way that is not measured wait without work."""
+    """One process and every number of workers, which sample the same groups. All workers are in one cluster of Ray, and
+    those of a way that is not measured have no work."""
 
     def __init__(self, sizes: Sizes, counts: Sequence[int], hashes: int):
         self.sizes, self.loop = sizes, make_loop(sizes, hashes)
@@ -156,8 +156,8 @@ class Ways:
             await workers.start()
             self.processes[name] = actors() - before
 
-    async def play(self, way: str, groups: int) -> tuple[Costs, Any]:
-        """Play the groups one way. Return its costs per turn, in seconds by clock, and the token ids."""
+    async def collect(self, way: str, groups: int) -> tuple[Costs, Any]:
+        """Sample the groups in one way. Return the costs per turn, in seconds by clock, and the token ids."""
         rows: list[Row] = [
             {"id": str(n), "prompt": [{"role": "user", "content": sentence(40, n)}], "ground_truth": {}}
             for n in range(groups)
@@ -173,24 +173,24 @@ class Ways:
         return {clock: seconds / turns for clock, seconds in costs.items()}, ids
 
     async def idle(self, way: str) -> Costs:
-        """Return the seconds per second of each clock while no group is played."""
+        """Return the seconds per second of each clock while no group is sampled."""
         before = self.clocks(way)
         await asyncio.sleep(self.sizes.idle_seconds)
         costs = difference(self.clocks(way), before)
         return {clock: seconds / costs["wall"] for clock, seconds in costs.items()}
 
     async def measure(self) -> tuple[dict[str, list[Costs]], dict[str, Costs], bool]:
-        """Play all rounds, after a few groups each way that are not measured. Return the costs by way, one per round,
-        the costs of idleness by way, and whether all ways returned the same token ids and no worker was lost."""
+        """Run all rounds, after a few groups in each way that are not measured. Return the costs by way, one per round,
+        the costs without work by way, and whether all ways returned the same token ids and no worker was lost."""
         names, same = list(self.processes), True
         for name in names:
-            await self.play(name, 8)
+            await self.collect(name, 8)
         idle = dict(zip(names, await asyncio.gather(*map(self.idle, names)), strict=True))
         found: dict[str, list[Costs]] = {name: [] for name in names}
         for number in range(self.sizes.rounds):
             ids = {}
             for name in names if number % 2 == 0 else names[::-1]:
-                costs, ids[name] = await self.play(name, self.sizes.groups)
+                costs, ids[name] = await self.collect(name, self.sizes.groups)
                 found[name].append(costs)
             same &= all(each == ids[ONE] for each in ids.values())
         restarts = sum(workers.stats.extra["worker_restarts"] for workers in self.workers.values())
@@ -213,7 +213,7 @@ def name_of(count: int) -> str:
 
 
 def actors() -> set[int]:
-    """Return the process ids of the workers below this process; Ray gives them names."""
+    """Return the process ids of the workers below this process, which have names of Ray."""
     return {pid for pid in process_tree(os.getpid()) if "_Actor" in command(pid)}
 
 
@@ -225,7 +225,7 @@ def servers() -> set[int]:
 def command(pid: int) -> str:
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return ""
 
 
@@ -242,7 +242,7 @@ def cpu_of(pid: int) -> float:
 
 
 def busy(costs: Costs, idle: Costs) -> Costs:
-    """Return the CPU seconds of a turn without those that the same wall time costs when no group is played."""
+    """Return the CPU seconds of a turn without those that the same wall time costs when no group is sampled."""
     return {clock: max(0.0, costs[clock] - idle[clock] * costs["wall"]) for clock in ("leader", "workers", "servers")}
 
 
@@ -315,7 +315,7 @@ def table(result: dict[str, Any]) -> str:
             f"| {name} | {row['turns_per_s']:.0f} | {row['ratio']:.2f} | {row['quiet_ratio']:.2f} | {cpu} "
             f"| {row['added_cpu_ms']:+.2f} |"
         )
-    lines += ["", f"memory (PSS): {memory['worker']:.0f} MiB a worker, {memory['servers']:.0f} MiB Ray's servers"]
+    lines += ["", f"memory (PSS): {memory['worker']:.0f} MiB per worker, {memory['servers']:.0f} MiB for Ray's servers"]
     return "\n".join(lines)
 
 
@@ -324,7 +324,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for name, default in asdict(Sizes()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, help="%(default)s")
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4], help="numbers of workers; 1 2 4")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds to this file too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all rounds to this file")
     args = parser.parse_args(words)
     sizes = Sizes(**{name: getattr(args, name) for name in asdict(Sizes())})
     for name, value in [*asdict(sizes).items(), *(("workers", count) for count in args.workers)]:

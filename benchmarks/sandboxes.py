@@ -1,8 +1,8 @@
-"""Episodes of mini_swe and their scores, one after another against as many at a time as there are cores.
+"""Seconds of episodes of mini_swe and of their scores, one after another and as many at a time as there are cores.
 
     python benchmarks/sandboxes.py [--rows 48] [--repeats 3]
 
-Both ways are timed in turn, in one process, with empty caches of what was graded before.
+Both ways are timed alternately in one process, each time with empty caches of graded results.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def main() -> None:
     groups = [Group(str(e.row["id"]), e.row, [e.trajectory]) for e in stage.run(scripts)]
     others = {True: replace(family, waits_for_processes=True), False: replace(family, waits_for_processes=False)}
 
-    print(f"{platform.machine()}, {cores} cores, {args.rows} rows, {args.repeats} times each, in turn; medians")
-    report("play and score", args.repeats, lambda side: stage.run(scripts, *([cores, cores] if side else [1, 1])))
+    print(f"{platform.machine()}, {cores} cores, {args.rows} rows; medians of {args.repeats} repeats")
+    report("run and score", args.repeats, lambda side: stage.run(scripts, *([cores, cores] if side else [1, 1])))
     report("score", args.repeats, lambda side: asyncio.run(score_groups(others[side], groups, 600.0)))
 
 
@@ -54,13 +54,13 @@ def report(what: str, repeats: int, work: Callable[[bool], object]) -> None:
             work(side_by_side)
             taken.append(time.perf_counter() - begun)
     alone, together = median(seconds[False]), median(seconds[True])
-    print(f"{what:>15}: one after another {alone:.2f} s, side by side {together:.2f} s, ratio {alone / together:.2f}")
+    print(f"{what:>15}: one after another {alone:.2f} s, concurrently {together:.2f} s, ratio {alone / together:.2f}")
 
 
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=48, help="training rows that gold plays")
-    parser.add_argument("--repeats", type=int, default=3, help="times that each way is timed")
+    parser.add_argument("--rows", type=int, default=48, help="training rows, each with its reference answer")
+    parser.add_argument("--repeats", type=int, default=3, help="measurements of each way")
     return parser.parse_args()
 
 

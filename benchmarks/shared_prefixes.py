@@ -1,4 +1,4 @@
-"""CPU time of an update with and without shared prefixes, side by side: forward and backward passes over one step.
+"""CPU time of the forward and backward passes of one step, with and without shared prefixes.
 
     python benchmarks/shared_prefixes.py                       a policy of 27 M parameters, random weights
     python benchmarks/shared_prefixes.py --model FOLDER        a causal LM of Transformers
@@ -85,10 +85,10 @@ def main() -> None:
     add("--system", type=int, default=350, help="tokens of the system message (default: %(default)s)")
     add("--question", type=int, default=25, help="tokens of a question (default: %(default)s)")
     add("--turns", type=int, default=3)
-    add("--response", type=int, default=24, help="most tokens of a response (default: %(default)s)")
+    add("--response", type=int, default=24, help="greatest number of tokens of a response (default: %(default)s)")
     add("--observation", type=int, default=60, help="tokens of an observation (default: %(default)s)")
     add("--max-tokens", type=int, default=4096, help="tokens of a micro-batch (default: %(default)s)")
-    add("--rounds", type=int, default=2, help="rounds, the layouts in turn; the fastest counts (default: %(default)s)")
+    add("--rounds", type=int, default=2, help="rounds, of which the fastest counts (default: %(default)s)")
     add("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)

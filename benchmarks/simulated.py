@@ -1,7 +1,8 @@
-"""What stands in for a model where only the work around it is measured: text, a tokenizer, turns, and a tool.
+"""Stand-ins for benchmarks of the work around a model: text, a tokenizer, an engine, and an environment with a tool.
 
-The text is Python's own standard library, so nothing is fetched. The tokenizer is a byte-level BPE with Qwen's words
-and markers, and the renderer is Qwen3's: what a run with such a model uses. `--tokenizer` takes a real one.
+The text is Python's own standard library, so that nothing is downloaded. The tokenizer is a byte-level BPE with Qwen's
+pattern of words and special tokens, and the renderer is Qwen3's, as in a run with such a model. `--tokenizer` uses a
+real tokenizer.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from mtrl.types import FinishReason, Row
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-"""Qwen's."""
+"""Pattern by which Qwen's tokenizer divides text into words."""
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 
 def library(characters: int) -> str:
-    """So much of Python's standard library."""
+    """Return the first `characters` characters of Python's standard library."""
     text, files = "", sorted(Path(os.__file__).parent.glob("*.py"))
     for file in files:
         text += file.read_text(encoding="utf-8", errors="replace")
@@ -43,7 +44,7 @@ def library(characters: int) -> str:
 
 
 def train_tokenizer(text: str, vocabulary: int) -> PreTrainedTokenizerFast:
-    """A byte-level BPE as Qwen's is, of this text."""
+    """Train a byte-level BPE like Qwen's on this text."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -69,9 +70,9 @@ def train_tokenizer(text: str, vocabulary: int) -> PreTrainedTokenizerFast:
 
 
 def make_codec(text: str, vocabulary: int, folder: str | None) -> Codec:
-    """Qwen3's renderer over a tokenizer that is trained now, or over one from a folder."""
+    """Return Qwen3's renderer with the tokenizer of a folder, or with one that is trained on `text`."""
     tokenizer = AutoTokenizer.from_pretrained(folder) if folder else train_tokenizer(text, vocabulary)
-    with suppress(ImportError):  # as a run does; a checkout that is measured beside this one may not have it
+    with suppress(ImportError):  # a run uses it; an older checkout may lack it
         from mtrl.models.plain_tokenizer import plain
 
         tokenizer = plain(tokenizer)
@@ -79,7 +80,7 @@ def make_codec(text: str, vocabulary: int, folder: str | None) -> Codec:
 
 
 class Pages(ToolEnvironment):
-    """Reads pages of the text, so many characters at a time; the reward of an answer is a hash of it."""
+    """Has a tool that reads pages of the text, of `characters` characters. The reward of an answer is a hash of it."""
 
     def __init__(self, max_turns: int, text: str, characters: int):
         super().__init__(max_turns)
@@ -96,8 +97,8 @@ class Pages(ToolEnvironment):
 
 
 class CannedEngine:
-    """See `mtrl.engines.base.Engine`. Returns at once: tokens of the text and a call of the tool, or, on the
-    last turn, an answer; every turn has the same number of tokens, with log-probs as an engine gives them."""
+    """Engine (`mtrl.engines.base.Engine`) that returns immediately: tokens of the text and a tool call or, in the last
+    turn, an answer. Every turn has the same number of tokens, and log-probs like those of a real engine."""
 
     def __init__(self, codec: Codec, text: str, turns: int, tokens: int, seed: int):
         self.version, self.stats = 0, EngineStats()
@@ -117,7 +118,7 @@ class CannedEngine:
         return self.sample(trajectory_id, prompt)
 
     def sample(self, trajectory_id: str, prompt: Any) -> Generation:
-        """One turn."""
+        """Return the next turn of a trajectory."""
         self._turns[trajectory_id] += 1
         turn = self._turns[trajectory_id]
         rng = random.Random(f"{self.seed}/{trajectory_id}/{turn}")
@@ -135,7 +136,7 @@ class CannedEngine:
         self.version = version
 
     async def close(self) -> None:
-        """Nothing runs."""
+        """Do nothing: the engine has no process."""
 
 
 def _cut(values: np.ndarray, count: int, rng: random.Random) -> list[Any]:
@@ -144,12 +145,12 @@ def _cut(values: np.ndarray, count: int, rng: random.Random) -> list[Any]:
 
 
 def call(page: int) -> str:
-    """As a model of Qwen's writes it."""
+    """Return a tool call as Qwen's models write it."""
     return f"\n<tool_call>\n{json.dumps({'name': 'read', 'arguments': {'page': page}})}\n</tool_call>"
 
 
 def make_rows(codec: Codec, text: str, count: int, tokens: int) -> list[Row]:
-    """Tasks with a prompt of about so many tokens, markers and tools not counted."""
+    """Return tasks with prompts of about `tokens` tokens, without special tokens and tools."""
     ids = codec.encode(text[: 8 * tokens * (count + 1)])
     parts = [codec.tokenizer.decode(ids[i * tokens : (i + 1) * tokens]) for i in range(count)]
     return [

@@ -1,20 +1,21 @@
-"""How soon a command answers, and how soon a run has trained its first step.
+"""Seconds until a command has ended, and seconds until a run has trained its first step.
 
     python benchmarks/start.py                          this checkout
-    python benchmarks/start.py --trees OLD .            two of them in turns, with ratios
+    python benchmarks/start.py --trees OLD .            two checkouts, alternately, with ratios
     python benchmarks/start.py --only help "wrong key"  some of the commands
     python benchmarks/start.py --no-step --rounds 5
 
-Every line is a process of its own, started as a user would, with wall seconds and the CPU seconds of all its threads
-and children. What is shown is the least of the rounds; other work on the machine only adds. A first round that does not
-count leaves Python's bytecode, the disk's cache and the tiny policy in `MTRL_CACHE`, so that all is warm.
+Each row is a process of its own, started as a user starts it, with its wall seconds and the CPU seconds of all its
+threads and children. The table has the minimum of the rounds, since other work on the machine only adds time. A first
+round, which is not counted, writes Python's bytecode, fills the cache of the disk and makes the tiny policy in
+`MTRL_CACHE`, so that all measured processes start warm.
 
-The first step is that of `experiment=gsm8k`, its evaluation before training included. Its parts are the moments at
-which the run says something: the configuration is composed, the data are there and the checks made, the policy and the
-engine are set up, the evaluation is over, and the row of step 1 is in metrics.jsonl. The imports that no run can do
-without are measured beside them.
+The first step is that of `experiment=gsm8k`, including its evaluation before training. The table has the times of the
+moments that the run reports: the configuration is composed, the data are loaded and checked, the policy and the engine
+are set up, the evaluation has ended, and the row of step 1 is in metrics.jsonl. The imports that every run needs are
+measured by themselves.
 
-It ends with 1 if a command did not end as it should.
+The exit status is 1 if a command ended with an unexpected status.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 1800
-"""Seconds for one process; the first one may have to make the tiny policy."""
+"""Time limit of one process, in seconds. The first process may have to make the tiny policy."""
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
 class Command:
-    """What is typed after `python`, and with which status it ends."""
+    """Arguments of `python`, and the expected exit status."""
 
     name: str
     words: tuple[str, ...]
     status: int = 0
     target: float | None = None
-    """Seconds."""
+    """Wall seconds that the command should take at most."""
 
 
 PROGRAMS = ("doctor", "view", "evaluate", "play", "preflight", "gateway", "diagnose", "figures")
@@ -71,7 +72,7 @@ MOMENTS = {
     "policy and engine set up": re.compile(r"policy +\S+ M parameters"),
     "evaluated": re.compile(r"evaluation at step 0 "),
 }
-"""The first line that fits; one that a tree does not say is left out."""
+"""Pattern of the line that reports each moment; the first match counts. A moment without a match is left out."""
 LAST = STEPPED, ENDED = "step 1 trained", "command ended"
 
 
@@ -83,7 +84,7 @@ class Took:
 
 @dataclass
 class Measured:
-    """One tree: what each command and each moment of the first step took, by round."""
+    """Times of one checkout: a list for each command and each moment of the first step, with one item per round."""
 
     tree: str
     took: dict[str, list[Took]] = field(default_factory=dict)
@@ -93,7 +94,7 @@ class Measured:
         self.took.setdefault(name, []).append(took)
 
     def least(self, name: str) -> Took | None:
-        """Wall and CPU each by itself."""
+        """Return the least wall seconds and the least CPU seconds of all rounds."""
         rounds = self.took.get(name)
         return Took(min(t.wall for t in rounds), min(t.cpu for t in rounds)) if rounds else None
 
@@ -107,8 +108,11 @@ def environment(tree: Path) -> dict[str, str]:
 def run(
     words: Sequence[str], tree: Path, folder: str, on_line: Callable[[str, Took], object] = lambda line, so_far: None
 ) -> tuple[int, Took, str]:
-    """Run it in `folder`; its status, what it took, and its last words. `on_line` is given every line at once, and what
-    it took until there."""
+    """Run a command in `folder`. Return its exit status, its time, and its last line of output.
+
+    Args:
+        on_line: function that gets each line as soon as it is printed, and the time so far.
+    """
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     process = subprocess.Popen(
         words,
@@ -147,7 +151,7 @@ def measure_command(command: Command, python: str, tree: Path, measured: Measure
 
 
 def measure_step(words: Sequence[str], python: str, tree: Path, measured: Measured, counts: bool) -> None:
-    """The first step of training, with what was passed on the way."""
+    """Measure the first training step and the moments before it."""
     passed: dict[str, Took] = {}
     with tempfile.TemporaryDirectory(prefix="start-") as folder:
 
@@ -167,7 +171,7 @@ def measure_step(words: Sequence[str], python: str, tree: Path, measured: Measur
 
 
 def is_trained(metrics: Path) -> bool:
-    """Whether step 1 is written down."""
+    """Whether metrics.jsonl has the row of step 1."""
     try:
         return any(json.loads(line)["step"] >= 1 for line in metrics.read_text(encoding="utf-8").splitlines())
     except (OSError, ValueError, KeyError):
@@ -175,13 +179,13 @@ def is_trained(metrics: Path) -> bool:
 
 
 def cpu_of(process: int) -> float:
-    """Seconds of a process that runs, and of its children that have ended."""
+    """Return the CPU seconds of a running process and of its ended children."""
     fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return sum(map(int, fields[11:15])) / TICKS
 
 
 def measure(args: argparse.Namespace, commands: Sequence[Command]) -> list[Measured]:
-    """All trees in turns, the order turning round from round to round; the first round does not count."""
+    """Measure all checkouts in each round, in the opposite order in every second round. The first does not count."""
     trees = [Path(tree).resolve() for tree in args.trees]
     measured = [Measured(str(tree)) for tree in args.trees]
     for number in range(args.rounds + 1):
@@ -195,7 +199,8 @@ def measure(args: argparse.Namespace, commands: Sequence[Command]) -> list[Measu
 
 
 def table(measured: Sequence[Measured], commands: Sequence[Command]) -> str:
-    """Markdown: a line for each command and moment, two columns for each tree, and ratios of the last to the first."""
+    """Return Markdown with a row for each command and moment, two columns for each checkout, and the ratios of the last
+    checkout to the first."""
     targets = {command.name: command.target for command in commands} | {STEPPED: STEP_TARGET}
     several = len(measured) > 1
     heads = [f"{m.tree}: wall, s | CPU, s" if several else "wall, s | CPU, s" for m in measured]
@@ -217,14 +222,14 @@ def table(measured: Sequence[Measured], commands: Sequence[Command]) -> str:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--trees", nargs="+", default=[str(ROOT)], metavar="PATH", help="checkouts to compare in turns")
-    parser.add_argument("--python", default=sys.executable, help="interpreter of all of them")
+    parser.add_argument("--trees", nargs="+", default=[str(ROOT)], metavar="PATH", help="checkouts to compare")
+    parser.add_argument("--python", default=sys.executable, help="Python interpreter for all checkouts")
     names = [command.name for command in COMMANDS]
     parser.add_argument("--only", nargs="*", choices=names, default=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--no-step", dest="step", action="store_false", help="leave out the first step of training")
-    parser.add_argument("--overrides", nargs="*", default=[], metavar="KEY=VALUE", help="of the first step")
+    parser.add_argument("--overrides", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of the run")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all results to this file")
     return parser.parse_args(argv)
 
 
@@ -234,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     before = os.getloadavg()[0]
     measured = measure(args, commands)
     load = f"load average {before:.1f} before and {os.getloadavg()[0]:.1f} after"
-    print(f"least of {args.rounds} rounds; {os.cpu_count()} cores, Python {platform.python_version()}; {load}\n")
+    print(f"minimum of {args.rounds} rounds; {os.cpu_count()} cores, Python {platform.python_version()}; {load}\n")
     print(table(measured, commands))
     if args.json:
         args.json.write_text(json.dumps([asdict(m) for m in measured], indent=2) + "\n", encoding="utf-8")

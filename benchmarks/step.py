@@ -1,7 +1,7 @@
 """Wall and CPU seconds of one RL step: generation, forward, backward and the rest, with mtrl's own parts.
 
 The policy has random weights, every turn samples exactly `--tokens` tokens, and the environment answers with a fixed
-text and pays a hash, so that nothing but the sizes decides how much work a step is.
+text and with a hash of the response as reward, so that the work of a step depends only on the sizes.
 """
 
 from __future__ import annotations
@@ -58,24 +58,24 @@ from mtrl.types import Row, Sample
 DTYPES = {"dtype": ("float32", "bfloat16"), "param_dtype": ("dtype", "float32", "bfloat16")}
 PARTS = ("generate", "forward", "backward", "rest")
 BASE_VOCABULARY = 256 + 2 + len(ROLES)
-"""Bytes, end and padding, role markers; the words of the benchmark come on top."""
+"""Number of tokens for bytes, end, padding and roles. The words of the benchmark are further tokens."""
 PROMPT_FRAME = 3
-"""Tokens of a prompt that are not its text: the user's marker, the end, and the assistant's marker."""
+"""Number of tokens of a prompt that are not its text: the user's marker, the end, and the assistant's marker."""
 TOOL_FRAME = 4
-"""The same between two turns, where the end of the cut turn comes first."""
+"""Number of tokens between two turns that are not text: the end of the first turn, and the three of a prompt."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: one command-line option per field."""
+    """Sizes of the measured step. Each field is a command-line option."""
 
     prompts: int = 8
     group_size: int = 8
     turns: int = 3
     tokens: int = 64
-    """Sampled tokens of every turn."""
+    """Number of sampled tokens per turn."""
     tool_tokens: int = 20
-    """Context tokens between two turns, markers included."""
+    """Number of context tokens between two turns, including markers."""
     prompt_tokens: int = 20
     hidden_size: int = 256
     intermediate_size: int = 768
@@ -85,24 +85,24 @@ class Sizes:
     vocabulary: int = 512
     micro_batch_tokens: int = TrainerConfig.max_tokens_per_microbatch
     dtype: str = "float32"
-    """Of the weights."""
+    """Data type of the weights."""
     param_dtype: str = "dtype"
-    """Of forward, backward and sampling: that of the weights, or another (`trainer.fsdp.param_dtype`)."""
+    """Data type of forward, backward and sampling (`trainer.fsdp.param_dtype`); `dtype` is that of the weights."""
     compile: bool = False
-    """`trainer.compile`; the step that is not measured compiles."""
+    """Value of `trainer.compile`. The model is compiled in the warm-up step."""
     threads: int = 1
     steps: int = 5
-    """Measured steps, after one that is not."""
+    """Number of measured steps, after one warm-up step."""
     seed: int = 0
 
 
 def now() -> Cost:
-    """The clocks; CPU time is that of all threads of this process."""
+    """Return the wall clock, and the CPU time of all threads of this process."""
     return Cost(time.perf_counter(), time.process_time())
 
 
 class Clock:
-    """Gives every moment to one part: a part inside another stops the outer one meanwhile."""
+    """Divides the time of a step into parts. While an inner part runs, the outer part is stopped."""
 
     def __init__(self) -> None:
         self.parts = {name: Cost() for name in PARTS}
@@ -126,7 +126,7 @@ class Clock:
 
 
 class TimedPolicy(Policy):
-    """Books the forward passes."""
+    """Policy whose forward passes belong to the part `forward`."""
 
     clock = Clock()
 
@@ -136,8 +136,8 @@ class TimedPolicy(Policy):
 
 
 @contextmanager
-def backward_booked(policy: TimedPolicy) -> Iterator[None]:
-    """Books `loss.backward()`."""
+def timed_backward(policy: TimedPolicy) -> Iterator[None]:
+    """Add the time of `loss.backward()` to the part `backward`."""
     plain = Tensor.backward
 
     def backward(self: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -149,7 +149,7 @@ def backward_booked(policy: TimedPolicy) -> Iterator[None]:
 
 
 class FixedRenderer(TinyRenderer):
-    """The tiny policy's, except that no token ends a turn, so that every turn brings the same number of tokens."""
+    """Renderer of the tiny policy without stop tokens, so that all turns have the same number of tokens."""
 
     def get_stop_token_ids(self) -> list[int]:
         return []
@@ -166,7 +166,7 @@ class FixedRenderer(TinyRenderer):
 
 
 class Hashed(BaseEnvironment):
-    """Returns the same text in every turn; the reward is a hash of the response, between 0 and 1."""
+    """Answers every turn with the same text; the reward is a hash of the response, between 0 and 1."""
 
     def __init__(self, max_turns: int, observation: str, seed: int):
         super().__init__(max_turns)
@@ -179,7 +179,7 @@ class Hashed(BaseEnvironment):
 
 
 class Bench:
-    """One policy and everything around it, put together as `mtrl.trainer.setup.parts` does."""
+    """A policy with its engine, rollouts and update, assembled as in `mtrl.trainer.setup.parts`."""
 
     def __init__(self, sizes: Sizes):
         self.sizes = sizes
@@ -211,8 +211,8 @@ class Bench:
         self.updater = Updater(self.config, learners, Path("nonfinite_batch.jsonl"))
 
     async def run(self) -> list[dict[str, Any]]:
-        """Every measured step."""
-        with backward_booked(self.policy):
+        """Run all steps, and return the measurements of all but the warm-up step."""
+        with timed_backward(self.policy):
             steps = [await self._step(step) for step in range(self.sizes.steps + 1)]
         await self.engine.close()
         self.pool.close()
@@ -259,7 +259,7 @@ class Bench:
         }
 
     def _prefilled(self) -> int:
-        """Context tokens that the engine has computed so far: not those that it had in its cache."""
+        """Return the number of context tokens that the engine has computed so far, without those in its cache."""
         return self.engine.stats.prompt_tokens - self.engine.stats.cached_tokens
 
     def _rows(self, step: int) -> list[Row]:
@@ -274,7 +274,7 @@ class Bench:
 
 
 def make_policy(sizes: Sizes, tokenizer: Any, context: int) -> Any:
-    """A Qwen3 with random weights and tied embeddings."""
+    """Return a Qwen3 model with random weights and tied embeddings."""
     config = Qwen3Config(
         vocab_size=sizes.vocabulary,
         hidden_size=sizes.hidden_size,
@@ -293,7 +293,7 @@ def make_policy(sizes: Sizes, tokenizer: Any, context: int) -> Any:
 
 
 def measure(sizes: Sizes) -> dict[str, Any]:
-    """Everything that is printed: the step that took the least CPU time, and all of them."""
+    """Measure all steps, and return them with the figures of the step that took the least CPU time."""
     load = [os.getloadavg()[0]]
     torch.set_num_threads(sizes.threads)
     bench = Bench(sizes)
@@ -336,7 +336,7 @@ def cpu_model() -> str:
 
 
 def peak_rss() -> float:
-    """MiB that the whole process, imports included, held at once."""
+    """Return the peak memory of this process in MiB, including its imports."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
@@ -366,7 +366,7 @@ def table(result: dict[str, Any]) -> str:
             f"micro-batches of {sizes['micro_batch_tokens']} tokens",
             f"{on['cpu']}, {on['cores']} cores, {on['threads']} used, load average {before:.1f} to {after:.1f}; "
             f"torch {on['torch']}, transformers {on['transformers']}, Python {on['python']}",
-            f"best of {sizes['steps']} steps after one warm-up, by CPU time",
+            f"the step with the least CPU time of {sizes['steps']} steps, after one warm-up",
             "",
             f"{'part':<10}{'wall s':>10}{'CPU s':>10}{'share':>9}",
             *(f"{name:<10}{cost['wall_s']:>10.3f}{cost['cpu_s']:>10.3f}{share:>9.1%}" for name, cost, share in rows),
@@ -385,7 +385,7 @@ def parse(words: Sequence[str] | None = None) -> tuple[Sizes, Path | None]:
             continue
         choices = DTYPES.get(name)
         parser.add_argument(option, type=type(default), default=default, choices=choices, help="default %(default)s")
-    parser.add_argument("--json", type=Path, help="write everything to this file too")
+    parser.add_argument("--json", type=Path, help="also write all results to this JSON file")
     values = vars(parser.parse_args(words))
     path = values.pop("json")
     sizes = Sizes(**values)

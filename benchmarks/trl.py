@@ -1,14 +1,14 @@
-"""The step of `step.py` by mtrl and by TRL, in turns, each with its own interpreter.
+"""Time of the training step of `step.py` with mtrl and with TRL, each with its own interpreter.
 
     python -m venv .venv-trl
     .venv-trl/bin/pip install torch==2.13.0 trl==1.16.0
     python benchmarks/trl.py --trl-python .venv-trl/bin/python
     python benchmarks/trl.py --trl-python .venv-trl/bin/python --learning
 
-Every round has all of TRL's ways and all of mtrl's, each in a fresh process, on 1 thread (CPU seconds) and on 2 (wall
-seconds). Ratios are taken within a round, against the least of TRL's ways for each measure by itself. Both sides must
-have sampled and trained as many tokens, or it ends with an error. `--learning` compares how many steps both take to
-learn the same instead.
+Every round runs all ways of TRL and of mtrl, each in a new process, on 1 thread (CPU seconds) and on 2 threads (wall
+seconds). Ratios are taken within a round, for each figure to the least value of all ways of TRL. Both sides must sample
+and train the same number of tokens; otherwise the benchmark ends with an error. With `--learning` it instead compares
+the numbers of steps in which both sides learn the same task.
 """
 
 from __future__ import annotations
@@ -39,19 +39,19 @@ from mtrl.errors import UserError
 HERE = Path(__file__).parent
 VARIABLE = "MTRL_TRL_PYTHON"
 WAYS = ("float32/64", "bfloat16/16", "bfloat16/8")
-"""The two that were published, and the quickest that was found here, which also takes the least memory."""
+"""Ways of TRL: the two that were published, and the fastest one that was found here, with the least memory."""
 LIMIT = 3600
-"""Seconds for one process."""
+"""Time limit of one process, in seconds."""
 INSTALL = "python -m venv .venv-trl && .venv-trl/bin/pip install torch==2.13.0 trl==1.16.0"
 
 
 class Trl:
-    """TRL's own environment."""
+    """The interpreter of an environment with TRL."""
 
     def __init__(self, python: str | None):
         """
         Raises:
-            UserError: there is no TRL.
+            UserError: the interpreter is missing, or it has no TRL.
         """
         named = f"--trl-python={python}"
         fix = f"give the interpreter of an environment with TRL ({INSTALL})"
@@ -70,12 +70,12 @@ class Trl:
 
     def run(self, jobs: Sequence[Any], folder: Path) -> list[dict[str, Any]]:
         threads = max(job["threads"] for job in jobs)
-        # -I: this folder, and perhaps PYTHONPATH, have a file named as TRL is.
+        # -I, because this folder, and perhaps PYTHONPATH, has a file with the name of the package TRL.
         return hand_over([self.python, "-I", str(HERE / "trl_step.py")], jobs, threads, folder)
 
 
 def hand_over(command: Sequence[str], jobs: Sequence[Any], threads: int, folder: Path) -> list[dict[str, Any]]:
-    """Run a program that reads jobs from one file and writes as many results to another."""
+    """Run a program that reads jobs from one file and writes a result for each to another. Return the results."""
     given, output = folder / "jobs.json", folder / "results.json"
     output.unlink(missing_ok=True)
     given.write_text(json.dumps(list(jobs)), encoding="utf-8")
@@ -84,10 +84,10 @@ def hand_over(command: Sequence[str], jobs: Sequence[Any], threads: int, folder:
 
 
 def run(command: Sequence[str], threads: int, folder: Path) -> None:
-    """Run it to its end.
+    """Run a command until it ends.
 
     Raises:
-        UserError: it failed, or took longer than it may; its output is printed before.
+        UserError: it failed, and its output was printed; or it took longer than `LIMIT`.
     """
     environment = os.environ | {"OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"}
     log = folder / "log.txt"
@@ -99,11 +99,11 @@ def run(command: Sequence[str], threads: int, folder: Path) -> None:
             raise UserError(f"{name} took longer than {LIMIT} s; give it smaller sizes (--sizes)") from None
     if done.returncode:
         print(log.read_text(encoding="utf-8", errors="replace")[-8000:].strip(), file=sys.stderr)
-        raise UserError(f"{name} ended with {done.returncode}; see what it said above")
+        raise UserError(f"{name} ended with {done.returncode}; see its output above")
 
 
 def measure(trl: Trl, args: argparse.Namespace, folder: Path) -> list[Run]:
-    """All rounds."""
+    """Run all rounds."""
     runs: list[Run] = []
     for number in range(args.rounds):
         for threads in args.threads:
@@ -113,7 +113,7 @@ def measure(trl: Trl, args: argparse.Namespace, folder: Path) -> list[Run]:
                 one = Run(side, f"{side} {what}".strip(), threads, number, result)
                 runs.append(one)
                 check(runs)
-                output = f"{one.figures['step']:.2f} s, of it {one.figures['generate']:.2f} s generation"
+                output = f"{one.figures['step']:.2f} s, of which {one.figures['generate']:.2f} s generation"
                 print(f"round {number + 1}, {threads} thread(s), {one.name}: {output}", flush=True)
     return runs
 
@@ -132,7 +132,7 @@ def our_step(trl: Trl, words: str, threads: int, args: argparse.Namespace, folde
 
 
 def learn(trl: Trl, args: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
-    """The same lessons by TRL and by each of mtrl's ways."""
+    """Run the same lessons with TRL and with each way of mtrl."""
 
     def lessons(words: str) -> list[Lesson]:
         sizes = [*SMALL.split(), *args.sizes, *shlex.split(words)]
@@ -150,7 +150,7 @@ def learn(trl: Trl, args: argparse.Namespace, folder: Path) -> list[dict[str, An
 
 
 def header(trl: Trl, load: Sequence[float], runs: Sequence[Run]) -> str:
-    """What was measured, and where."""
+    """Return the sizes, the machine and the versions as text."""
     lines = [f"{cpu_model()}, {os.cpu_count()} cores, load average {load[0]:.1f} to {load[1]:.1f}; TRL {trl.version}"]
     if runs:
         mine, theirs = (next(run.result for run in runs if run.side == side) for side in ("mtrl", "TRL"))
@@ -161,8 +161,8 @@ def header(trl: Trl, load: Sequence[float], runs: Sequence[Run]) -> str:
             f"and {tokens['trained']:,} trained by each",
             f"{lines[0]} with torch {on['torch']}, transformers {on['transformers']}; mtrl with torch "
             f"{mine['machine']['torch']}, transformers {mine['machine']['transformers']}",
-            f"best of {sizes['steps']} steps after one warm-up in each process; medians of the rounds (least-most), "
-            "ratios within a round",
+            f"fastest of {sizes['steps']} steps after one warm-up in each process; medians of the rounds "
+            "(minimum-maximum), ratios within a round",
         ]
     return "\n".join(lines)
 
@@ -180,18 +180,18 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--ways", nargs="+", type=way, default=list(map(Way.read, WAYS)), metavar="WAY", help=Way.__doc__
     )
     parser.add_argument(
-        "--ours", action="append", default=[], metavar="WORDS", help="options of step.py; one way of mtrl each time"
+        "--ours", action="append", default=[], metavar="WORDS", help="options of step.py for one way of mtrl (repeat)"
     )
-    parser.add_argument("--sizes", type=shlex.split, default=[], metavar="WORDS", help="options of step.py, for both")
+    parser.add_argument("--sizes", type=shlex.split, default=[], metavar="WORDS", help="options of step.py, both sides")
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], help="default %(default)s")
     parser.add_argument("--rounds", type=int, default=3, help="default %(default)s")
-    parser.add_argument("--steps", type=int, default=3, help="measured in each process; default %(default)s")
-    parser.add_argument("--learning", action="store_true", help="compare how many steps both take to learn the same")
-    parser.add_argument("--seeds", type=int, default=5, help="of --learning; default %(default)s")
-    parser.add_argument("--lr", type=float, default=3e-3, help="of --learning; default %(default)s")
+    parser.add_argument("--steps", type=int, default=3, help="measured steps per process; default %(default)s")
+    parser.add_argument("--learning", action="store_true", help="compare the steps in which both learn the same task")
+    parser.add_argument("--seeds", type=int, default=5, help="lessons of --learning; default %(default)s")
+    parser.add_argument("--lr", type=float, default=3e-3, help="learning rate of --learning; default %(default)s")
     parser.add_argument("--enough", type=float, default=0.95, help="mean reward that ends it; default %(default)s")
-    parser.add_argument("--most", type=int, default=100, help="steps after which it is given up; default %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything to this file too")
+    parser.add_argument("--most", type=int, default=100, help="most steps of a lesson; default %(default)s")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all results to this file")
     args = parser.parse_args(words)
     for name in ("rounds", "steps", "seeds", "most"):
         if getattr(args, name) < 1:

@@ -1,8 +1,8 @@
-"""Does mtrl learn as fast as TRL, step for step? The reward of a random policy is the share of its tokens that
-are in one half of the vocabulary's words; it learns until the mean reward of a step is 0.95.
+"""Number of steps in which mtrl learns a task, for a comparison with TRL. The reward is the share of the sampled tokens
+that are in one half of the vocabulary's words. A lesson ends when the mean reward of a step is 0.95.
 
-Both sides start from the same weights and prompts, with GRPO's advantages, the clipped loss as a mean over tokens, no
-KL, AdamW and one update per step. `trl.py --learning` compares them; this script alone is mtrl's side:
+Both sides start from the same random weights and prompts, with GRPO's advantages, the clipped loss as a mean over
+tokens, no KL, AdamW and one update per step. `trl.py --learning` compares them; this script runs mtrl's side:
 
     python benchmarks/trl_learning.py lessons.json results.json
 """
@@ -31,15 +31,16 @@ SMALL = (
 
 @dataclass(frozen=True)
 class Lesson:
-    """What both sides learn."""
+    """Training from random weights until the mean reward is high enough; both sides run the same lessons."""
 
     words: list[str]
-    """Options of `step.py`: the sizes, the seed, and what is mtrl's alone."""
+    """Options of `step.py`: the sizes, the seed, and options that only mtrl has."""
     lr: float
+    """Learning rate."""
     enough: float
-    """Mean reward that ends it."""
+    """Mean reward that ends the lesson."""
     most: int
-    """Steps after which it is given up."""
+    """Number of steps after which the lesson is given up."""
 
     @property
     def sizes(self) -> Sizes:
@@ -51,14 +52,14 @@ class Lesson:
         return words_of(self.sizes)[::2]
 
     def job(self, folder: Path) -> dict[str, Any]:
-        """The same for TRL."""
+        """Return the job of the same lesson for TRL."""
         sizes = self.sizes
         way = Way("float32", sizes.prompts * sizes.group_size)
         return make_job(sizes, way, self.most, folder, lr=self.lr, taught=self.taught, enough=self.enough)
 
 
-class Pupil(Hashed):
-    """Pays for the words that are taught."""
+class RewardedWords(Hashed):
+    """Environment whose reward is the share of rewarded words."""
 
     def __init__(self, max_turns: int, observation: str, taught: list[str], tokens: int):
         super().__init__(max_turns, observation, seed=0)
@@ -69,8 +70,8 @@ class Pupil(Hashed):
         return share(self.taught, response, self.tokens), observation, done
 
 
-class Class(Bench):
-    """Steps of `step.py`, until a mean reward is enough."""
+class LessonBench(Bench):
+    """Runs steps of `step.py` until the lesson ends."""
 
     def __init__(self, lesson: Lesson):
         sizes = replace(lesson.sizes, steps=lesson.most)
@@ -80,10 +81,10 @@ class Class(Bench):
         self.config.trainer.optimizer.lr = lesson.lr
         observation = text_of(sizes, sizes.tool_tokens - TOOL_FRAME, 0)
         tokens = sizes.turns * sizes.tokens
-        self.rollouts.loop.make_environment = partial(Pupil, sizes.turns, observation, lesson.taught, tokens)
+        self.rollouts.loop.make_environment = partial(RewardedWords, sizes.turns, observation, lesson.taught, tokens)
 
     async def learn(self) -> list[float]:
-        """The mean reward of every step."""
+        """Run the lesson, and return the mean reward of each step."""
         while len(self.rewards) < self.lesson.most and max(self.rewards, default=0.0) < self.lesson.enough:
             await self._step(len(self.rewards))
         await self.engine.close()
@@ -97,15 +98,16 @@ class Class(Bench):
 
 
 def steps_until(rewards: list[float], enough: float) -> int | None:
-    """Updates before the first step whose mean reward is `enough`; None where there is none."""
+    """Return the number of updates before the first step whose mean reward is `enough` or more, None without one."""
     return next((step for step, reward in enumerate(rewards) if reward >= enough), None)
 
 
 def compare(trl: list[list[float]], mtrl: list[list[float]], lesson: Lesson) -> dict[str, Any]:
-    """Return the mean rewards of every seed by both, and their steps; a seed that gave up counts as all steps plus one.
+    """Return the mean rewards and the numbers of steps of all seeds, by side. A lesson that was given up counts as
+    `most` + 1 steps.
 
-    `ahead` is mtrl's reward less TRL's of every seed, as a mean over the steps that all runs had: steps until a
-    threshold are few and whole numbers, and say less about two sides that are close.
+    `ahead` is mtrl's reward minus TRL's for each seed, as the mean over the steps that all runs have. It distinguishes
+    two similar sides better than the numbers of steps, which are small integers.
     """
     sides = {"TRL": trl, "mtrl": mtrl}
     took = {
@@ -129,7 +131,7 @@ def main() -> None:
     for given in json.loads(lessons.read_text(encoding="utf-8")):
         lesson = Lesson(**given)
         torch.set_num_threads(lesson.sizes.threads)
-        learned.append({"rewards": asyncio.run(Class(lesson).learn())})
+        learned.append({"rewards": asyncio.run(LessonBench(lesson).learn())})
     results.write_text(json.dumps(learned) + "\n", encoding="utf-8")
 
 

@@ -1,4 +1,4 @@
-"""Of the runs of `trl.py`: whether all did the same work, ratios within a round, and the table."""
+"""Checks that all runs of `trl.py` did the same work, and computes their ratios and their table."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from typing import Any
 from mtrl.errors import UserError
 
 COUNTED = ("episodes", "prompts", "tools", "sampled", "trained")
-"""What both sides count, and must have the same number of."""
+"""Counts that must be equal on both sides."""
 MEASURES = ("step", "generate", "forward", "backward", "training", "peak RSS, MiB")
 RATE = "sampled tokens/s"
 
 
 @dataclass
 class Run:
-    """One process of one round."""
+    """One process in one round."""
 
     side: str
-    """mtrl or TRL"""
+    """mtrl or TRL."""
     name: str
     threads: int
     round: int
     result: dict[str, Any]
-    """As `step.py` and `trl_step.py` write it."""
+    """JSON that `step.py` or `trl_step.py` writes."""
 
     @property
     def clock(self) -> str:
-        """CPU seconds on one thread; threads that wait for each other burn them, so wall seconds on more."""
+        """CPU seconds on one thread. On several threads wall seconds, since threads use CPU time while they wait."""
         return "cpu_s" if self.threads == 1 else "wall_s"
 
     @property
     def figures(self) -> dict[str, float]:
-        """Of the step that took least."""
+        """Figures of the fastest step."""
         best = min(self.result["steps"], key=lambda step: step["step"][self.clock])
         parts = {name: cost[self.clock] for name, cost in best["parts"].items()}
         step = best["step"][self.clock]
@@ -59,14 +59,14 @@ def check(runs: Sequence[Run]) -> None:
         for key in COUNTED:
             if count[key] != expected[key]:
                 raise UserError(
-                    f"not the same work: a step of {name} has {count[key]:,} as its number of {key}, one of {first} "
-                    f"{expected[key]:,}; give both sides the same sizes (--sizes)"
+                    f"not the same work: the number of {key} is {count[key]:,} in a step of {name} and "
+                    f"{expected[key]:,} in a step of {first}; give both sides the same sizes (--sizes)"
                 )
 
 
 def ratios(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
-    """Each of mtrl's to the least of TRL's in the same round, `{name: {measure: [of each round]}}`; all on the same
-    number of threads."""
+    """Return the ratio of each run of mtrl to the least value of TRL in the same round, `{name: {measure: [one per
+    round]}}`. All runs have the same number of threads."""
     found: dict[str, dict[str, list[float]]] = {}
     for run in (run for run in runs if run.side == "mtrl"):
         others = [other.figures for other in runs if other.side == "TRL" and other.round == run.round]
@@ -77,7 +77,7 @@ def ratios(runs: Sequence[Run]) -> dict[str, dict[str, list[float]]]:
 
 
 def table(runs: Sequence[Run]) -> str:
-    """As Markdown, one table for each number of threads: medians of the rounds, in brackets least to most."""
+    """Return a Markdown table for each number of threads, with the medians of the rounds, their minima and maxima."""
     return "\n\n".join(
         _table([run for run in runs if run.threads == threads], threads)
         for threads in sorted({run.threads for run in runs})
@@ -101,7 +101,7 @@ def _row(name: str, values: Sequence[Sequence[float]]) -> str:
 
 
 def cell(values: Sequence[float]) -> str:
-    """The median, and in brackets the least and the most; three digits at least."""
+    """Return the median, and the minimum and maximum in brackets, with three digits or more."""
     if not values:
         return ""
     digits = min(3, max(0, 2 - math.floor(math.log10(max(median(values), 1e-3)))))
@@ -110,7 +110,7 @@ def cell(values: Sequence[float]) -> str:
 
 
 def lesson_table(found: dict[str, Any]) -> str:
-    """Steps of both sides, seed by seed."""
+    """Return Markdown with the numbers of steps of both sides for each seed."""
     lesson, steps, ahead = found["lesson"], found["steps"], found["ahead"]
     seeds = range(len(steps["mtrl"]))
     cells = {
@@ -123,7 +123,7 @@ def lesson_table(found: dict[str, Any]) -> str:
         "|" + "---|" * (2 + len(seeds)),
         *(f"| {side} | {' | '.join(cells[side])} | {found['median'][side]:g} |" for side in steps),
         "",
-        f"mean reward of the first {found['had']} steps, mtrl less TRL with the same start: {mean(ahead):+.4f}"
+        f"mean reward of the first {found['had']} steps, mtrl minus TRL with the same start: {mean(ahead):+.4f}"
         + (f", standard error {stdev(ahead) / math.sqrt(len(ahead)):.4f}" if len(ahead) > 1 else ""),
     ]
     return "\n".join(lines)

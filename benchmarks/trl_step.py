@@ -1,13 +1,14 @@
-"""One RL step, or a whole lesson, by TRL: what `trl.py` starts with the interpreter of TRL's own environment.
+"""RL steps, or a whole lesson, with TRL. `trl.py` starts this script with the interpreter of TRL's environment.
 
     python -I benchmarks/trl_step.py jobs.json results.json
 
-(-I, so that `import trl` finds TRL and not the benchmark beside this file.) Jobs are run one after the other; nothing
-of mtrl is imported.
+With -I, `import trl` imports TRL and not the benchmark beside this file. The jobs run one after the other. Nothing of
+mtrl is imported.
 
-TRL takes conversations of several turns from a `rollout_func`. This one asks `GRPOTrainer._generate_single_turn`, as
-TRL's own loop over tool calls does, and appends the environment's tokens by id. That does less than TRL's loop, which
-renders the chat template and parses every turn. No token ends a turn: the tokenizer's end is none of the model's.
+TRL takes conversations of several turns from a `rollout_func`. This one calls `GRPOTrainer._generate_single_turn`, as
+TRL's own loop over tool calls does, and appends the token ids of the environment. It does less work than TRL's loop,
+which renders the chat template and parses every turn. No token ends a turn, since the model lacks the end token of the
+tokenizer.
 """
 
 from __future__ import annotations
@@ -34,27 +35,27 @@ PARTS = ("generate", "forward", "backward")
 
 @dataclass(frozen=True)
 class Way:
-    """How TRL is set, written `DTYPE/COMPLETIONS`, with `/kept` or `/compiled` after it or without."""
+    """Settings of TRL: `DTYPE/COMPLETIONS`, to which `/kept` or `/compiled` may be appended."""
 
     dtype: str
-    """float32, or bfloat16: `bf16=True`, autocast over float32 weights."""
+    """float32, or bfloat16 (`bf16=True`: autocast over float32 weights)."""
     micro_batch: int
-    """Completions of a forward and backward pass."""
+    """Number of completions per forward and backward pass."""
     keeps_cache: bool = False
-    """Turns go on from `generate`'s keys and values of the turn before. TRL has nothing for that: the `rollout_func`
-    calls `generate` itself, which only works while all contexts have one length."""
+    """Each turn continues with the keys and values of the turn before. TRL has no setting for this: the `rollout_func`
+    calls `generate` itself, which works only while all contexts have the same length."""
     compiled: bool = False
-    """`torch_compile=True`; the step that is not measured compiles."""
+    """Value of `torch_compile`. The model is compiled in the step that is not measured."""
 
     @classmethod
     def read(cls, text: str) -> Way:
         """
         Raises:
-            ValueError: it is not written as above.
+            ValueError: the text has another form.
         """
         found = re.fullmatch(r"(float32|bfloat16)/([1-9]\d*)(/kept|/compiled)?", text)
         if not found:
-            raise ValueError(f"{text!r} is not DTYPE/COMPLETIONS, such as bfloat16/16, /kept or /compiled after it")
+            raise ValueError(f"{text!r} is not DTYPE/COMPLETIONS, such as bfloat16/16, perhaps with /kept or /compiled")
         return cls(found[1], int(found[2]), found[3] == "/kept", found[3] == "/compiled")
 
     def __str__(self) -> str:
@@ -63,18 +64,19 @@ class Way:
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be run. With `taught` it is a lesson, which ends with the first step that pays `enough`."""
+    """Sizes and settings of a run of TRL. With `taught` the run is a lesson, which ends with the first step whose mean
+    reward is `enough` or more."""
 
     policy: str
-    """Folder of the model, float32, and its tokenizer."""
+    """Folder of the model in float32 and of its tokenizer."""
     prompts: list[list[str]]
-    """The texts of every step; the first step of a benchmark is not measured."""
+    """Texts of each step. The first step of a benchmark is not measured."""
     between: list[int]
-    """The tokens between two turns."""
+    """Token ids between two turns."""
     group_size: int
     turns: int
     tokens: int
-    """Sampled tokens of every turn."""
+    """Number of sampled tokens per turn."""
     seed: int
     threads: int
     dtype: str
@@ -83,27 +85,28 @@ class Job:
     compiled: bool = False
     lr: float = 1e-6
     taught: list[str] = field(default_factory=list)
-    """The words that earn a reward."""
+    """Words that are rewarded."""
     enough: float = 0.95
+    """Mean reward that ends a lesson."""
 
-    def pay(self, turn: int, text: str) -> float:
+    def reward(self, turn: int, text: str) -> float:
         return share(self.taught, text, self.turns * self.tokens) if self.taught else hashed(self.seed, turn, text)
 
 
 def hashed(seed: int, turn: int, text: str) -> float:
-    """Between 0 and 1."""
+    """Return a hash of the text between 0 and 1."""
     digest = hashlib.blake2b(f"{seed}/{turn}/{text}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") / 2**32
 
 
 def share(taught: Sequence[str], text: str, tokens: int) -> float:
-    """Words of `text` that are `taught`, divided by `tokens`."""
+    """Return the number of words of `text` that are in `taught`, divided by `tokens`."""
     counts = Counter(re.findall(r"<w\d+>", text))
     return sum(counts[word] for word in taught) / tokens
 
 
 class Clock:
-    """Wall and CPU seconds of a step and its parts; `rest` is what no part has."""
+    """Wall and CPU seconds of a step and its parts. `rest` is the time outside of all other parts."""
 
     def __init__(self) -> None:
         self._begun = self._now()
@@ -133,20 +136,20 @@ class Clock:
         return time.perf_counter(), time.process_time()
 
 
-class Play:
-    """The `rollout_func`: all conversations side by side. It pays them too, as the environments of mtrl do."""
+class Rollouts:
+    """The `rollout_func`: samples all conversations in one batch, and rewards them as the environments of mtrl do."""
 
     def __init__(self, job: Job, tokenizer: Any):
         self.job, self.tokenizer = job, tokenizer
         self.rewards: list[float] = []
-        """The mean of every step."""
+        """Mean reward of each step."""
         self.tokens: dict[str, int] = {}
-        """Of the last step."""
+        """Numbers of tokens of the last step."""
 
     def __call__(self, prompts: list[Any], trainer: Any) -> dict[str, Any]:
         job = self.job
         rendered = self.tokenizer.apply_chat_template(prompts, add_generation_prompt=True, tokenize=True)["input_ids"]
-        contexts, masks, paid = [list(ids) for ids in rendered], [[] for _ in rendered], [0.0] * len(rendered)
+        contexts, masks, rewards = [list(ids) for ids in rendered], [[] for _ in rendered], [0.0] * len(rendered)
         generate = KeptCache(trainer) if job.keeps_cache else single_turn(trainer)
         for turn in range(job.turns):
             if turn:
@@ -158,8 +161,8 @@ class Play:
             for i, (ids, text) in enumerate(zip(sampled, texts, strict=True)):
                 contexts[i] += ids
                 masks[i] += [1] * len(ids)
-                paid[i] += job.pay(turn + 1, text)
-        self.rewards.append(sum(paid) / len(paid))
+                rewards[i] += job.reward(turn + 1, text)
+        self.rewards.append(sum(rewards) / len(rewards))
         between = (job.turns - 1) * len(job.between) * len(prompts)
         self.tokens = {
             "episodes": len(prompts),
@@ -173,17 +176,17 @@ class Play:
             "completion_ids": completions,
             "env_mask": masks,
             "logprobs": None,
-            "paid": paid,
+            "episode_rewards": rewards,
         }
 
 
 def single_turn(trainer: Any) -> Any:
-    """TRL's own: the whole context is prefilled on every turn."""
+    """Return TRL's own function for one turn, which prefills the whole context in every turn."""
     return lambda contexts: trainer._generate_single_turn(contexts, None, {}, trainer.num_generations)[0]
 
 
 class KeptCache:
-    """As `_generate_single_turn`, going on from the keys and values of the turn before."""
+    """Samples a turn as `_generate_single_turn` does, but continues with the keys and values of the turn before."""
 
     def __init__(self, trainer: Any):
         self.trainer, self.cache = trainer, None
@@ -208,8 +211,8 @@ class KeptCache:
         return found.sequences[:, ids.size(1) :].tolist()
 
 
-def make_trainer(job: Job, folder: str) -> tuple[Any, Play, list[dict[str, Any]]]:
-    """TRL's trainer, what plays for it, and the list that its measured steps go to."""
+def make_trainer(job: Job, folder: str) -> tuple[Any, Rollouts, list[dict[str, Any]]]:
+    """Return TRL's trainer, its `rollout_func`, and the list to which its steps are appended."""
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -217,7 +220,7 @@ def make_trainer(job: Job, folder: str) -> tuple[Any, Play, list[dict[str, Any]]
     steps: list[dict[str, Any]] = []
 
     class Timed(GRPOTrainer):
-        """Books its parts."""
+        """Trainer that measures the parts of a step."""
 
         clock = Clock()
         trained = 0
@@ -239,18 +242,18 @@ def make_trainer(job: Job, folder: str) -> tuple[Any, Play, list[dict[str, Any]]
             trainer.clock, trainer.trained = Clock(), 0
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            steps.append({**trainer.clock.read(), "tokens": {**play.tokens, "trained": trainer.trained}})
-            control.should_training_stop |= bool(job.taught) and play.rewards[-1] >= job.enough
+            steps.append({**trainer.clock.read(), "tokens": {**rollouts.tokens, "trained": trainer.trained}})
+            control.should_training_stop |= bool(job.taught) and rollouts.rewards[-1] >= job.enough
 
     at_once = len(job.prompts[0]) * job.group_size
     tokenizer = AutoTokenizer.from_pretrained(job.policy)
     model = AutoModelForCausalLM.from_pretrained(job.policy, dtype="float32")
     model.generation_config.eos_token_id = model.config.eos_token_id = None
-    play = Play(job, tokenizer)
+    rollouts = Rollouts(job, tokenizer)
     rows = [{"prompt": [{"role": "user", "content": text}]} for texts in job.prompts for text in texts]
     trainer = Timed(
         model=model,
-        reward_funcs=lambda paid, **_: paid,
+        reward_funcs=lambda episode_rewards, **_: episode_rewards,
         args=GRPOConfig(
             output_dir=folder,
             use_cpu=True,
@@ -275,15 +278,15 @@ def make_trainer(job: Job, folder: str) -> tuple[Any, Play, list[dict[str, Any]]
         ),
         train_dataset=Dataset.from_list(rows),
         processing_class=tokenizer,
-        rollout_func=play,
+        rollout_func=rollouts,
         callbacks=[Steps()],
     )
-    return trainer, play, steps
+    return trainer, rollouts, steps
 
 
 @contextmanager
-def backward_booked(trainer: Any) -> Iterator[None]:
-    """Books `loss.backward()`."""
+def timed_backward(trainer: Any) -> Iterator[None]:
+    """Add the time of `loss.backward()` to the part `backward`."""
     from torch import Tensor
 
     plain = Tensor.backward
@@ -297,13 +300,13 @@ def backward_booked(trainer: Any) -> Iterator[None]:
 
 
 def run(job: Job, folder: str) -> dict[str, Any]:
-    """In the form of `step.py`'s results, with the mean reward of every step."""
+    """Run a job, and return results in the form of `step.py`, with the mean reward of each step."""
     import torch
 
     load = [os.getloadavg()[0]]
     torch.set_num_threads(job.threads)
-    trainer, play, steps = make_trainer(job, folder)
-    with backward_booked(trainer):
+    trainer, rollouts, steps = make_trainer(job, folder)
+    with timed_backward(trainer):
         trainer.train()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
@@ -312,7 +315,7 @@ def run(job: Job, folder: str) -> dict[str, Any]:
         "machine": machine(job.threads),
         "load_average": [*load, os.getloadavg()[0]],
         "peak_rss_mib": peak / (2**20 if sys.platform == "darwin" else 2**10),
-        "rewards": play.rewards,
+        "rewards": rollouts.rewards,
         "steps": steps if job.taught else steps[1:],
     }
 

@@ -1,4 +1,4 @@
-"""What TRL is given, so that it does the work of `step.py`: the same weights, prompts and tokens between turns."""
+"""Jobs with which TRL does the work of `step.py`: the same weights, prompts and tokens between turns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mtrl.models.renderer import TinyRenderer
 from mtrl.models.tiny import save, train_tokenizer
 
 ENDLESS = "<|never|>"
-"""The end of a turn in TRL's tokenizer; the model has no such token, so no turn ends before its last token."""
+"""End token of TRL's tokenizer. The model has no such token, so that no turn ends before its last token."""
 
 
 def words_of(sizes: Sizes) -> list[str]:
@@ -26,11 +26,11 @@ def text_of(sizes: Sizes, tokens: int, name: Any) -> str:
 
 
 def make_job(sizes: Sizes, way: Way, steps: int, folder: Path, **lesson: Any) -> dict[str, Any]:
-    """A `Job` as a dict, whose policy is written to `folder`.
+    """Write the policy to `folder`, and return a `Job` as a dict.
 
     Args:
-        steps: all of them, measured or not.
-        lesson: `lr`, `taught` and `enough`.
+        steps: number of all steps, including those that are not measured.
+        lesson: fields `lr`, `taught` and `enough` of the job.
     """
     tokenizer = train_tokenizer([], sizes.vocabulary, tuple(words_of(sizes)))
     model = make_policy(sizes, tokenizer, sizes.prompt_tokens + sizes.turns * (sizes.tokens + sizes.tool_tokens))

@@ -1,9 +1,9 @@
-"""Tokens per second of mtrl's update, samples of mixed lengths, against a bare loop of the same model.
+"""Tokens per second of mtrl's update with samples of mixed lengths, compared with a bare loop over the same model.
 
-The bare loop is forward and backward of the same tokens with cross-entropy on every position, nothing padded, nothing
-looked up, nothing logged, no optimiser: once a sample at a time, once in rows of one length. The faster is the bound.
-mtrl's side is all of a training step's update: micro-batches, log-probs and entropies of the sampled tokens, the loss,
-metrics, clipping and the optimiser.
+The bare loop runs forward and backward over the same tokens with the cross-entropy of every position, without padding,
+metrics or an optimiser: once with one sample at a time, and once with rows of equal length. The faster one is the
+bound. mtrl's side is the whole update of a training step: micro-batches, log-probs and entropies of the sampled tokens,
+the loss, metrics, clipping and the optimiser.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from mtrl.types import Sample
 
 @dataclass(frozen=True)
 class Shape:
-    """What is measured: one command-line option per field."""
+    """Sizes of the measured update. Each field is a command-line option."""
 
     samples: int = 64
     mean_tokens: int = 250
     spread: float = 0.6
-    """Standard deviation of the logarithm of a length."""
+    """Standard deviation of the logarithm of the length of a sample."""
     turns: int = 4
-    """A quarter of each is context: three tokens of four are trained."""
+    """Number of turns per sample. A quarter of each turn is context, and the other tokens are trained."""
     micro_batch_tokens: int = 2048
     dtype: str = "float32"
-    """Of forward and backward; the weights are float32."""
+    """Data type of forward and backward. The weights are float32."""
     hidden_size: int = Sizes.hidden_size
     layers: int = Sizes.layers
     rounds: int = 5
@@ -58,7 +58,7 @@ class Shape:
 
 
 def make_samples(shape: Shape) -> list[Sample]:
-    """Multi-turn samples with lognormal lengths, longest 4 x the mean."""
+    """Return samples of several turns with lognormal lengths of at most four times the mean."""
     draw = random.Random(shape.seed)
     longest, shortest = 4 * shape.mean_tokens, 4 * shape.turns
     samples = []
@@ -103,14 +103,14 @@ class Ours:
         self.updater.run(samples, 0)
 
     def filled(self, samples: list[Sample]) -> float:
-        """Share of the computed tokens that are no padding."""
+        """Return the share of the computed tokens that are not padding."""
         weights = [[1.0] * len(sample.token_ids) for sample in samples]
         batches = micro_batches(samples, weights, self.config.trainer.max_tokens_per_microbatch, layout=self.layout)
         return sum(len(sample.token_ids) for sample in samples) / sum(batch.token_ids.numel() for batch in batches)
 
 
 class Bare:
-    """Forward and backward of rows that are full."""
+    """Forward and backward over rows without padding."""
 
     def __init__(self, shape: Shape, model: Any, rows: Callable[[Shape, list[Sample]], list[torch.Tensor]]):
         self.shape, self.rows = shape, rows
@@ -128,14 +128,14 @@ def one_by_one(shape: Shape, samples: list[Sample]) -> list[torch.Tensor]:
 
 
 def equal_rows(shape: Shape, samples: list[Sample]) -> list[torch.Tensor]:
-    """The same number of tokens in rows of the mean length."""
+    """Return the tokens of all samples in rows of the mean length."""
     ids = torch.tensor([token for sample in samples for token in sample.token_ids])
     width = len(ids) // len(samples)
     return list(ids[: width * len(samples)].view(-1, width).split(max(1, shape.micro_batch_tokens // width)))
 
 
 def measure(shape: Shape) -> dict[str, Any]:
-    """CPU seconds of every way in every round, the ways in turns; and the shares of the round's faster bare loop."""
+    """Measure all ways in every round, and return their CPU seconds and their rates as shares of the round's bound."""
     load = [os.getloadavg()[0]]
     torch.set_num_threads(shape.threads)
     sizes = Sizes(hidden_size=shape.hidden_size, layers=shape.layers)
@@ -201,7 +201,7 @@ def main(words: Sequence[str] | None = None) -> None:
     for name, default in asdict(Shape()).items():
         choices = ("float32", "bfloat16") if name == "dtype" else None
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, choices=choices)
-    parser.add_argument("--json", type=Path, help="write everything to this file too")
+    parser.add_argument("--json", type=Path, help="also write all results to this JSON file")
     values = vars(parser.parse_args(words))
     path = values.pop("json")
     result = measure(Shape(**values))

@@ -1,10 +1,10 @@
-"""How soon the viewer shows a long run, and how fast its lists and its search answer.
+"""Seconds until the viewer shows a long run, and seconds of its lists and its search.
 
     python benchmarks/viewer.py                              50,000 trajectories of 8 turns with 60 tokens each
-    python benchmarks/viewer.py --trajectories 5000          fewer
+    python benchmarks/viewer.py --trajectories 5000          fewer trajectories
 
-The run is made up, always the same, and needs no GPU. Times are wall seconds over HTTP, from the start of the process
-to the first page of trajectories, with the indexes in the folder and without.
+The run is made from a seed. Times are wall seconds over HTTP, from the start of the process to the first page of
+trajectories, with and without the indexes in the folder.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ LISTS = {
 
 
 def make_run(folder: Path, trajectories: int, turns: int, tokens: int, seed: int) -> Path:
-    """A run with so many trajectories, 128 of them in each step, with their indexes."""
+    """Write a run with `trajectories` trajectories, 128 of them in each step, and their indexes."""
     run = folder / "run"
     (run / "trajectories").mkdir(parents=True)
     rng = random.Random(seed)
@@ -112,7 +112,7 @@ def turn(rng: random.Random, tokens: int, step: int) -> Turn:
 
 @contextmanager
 def viewer(run: Path) -> Iterator[tuple[httpx.Client, float]]:
-    """A client of a viewer of its own, and when its process started."""
+    """Start a viewer, and yield a client of it and the time of its start."""
     start = time.perf_counter()
     command = [sys.executable, "-m", "mtrl.view", str(run), "--no-browser"]
     environment = {**os.environ, "MTRL_VIEW_TOKEN": TOKEN}
@@ -127,8 +127,9 @@ def viewer(run: Path) -> Iterator[tuple[httpx.Client, float]]:
 
 
 def measure_opening(run: Path) -> dict[str, float]:
-    """Seconds from the start of the process to the page, its runs, its first list, and to all lists being complete; and
-    the processor time that the viewer took in all, which other work on the machine does not change."""
+    """Return the seconds from the start of the process to the page, to its list of runs, to its first list of
+    trajectories, and to the end of the indexing; and the total CPU seconds of the viewer, which other work on the
+    machine hardly changes."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with viewer(run) as (client, start):
         seconds = {}
@@ -150,7 +151,8 @@ def measure_opening(run: Path) -> dict[str, float]:
 
 
 def measure_lists(run: Path, repeats: int) -> dict[str, tuple[float, float]]:
-    """First and median further seconds of each list; the list is cached after the first time, so pages differ."""
+    """Return the seconds of the first request and the median of further requests for each list. The viewer caches a
+    list after the first request, so that further requests get other pages."""
     found = {}
     with viewer(run) as (client, _):
         base = f"/api/runs/{client.get('/api/runs').json()['runs'][0]['id']}"
@@ -176,7 +178,7 @@ def timed(client: httpx.Client, path: str, words: dict[str, Any]) -> float:
 
 
 def measure_search(run: Path, texts: Sequence[str]) -> dict[str, dict[str, float]]:
-    """For each text the seconds to the first find and to the end, and in how many requests."""
+    """Return for each text the seconds to the first match and to the end, and the numbers of matches and requests."""
     found = {}
     with viewer(run) as (client, _):
         base = f"/api/runs/{client.get('/api/runs').json()['runs'][0]['id']}"
@@ -200,7 +202,7 @@ def search_all(client: httpx.Client, path: str, text: str) -> dict[str, float]:
 
 
 def measure(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """Everything that is printed."""
+    """Make a run, measure the viewer with it, and return the results as JSON values."""
     start = time.perf_counter()
     run = make_run(folder, args.trajectories, args.turns, args.tokens, args.seed)
     made = time.perf_counter() - start
@@ -235,7 +237,7 @@ def table(args: argparse.Namespace, result: dict[str, Any]) -> str:
         lines.append(f"{name:<40}" + "".join(cells))
     lines += ["", f"{'milliseconds of a request':<40}{'first':>12}{'further':>12}"]
     lines += [f"{name:<40}{1e3 * a:>12.0f}{1e3 * b:>12.1f}" for name, (a, b) in result["lists"].items()]
-    lines += ["", f"{'seconds of a search':<40}{'first find':>12}{'all':>12}{'found':>12}{'requests':>12}"]
+    lines += ["", f"{'seconds of a search':<40}{'first match':>12}{'all':>12}{'matches':>12}{'requests':>12}"]
     for text, found in result["search"].items():
         lines.append(
             f"{text:<40}{found['first']:>12.2f}{found['all']:>12.2f}{found['found']:>12,}{found['requests']:>12}"
@@ -247,10 +249,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trajectories", type=int, default=50_000)
     parser.add_argument("--turns", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=60, help="of each action; an observation has half as many")
+    parser.add_argument("--tokens", type=int, default=60, help="sampled tokens per turn, half as many observed")
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there as well")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write all results to this file")
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="mtrl-") as folder:
         result = measure(Path(folder), args)

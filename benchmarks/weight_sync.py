@@ -1,8 +1,8 @@
-"""What new weights cost: seconds of every way of a weight sync into a running server, side by side.
+"""Seconds of a weight sync into a running server, for every way of syncing.
 
-For each engine one server is started with a random Qwen3, and weights are sent by every way in turns. After each the
-server says which version it has. "A copy" is one of these weights in the trainer's memory: the least that anything
-could take.
+For each engine one server is started with a random Qwen3, and weights are sent in all ways, alternately. After each
+sync the version of the server is checked. "A copy" is a copy of these weights in the trainer's memory; a sync cannot
+take less time.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ ENGINES = {"vllm": (VllmApi, vllm_command, VllmConfig), "sglang": (SglangApi, sg
 WAYS = ("disk", "distributed", "tensor")
 CONTEXT = 512
 STARTING = 600.0
-"""Seconds until a server must be ready."""
+"""Time limit of the start of a server, in seconds."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured: one command-line option per field."""
+    """Sizes of the model and of the measurement. Each field is a command-line option."""
 
     hidden_size: int = 768
     intermediate_size: int = 2048
@@ -53,24 +53,24 @@ class Sizes:
     vocabulary: int = 32000
     dtype: str = "float32"
     repeats: int = 3
-    """Of each way, in turns; the least time counts."""
+    """Number of syncs in each way; the least time counts."""
     threads: int = 1
 
 
 @dataclass
 class Row:
-    """One way into one engine."""
+    """Times of one way of syncing into one engine."""
 
     engine: str
     way: str
     first_s: float = 0.0
-    """The first sync, which also meets the server."""
+    """Seconds of the first sync, which also connects to the server."""
     sync_s: float = float("inf")
-    """The fastest of the others."""
+    """Seconds of the fastest of the other syncs."""
 
 
 def write_model(sizes: Sizes, folder: Path) -> dict[str, Tensor]:
-    """A random model that servers load; its weights, tied ones once."""
+    """Write a random model for the servers, and return its weights; tied weights occur once."""
     texts = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
     tokenizer = train_tokenizer([[{"role": "user", "content": text}] for text in texts], 400)
     config = Qwen3Config(
@@ -85,7 +85,7 @@ def write_model(sizes: Sizes, folder: Path) -> dict[str, Tensor]:
 
 
 def measure(engine: str, sizes: Sizes, model: Path, weights: dict[str, Tensor]) -> list[Row]:
-    """All ways into one engine."""
+    """Measure all ways of syncing into one engine."""
     api_class, command, config = ENGINES[engine]
     settings = config(sync_timeout=600.0)
     place = Place(free_port(), secrets.token_hex(16))
@@ -136,7 +136,7 @@ async def _rounds(
 
 
 async def _sync(api: ServerApi, sync: WeightSync, weights: dict[str, Tensor], version: int) -> float:
-    """Seconds from `send` to the end of it."""
+    """Return the seconds of `send`."""
     await api.pause("drain")
     began = time.perf_counter()
     await sync.send([api], weights, version)
@@ -149,7 +149,7 @@ async def _sync(api: ServerApi, sync: WeightSync, weights: dict[str, Tensor], ve
 
 
 def copy_seconds(weights: dict[str, Tensor]) -> float:
-    """The least of five copies in memory."""
+    """Return the least seconds of five copies in memory."""
     times = []
     for _ in range(5):
         began = time.perf_counter()
@@ -161,7 +161,7 @@ def copy_seconds(weights: dict[str, Tensor]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--engines", nargs="+", choices=list(ENGINES), default=list(ENGINES))
-    parser.add_argument("--json", type=Path, help="write all numbers here")
+    parser.add_argument("--json", type=Path, help="also write all results to this file")
     for name, value in asdict(Sizes()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
     arguments = vars(parser.parse_args())
@@ -175,7 +175,7 @@ def main() -> None:
         copy = copy_seconds(weights)
         print(f"{count / 1e6:.1f} M parameters, {size / 1e6:.0f} MB in {sizes.dtype}; a copy takes {copy:.3f} s")
         print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}")
-        print("| engine | way | first sync, s | sync, s | times a copy | MB/s |\n|---|---|---|---|---|---|")
+        print("| engine | way | first sync, s | sync, s | sync / copy | MB/s |\n|---|---|---|---|---|---|")
         rows = []
         for engine in engines:
             for row in measure(engine, sizes, Path(folder) / "model", weights):

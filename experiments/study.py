@@ -3,13 +3,13 @@
     python experiments/study.py experiments/seeds/study.yaml
 
 A study is a YAML file: `common` overrides, `seeds` (a list, or a range such as 100-139), and `arms`, each a list of
-overrides by name, or `{overrides: […], seeds: …}` where an arm has seeds of its own. `columns` names what the table
-shows, and `picture` is `curves` (metrics over steps) or `seeds` (success before and after, a dot per seed). `pages` are
-other Markdown files of the project, each with the arms that its own short table shows. `pairs` names two arms each,
-whose difference over the same seeds a second table shows.
+overrides by name, or `{overrides: […], seeds: …}` for an arm with its own seeds. `columns` has the columns of the
+table, and `picture` is `curves` (metrics over steps) or `seeds` (success before and after, a dot per seed). `pages` are
+other Markdown files of the project, each with the arms of its own short table. Each of `pairs` is two arms, whose
+difference over the same seeds is in a second table.
 
-The numbers of a run are added to results.json when it ends, and a run that is there is not repeated, so a study goes on
-where it was stopped. Delete results.json to begin anew. `--report-only` draws from what is there.
+The numbers of a run are added to results.json when it ends, and a run with numbers is not repeated, so that a stopped
+study can be continued. To start again, delete results.json. `--report-only` draws from the numbers in results.json.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from mtrl.utils.files import replace_text
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#777777", "#E69F00", "#56B4E9")
 WINDOW = 10
-"""Steps of the moving average in the picture."""
+"""Number of steps of the moving average in the picture."""
 PANELS = (
     ("rollout/success/mean", "success of training rollouts"),
     ("analysis/zero_adv_frac", "share of groups without an advantage"),
@@ -48,10 +48,10 @@ PANELS = (
     ("rollout/turns/mean", "turns per episode"),
 )
 RATES = ("greedy", "sampled", "success", "zero-advantage", "held out")
-"""What columns begin with that are shares; they are shown in percent."""
+"""Beginnings of the names of columns with shares, which are shown in percent."""
 SMALLER_IS_WORSE = ("success", "reward", "greedy", "sampled", "informative", "held out")
 MARKS = ("<!-- table -->", "<!-- /table -->")
-"""Around the table in the README beside a study, and around the short one of another page."""
+"""Marks before and after the table in the README of a study, and the short table of another page."""
 SHORT = ("sampled before", "greedy after", "sampled after")
 """Columns of a short table."""
 
@@ -101,7 +101,7 @@ class Study:
 
 
 def seeds_of(value: Any) -> list[int]:
-    """`[3, 4]`, or `100-139` for all from the first to the last."""
+    """Return the seeds of a list such as `[3, 4]`, or of a range such as `100-139` with both ends."""
     if isinstance(value, str):
         first, _, last = value.partition("-")
         return list(range(int(first), int(last or first) + 1))
@@ -109,13 +109,13 @@ def seeds_of(value: Any) -> list[int]:
 
 
 def over_steps(key: str) -> Callable[[Rows, dict[str, Any]], float | None]:
-    """The mean of a metric over all training steps."""
+    """Return a column with the mean of a metric over all training steps."""
     return lambda rows, summary: fmean(values) if (values := [row[key] for row in rows if key in row]) else None
 
 
 def steps_to(value: float, key: str) -> Callable[[Rows, dict[str, Any]], float | None]:
-    """The first step at which the moving average of a metric reaches `value`; the last one plus 1 where it never
-    does."""
+    """Return a column with the first step at which the moving average of a metric reaches `value`; the last step plus 1
+    if it never does."""
 
     def first(rows: Rows, summary: dict[str, Any]) -> float:
         values = smooth([row[key] for row in rows if key in row])
@@ -126,8 +126,8 @@ def steps_to(value: float, key: str) -> Callable[[Rows, dict[str, Any]], float |
 
 
 def evaluated_steps_to(value: float, key: str) -> Callable[[Rows, dict[str, Any]], float | None]:
-    """The number of training steps at the first evaluation whose metric reaches `value`; that of the last evaluation
-    plus 1 where none does, None without evaluations."""
+    """Return a column with the number of training steps at the first evaluation whose metric reaches `value`; that of
+    the last evaluation plus 1 if none does, and None without evaluations."""
 
     def first(rows: Rows, summary: dict[str, Any]) -> float | None:
         evaluated = [(row["step"], row[key]) for row in rows if key in row]
@@ -154,16 +154,16 @@ COLUMNS: dict[str, Callable[[Rows, dict[str, Any]], float | None]] = {
     "turns at the end": lambda rows, summary: fmean([r["rollout/turns/mean"] for r in rows if "train/loss" in r][-5:]),
     "whole command, CPU-seconds": lambda rows, summary: summary.get("cpu_seconds"),
 }
-"""What the table shows: a number per run from its metrics and its summary."""
+"""Columns of the table: each computes a number of a run from its metrics and its summary."""
 RARE = (
     *("steps to 90 %", "reward over training", "steps to a reward of 0.9", "whole command, CPU-seconds"),
     *("held out over training", "steps to 90 % held out"),
 )
-"""Columns of studies that ask for them."""
+"""Columns that a study has only if its `columns` names them."""
 
 
 def run(study: Study, root: Path, jobs: int) -> None:
-    """Run what has no numbers yet, seed by seed over all arms, and add the numbers; raises if a run fails."""
+    """Run all seeds without numbers, seed by seed over all arms, and add the numbers; exits if a run fails."""
     lock, found = threading.Lock(), known(study)
     depth = max(len(arm.seeds) for arm in study.arms)
     todo = [(arm, arm.seeds[i]) for i in range(depth) for arm in study.arms if i < len(arm.seeds)]
@@ -186,7 +186,7 @@ def run(study: Study, root: Path, jobs: int) -> None:
 
 
 def train(study: Study, arm: Arm, seed: int, run_dir: Path) -> float | None:
-    """One run in a process of its own; the CPU-seconds that it took, None where an earlier process began it."""
+    """Run one seed in a process of its own. Return its CPU-seconds, or None if an earlier process began it."""
     words = [*study.common, *arm.overrides, f"seed={seed}", f"run_dir={run_dir}", "tracker.plots=false"]
     if is_begun := run_dir.exists():
         words.append("resume=latest")
@@ -203,7 +203,7 @@ def train(study: Study, arm: Arm, seed: int, run_dir: Path) -> float | None:
 
 
 def known(study: Study) -> Found:
-    """The numbers of the runs that have ended."""
+    """Return the numbers of the runs that have ended."""
     return json.loads(study.results.read_text()) if study.results.exists() else {}
 
 
@@ -213,7 +213,7 @@ def read(run_dir: Path) -> tuple[Rows, dict[str, Any]]:
 
 
 def table(study: Study, found: Found) -> str:
-    """Markdown: a line per arm and column, over seeds: n, median, worst, best, and the mean with its 95 % interval."""
+    """Return Markdown with a row per arm and column: n, median, worst, best, and the mean with its 95 % interval."""
     lines = ["| arm | | n | median | worst | best | mean |", "|---" * 7 + "|"]
     for arm in study.arms:
         for column in study.columns:
@@ -223,8 +223,8 @@ def table(study: Study, found: Found) -> str:
 
 
 def paired_table(study: Study, found: Found) -> str:
-    """Markdown: a line per pair of arms and column, with the mean difference over the same seeds, its 95 % interval by
-    Student's t, and the number of seeds on which the first arm is better; empty without pairs."""
+    """Return Markdown with a row per pair of arms and column, or nothing without pairs: the mean difference over the
+    same seeds, its 95 % interval by Student's t, and the number of seeds on which the first arm is better."""
     if not study.pairs:
         return ""
     lines = ["", "| difference on the same seeds | | n | mean | better on |", "|---" * 5 + "|"]
@@ -242,7 +242,7 @@ def paired_table(study: Study, found: Found) -> str:
 
 
 def short_table(found: Found, arms: Sequence[str]) -> str:
-    """Markdown: a line per arm; each column has the median and, in brackets, the worst and the best."""
+    """Return Markdown with a row per arm; each column has the median and, in brackets, the worst and the best."""
     lines = [f"| task | seeds | {' | '.join(SHORT)} |", "|---" * (2 + len(SHORT)) + "|"]
     for arm in arms:
         cells = [statistics(column, values_of(found, arm, column)) for column in SHORT]
@@ -252,7 +252,7 @@ def short_table(found: Found, arms: Sequence[str]) -> str:
 
 
 def tables(study: Study, found: Found) -> dict[Path, str]:
-    """The table of each page, by its path."""
+    """Return the table of each page, by its path."""
     short = {Path(page): short_table(found, arms) for page, arms in study.pages.items()}
     return {study.folder / "README.md": table(study, found), **short}
 
@@ -262,7 +262,7 @@ def values_of(found: Found, arm: str, column: str) -> list[float]:
 
 
 def statistics(column: str, values: Sequence[float]) -> list[str]:
-    """n, median, worst, best, mean ± half of its 95 % interval by Student's t; all but n are dashes without values."""
+    """Return n, median, worst, best and mean ± half of its 95 % interval by Student's t; dashes without values."""
     if not values:
         return ["0", *4 * ["–"]]
     unit, scale = (" %", 100) if column.startswith(RATES) else ("", 1)
@@ -278,15 +278,15 @@ def statistics(column: str, values: Sequence[float]) -> list[str]:
 
 
 def show_table(readme: Path, text: str) -> None:
-    """Put the table between the marks of a README, where there are some."""
+    """Write the table between the marks of a README, if it has marks."""
     before, mark, rest = (readme.read_text(encoding="utf-8") if readme.exists() else "").partition(MARKS[0])
     if mark:
         replace_text(readme, f"{before}{MARKS[0]}\n{text}{MARKS[1]}{rest.partition(MARKS[1])[2]}")
 
 
 def student_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t, by Hill's expansion around the normal one (1970, CACM 396); from 4 degrees of
-    freedom on it is off by less than 0.5 %."""
+    """Return the 97.5 % quantile of Student's t, by Hill's expansion around the normal quantile (1970, CACM 396). Its
+    error is less than 0.5 % from 4 degrees of freedom on."""
     z = NormalDist().inv_cdf(0.975)
     terms = (z, (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96, (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384)
     return sum(term / freedom**power for power, term in enumerate(terms))
@@ -298,7 +298,7 @@ def picture(study: Study, root: Path, found: Found) -> Figure:
 
 
 def seeds_picture(study: Study, found: Found) -> Figure:
-    """One column per arm; a dot per seed, hollow before training and full after it."""
+    """Draw one column per arm with a dot per seed, hollow before training and full after it."""
     figure = Figure(figsize=(12, 4.2), layout="constrained")
     for axes, kind in zip(figure.subplots(1, 2, sharey=True), ("greedy", "sampled"), strict=True):
         for place, arm in enumerate(study.arms):
@@ -316,8 +316,8 @@ def seeds_picture(study: Study, found: Found) -> Figure:
 
 
 def curves_picture(study: Study, root: Path) -> Figure:
-    """One panel per metric and one line per arm: the mean over the seeds whose runs are here, and all of them as a
-    band from the lowest to the highest, smoothed over steps."""
+    """Draw one panel per metric and one line per arm: the mean over the seeds whose runs are in `root`, and a band from
+    the lowest to the highest seed, smoothed over steps."""
     figure = Figure(figsize=(14, 4.2), layout="constrained")
     panels = figure.subplots(1, len(PANELS))
     for colour, arm in zip(PALETTE * 3, study.arms, strict=False):
@@ -340,7 +340,7 @@ def curves_picture(study: Study, root: Path) -> Figure:
 
 
 def smooth(values: Iterable[float]) -> np.ndarray:
-    """The mean of the last `WINDOW` values at each place."""
+    """Return the mean of the last `WINDOW` values at each place."""
     sums = np.cumsum([0.0, *values])
     ends = np.arange(1, len(sums))
     starts = np.maximum(ends - WINDOW, 0)
@@ -351,8 +351,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("study", type=Path)
     parser.add_argument("--root", type=Path, default=Path("outputs/experiments"), help="folder of the runs")
-    parser.add_argument("--jobs", type=int, default=2, help="runs at once, a core each")
-    parser.add_argument("--report-only", action="store_true", help="draw from the numbers that are there")
+    parser.add_argument("--jobs", type=int, default=2, help="runs at the same time, one core for each")
+    parser.add_argument("--report-only", action="store_true", help="run nothing, draw from results.json")
     arguments = parser.parse_args()
     study, begun = Study.read(arguments.study), time.monotonic()
     if not arguments.report_only:

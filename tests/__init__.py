@@ -1,1 +1,1 @@
-"""A regular package, since smdebug_rulesconfig, which the SageMaker SDK brings, installs a `tests` of its own."""
+"""A regular package, because smdebug_rulesconfig, a dependency of the SageMaker SDK, installs a package `tests`."""

@@ -40,5 +40,5 @@ class Peak:
 def _has_program_of_its_own(pid):
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes() != Path("/proc/self/cmdline").read_bytes()
-    except OSError:  # it has ended
+    except OSError:  # the process has ended
         return False

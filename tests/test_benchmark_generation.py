@@ -19,7 +19,7 @@ from mtrl.types import FinishReason
 from tests.benchmark_runs import run_benchmark
 
 ROOT = Path(__file__).parent.parent
-OURS = ("generation", "generation_bound", "generation_players", "engines", "step")
+OURS = ("generation", "generation_bound", "generation_samplers", "engines", "step")
 BURN = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ninput()"
 
 
@@ -112,7 +112,7 @@ def test_engines_get_growing_contexts(bench):
     wave = bench.generation.Cell(trajectories=2, turns=3).wave(7, bench.generation.QUICK)
     assert wave.sampled == 2 * 3 * 4 and wave != bench.generation.Cell(2, 3).wave(8, bench.generation.QUICK)
     engine = Recorder(tokens=4)
-    asyncio.run(bench.generation_players.EnginePlayer(engine).play(wave))
+    asyncio.run(bench.generation_samplers.EngineSampler(engine).sample(wave))
     assert engine.opened == ["7/0", "7/1"] and sorted(engine.released) == engine.opened
     assert len({sampling.seed for turns in engine.requests.values() for _, sampling in turns}) == 2
     for index, name in enumerate(engine.opened):
@@ -120,15 +120,15 @@ def test_engines_get_growing_contexts(bench):
         assert first == wave.prompts[index] and sampling.max_generate_length == 4 and not sampling.stop_token_ids
         assert second == first + [1001] * 4 + wave.observations[0][index]
         assert third == second + [1002] * 4 + wave.observations[1][index]
-    with pytest.raises(SystemExit, match="a turn of 3 tokens where 4 were asked for"):
-        asyncio.run(bench.generation_players.EnginePlayer(Recorder(tokens=3)).play(wave))
+    with pytest.raises(SystemExit, match="a turn has 3 tokens instead of 4"):
+        asyncio.run(bench.generation_samplers.EngineSampler(Recorder(tokens=3)).sample(wave))
 
 
 def test_generate_samples_the_same_tokens_with_a_reused_cache(bench, model):
     wave = bench.generation.Cell(trajectories=2, turns=3).wave(1, bench.generation.QUICK)
     computed, sampled = {}, {}
     for keeps_cache in (False, True):
-        player = bench.generation_players.HfPlayer(model, keeps_cache)
+        sampler = bench.generation_samplers.HfSampler(model, keeps_cache)
         lengths, generate = computed.setdefault(keeps_cache, []), model.generate
 
         def record(*args, generate=generate, key=keeps_cache, **kwargs):
@@ -138,7 +138,7 @@ def test_generate_samples_the_same_tokens_with_a_reused_cache(bench, model):
         model.generate = record
         hook = model.model.embed_tokens.register_forward_pre_hook(lambda _, args, to=lengths: to.append(args[0].shape))
         torch.manual_seed(0)
-        asyncio.run(player.play(wave))
+        asyncio.run(sampler.sample(wave))
         hook.remove()
         model.generate = generate
     assert sampled[False].sequences.shape == (2, 5 + 3 * 4 + 2 * 3)
@@ -148,7 +148,7 @@ def test_generate_samples_the_same_tokens_with_a_reused_cache(bench, model):
 
 
 def test_seconds_of_child_processes_are_counted(bench):
-    meter = bench.generation_players.Meter()
+    meter = bench.generation_samplers.Meter()
     with subprocess.Popen([sys.executable, "-c", BURN], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         child.stdout.readline()
         found = meter.read()

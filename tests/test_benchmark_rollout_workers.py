@@ -1,4 +1,4 @@
-"""The benchmark of rollout workers plays the same episodes in every way. Times are not tested."""
+"""The benchmark of rollout workers samples the same episodes in every way. Times are not tested."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Rescoring stored trajectories: the same settings give the same numbers, others give others, and nothing is silent."""
+"""Rescoring of stored trajectories: the same settings give the same numbers, and all differences are reported."""
 
 import io
 import json
@@ -27,7 +27,7 @@ RUN = ("experiment=gsm8k", "debug=fast", "trainer.max_steps=2", "tracker.plots=f
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A real run of two steps of an untrained policy."""
+    """The folder of a real run of two steps with an untrained policy."""
     folder = tmp_path_factory.mktemp("rescore")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "mtrl.main", *RUN, f"run_dir={folder / 'run'}"]
@@ -38,7 +38,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def demonstrated(tmp_path_factory):
-    """Episodes of the demonstrator, some right and some wrong, as mtrl.play stores them."""
+    """A file with right and wrong episodes of the demonstrator, as mtrl.play stores them."""
     file = tmp_path_factory.mktemp("demonstrated") / "demonstrated.jsonl"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", io.StringIO())
@@ -48,7 +48,7 @@ def demonstrated(tmp_path_factory):
 
 @pytest.fixture
 def found(capsys):
-    """`found(SOURCE, "key=value", …)`: the exit status and the JSON."""
+    """Function `found(SOURCE, "key=value", …)` that returns the exit status and the JSON."""
 
     def run(source, *words):
         status = rescore([str(source), *words, "--json"])
@@ -58,7 +58,7 @@ def found(capsys):
 
 
 def stored(source):
-    """All trajectories by location."""
+    """Return all trajectories by location."""
     files = sorted((source / "trajectories").glob("*.jsonl")) if source.is_dir() else [source]
     return {f"{f.name}:{n}": t for f in files for n, t in enumerate(read_trajectories(f), 1)}
 

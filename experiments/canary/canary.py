@@ -39,7 +39,7 @@ from mtrl.types import Sample
 from mtrl.utils.files import plain
 
 BEFORE_TOKENS, BEFORE_LIMIT = 8, 0.3
-"""Rule before: the largest gap of so many tokens above so many nats ends the run."""
+"""Former rule: number of tokens, and the largest gap among them in nats above which the run ended."""
 BINS = (0.0, 1e-3, 3e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
 
 

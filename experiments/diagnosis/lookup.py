@@ -1,7 +1,7 @@
-"""A task that a policy of one layer cannot learn: `d3 a7 a` asks for what follows the first `a`.
+"""A task that a policy of one layer cannot learn: the answer to `d3 a7 a` is the digit after the first `a`.
 
-To find it, attention has to look for a token by what stands before it, which takes two layers (induction heads). One
-layer can learn that the answer is one of the two digits, and no more: a plateau at a half, with all else in order.
+Attention has to find a token by the token before it, which takes two layers (induction heads). One layer can only learn
+that the answer is one of the two digits, so the reward stays at one half without any other fault.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from mtrl.types import Row, Trajectory
 
 PAIRS = 2
 LOOKS = 0.5
-"""Share of the demonstrated answers that are one of the digits."""
+"""Share of the demonstrated answers that are drawn from the digits of the question."""
 
 
 class LookupEnv(BaseEnvironment):
-    """One answer: a digit."""
+    """An episode of one turn, whose response is a digit."""
 
     def step(self, response: str, ground_truth: dict[str, Any]) -> StepResult:
         self.current_turn += 1
@@ -29,7 +29,7 @@ class LookupEnv(BaseEnvironment):
 
 
 def load(data: Any, seed: int, **config: Any) -> Splits:
-    """Different questions, the first ones held out."""
+    """Return distinct questions, of which the first are held out."""
     rng = random.Random(f"lookup {seed}")
     answers: dict[str, str] = {}
     while len(answers) < data.synthetic_train_rows + data.synthetic_test_rows:
@@ -51,7 +51,7 @@ def score(trajectory: Trajectory, row: Row) -> float:
 
 
 def demonstrate(row: Row, rng: random.Random) -> Recital:
-    """Says one of the digits of the question, or any other."""
+    """Return a demonstrator that answers with one of the digits of the question, or with any digit."""
     question = row["prompt"][0]["content"]
     seen = [character for character in question if character.isdigit()]
     return Recital([rng.choice(seen if rng.random() < LOOKS else string.digits)])

@@ -1,11 +1,11 @@
-"""Makes the ill and the healthy runs of `runs.yaml`, one after the other, and keeps what the tests read of each.
+"""Makes the ill and the healthy runs of `runs.yaml`, one after the other, and stores the data that the tests read.
 
-    python experiments/diagnosis/record.py                  all that have no summary.json yet
-    python experiments/diagnosis/record.py --only hacked    one of them
-    python experiments/diagnosis/record.py --keep-only      only trim and draw what is there
+    python experiments/diagnosis/record.py                  all runs that are not done yet
+    python experiments/diagnosis/record.py --only hacked    one of the runs
+    python experiments/diagnosis/record.py --keep-only      run nothing; store and draw the finished runs
 
-Kept in `tests/diagnose/recorded/NAME`: config.yaml, the numbers of metrics.jsonl that are not the clock's, rounded, and
-a few trajectories where the run asks for them (`trajectories` in `runs.yaml`: how many of each file).
+`tests/diagnose/recorded/NAME` gets config.yaml, the rounded numbers of metrics.jsonl that do not depend on time, and a
+few trajectories if the run has `trajectories` in `runs.yaml`: the number of trajectories of each file.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from mtrl.types import Trajectory, read_trajectories, write_jsonl
 HERE = Path(__file__).parent
 KEPT = HERE.parents[1] / "tests" / "diagnose" / "recorded"
 LEFT_OUT = ("time/", "perf/tokens", "perf/cached", "analysis/mismatch/", "train/epoch", "policy/")
-"""Beginnings of what no rule reads, or a clock decides."""
+"""Beginnings of the names of metrics that no rule reads, or that depend on time."""
 RARE = ("rollout/stop/", "val/stop/", "rollout/failed", "rollout/breaks", "analysis/staleness/", "analysis/set_aside")
-"""Beginnings of what is left out of a run in which it is 0 throughout."""
+"""Beginnings of the names of metrics that are left out of a run in which they are always 0."""
 DIGITS = 4
-"""Significant ones of a recorded metric."""
+"""Number of significant digits of a stored metric."""
 CURVES = {
     "rollout/reward/mean": ("#0072B2", "reward"),
     "rollout/success/mean": ("#009E73", "success"),
@@ -57,14 +57,14 @@ class Run:
     name: str
     overrides: list[str]
     shows: str
-    """What it is an example of."""
+    """Illness or task of which the run is an example."""
     trajectories: int = 0
     """Number of lines that are stored of each file of trajectories."""
     files: list[str] = field(default_factory=list)
     """Globs of the stored files of trajectories."""
 
     def words(self, run_dir: Path) -> list[str]:
-        """The command."""
+        """Return the command."""
         return [sys.executable, "-m", "mtrl.main", *self.overrides, f"run_dir={run_dir}"]
 
 
@@ -78,7 +78,7 @@ def read_runs(path: Path) -> list[Run]:
 
 
 def make(run: Run, run_dir: Path) -> None:
-    """Run it, unless it is there. A run that ends for want of a signal is one of the illnesses, and no failure."""
+    """Make the run, unless it is done. A run that ends because it has no signal is an illness and not a failure."""
     if (run_dir / "metrics.jsonl").exists() and (run_dir / "done").exists():
         return
     shutil.rmtree(run_dir, ignore_errors=True)
@@ -90,7 +90,7 @@ def make(run: Run, run_dir: Path) -> None:
 
 
 def keep(run: Run, source: RunDir, target: RunDir) -> None:
-    """What the tests read."""
+    """Store the data that the tests read."""
     shutil.rmtree(target.path, ignore_errors=True)
     target.path.mkdir(parents=True)
     config = OmegaConf.load(source.config)
@@ -109,7 +109,7 @@ def rows_of(run: RunDir) -> list[dict[str, float]]:
 
 
 def trimmed(rows: list[dict[str, float]]) -> list[dict[str, float]]:
-    """Without what no rule reads, and with few digits; whole numbers as such."""
+    """Return the rows without metrics that no rule reads, with few digits, and with whole numbers as integers."""
     happened = {key for row in rows for key, value in row.items() if value or not key.startswith(RARE)}
     chosen = [{key: row[key] for key in row if key in happened and not key.startswith(LEFT_OUT)} for row in rows]
     return [{key: rounded(value) for key, value in row.items()} for row in chosen]
@@ -121,7 +121,7 @@ def rounded(value: float) -> float:
 
 
 def telling(path: Path, config: Any, count: int) -> Iterator[Trajectory]:
-    """`count` trajectories of a file, half of them such that reward and scorer disagree, as far as there are any."""
+    """Yield `count` trajectories of a file. In half of them, if there are as many, reward and scorer disagree."""
     thresholds = Thresholds(config.evaluation.success_threshold, config.evaluation.success_threshold)
     found = list(read_trajectories(path))
     agreeing = [t for t in found if thresholds.verdict(t) is Verdict.AGREE]
@@ -158,7 +158,7 @@ def table(runs: list[Run]) -> str:
 
 
 def span(rows: list[dict[str, float]], key: str) -> str:
-    """The mean of the first three training steps, the best three and the last; of evaluations single ones."""
+    """Return the means of the first, the best and the last three training steps, or single evaluations, as text."""
     values = [row[key] for row in rows if key in row]
     width = 1 if key.startswith("val/") else 3
     means = [fmean(values[i : i + width]) for i in range(len(values) - width + 1)]

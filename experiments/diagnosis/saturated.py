@@ -1,6 +1,6 @@
-"""gsm8k for a policy that was fine-tuned on the easy half: problems of one operation it always solves, others never.
+"""gsm8k for a policy that was fine-tuned on the easy half: it always solves problems of one operation and no others.
 
-So all trajectories of a group score the same, and group estimators have nothing to compare.
+All trajectories of a group therefore have the same reward, so that group estimators give no advantage.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mtrl.types import Row
 
 
 def demonstrate(row: Row, rng: random.Random) -> WeakPlayer | Recital:
-    """Solves easy problems, and guesses at the others; `row` must be a training row."""
+    """Return a demonstrator that solves easy problems and guesses at the others. `row` must be a training row."""
     guesser = demonstrate_gsm8k({**row, "calculator": False}, rng)
     easy = len(re.findall("[-+*/]", row["expression"])) == 1
     return Recital(gold(row)) if easy else guesser

@@ -1,6 +1,6 @@
 """gsm8k with a reward that never reads the answer: it looks for `<final_output>`, and the policy writes `####`.
 
-The scorer is gsm8k's own, so that it counts solved episodes that earn no reward.
+The scorer is gsm8k's own, so that it counts solved episodes without a reward.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from mtrl.environments.base import StepResult
 
 
 class UnreadEnv(Gsm8kEnv):
-    """gsm8k, where `<final_output> 72` is the only answer that counts."""
+    """gsm8k, in which only answers such as `<final_output> 72` are rewarded."""
 
     def step(self, response: str, ground_truth: dict[str, Any]) -> StepResult:
         as_gsm8k = response.replace("####", "answer:").replace("<final_output>", "####")  # the planted fault

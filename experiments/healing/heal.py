@@ -1,13 +1,13 @@
-"""Makes ill runs, does what the diagnosis proposes first, and compares with going on unchanged.
+"""Makes ill runs, repeats each with the first change that the diagnosis proposes, and compares with a control.
 
     python -m experiments.healing.heal                  all cases of cases.yaml that are not in results.json yet
-    python -m experiments.healing.heal --only hacked    one of them
+    python -m experiments.healing.heal --only hacked    one case
     python -m experiments.healing.heal --report-only    only the table
 
-A case is three runs. `ill`: the case's overrides. `healed`: the command that `python -m mtrl.diagnose` prints for it,
-which is the same run from its beginning with the first proposed change; where the diagnosis advises to mend the reward,
-which no setting does, the same run with the case's `mended` task. `control`: the ill run, gone on with for as many
-steps again and nothing changed. Success is held out, greedy, by the scorer of the task.
+A case has three runs. `ill` has the overrides of the case. `healed` is the command that `python -m mtrl.diagnose`
+prints: the same run from its beginning with the first proposed change. Where the diagnosis proposes to fix the reward,
+which is not a setting, it is the same run with the task `mended` of the case. `control` continues the ill run
+unchanged for as many steps again. Success is measured on held-out rows, greedy, by the scorer of the task.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 RESULTS = HERE / "results.json"
 GAIN = 0.2
-"""A run has recovered if its held-out success is so much above the control's. A control that is so much above the ill
-run tells that this only took time: such a run is not counted."""
+"""A run has recovered if its held-out success exceeds the control's by this much. If the control exceeds the ill run by
+this much, the run only needed time, and it is not counted."""
 
 
 @dataclass(frozen=True)
 class Case:
     name: str
     ails: str
-    """What is wrong, in words."""
+    """The fault in words."""
     overrides: list[str]
     mended: list[str] | None
-    """What carries out an advice to mend the reward."""
+    """Overrides that fix the reward, if the diagnosis proposes that."""
 
     @classmethod
     def read(cls, path: Path) -> list[Case]:
@@ -57,7 +57,7 @@ class Case:
 
 
 def examine(case: Case, root: Path) -> dict[str, Any]:
-    """The three runs of a case, and the diagnosis of the first."""
+    """Make the three runs of a case, and diagnose the first."""
     ill, healed, control = (root / case.name / name for name in ("ill", "healed", "control"))
     main = [sys.executable, "-m", "mtrl.main", *case.overrides]
     run(main, ill)
@@ -81,14 +81,14 @@ def examine(case: Case, root: Path) -> dict[str, Any]:
         words = case.mended
     if words is None:
         return found | {"finding": first["rule"]}
-    # A command is printed where there is something to act on; the change of a note has none.
+    # The diagnosis prints a command for an alarm or a warning, and none for the change of a note.
     again = [sys.executable, *shlex.split(result["command"])[1:]] if result["command"] else [*main, *words]
     run(again, healed)
     return found | {"finding": first["rule"], "change": " ".join(words), "healed": success(healed)}
 
 
 def run(command: list[str], run_dir: Path) -> None:
-    """One run, unless it has ended. That it ends for want of a signal is one of the illnesses, and no failure."""
+    """Make one run, unless it is done. A run that ends because it has no signal is an illness and not a failure."""
     done = run_dir.with_suffix(".done")
     if done.exists():
         return
@@ -100,27 +100,27 @@ def run(command: list[str], run_dir: Path) -> None:
 
 
 def diagnosis(run_dir: Path) -> dict[str, Any]:
-    """What `python -m mtrl.diagnose` says of a run."""
+    """Return the JSON of `python -m mtrl.diagnose` for a run."""
     command = [sys.executable, "-m", "mtrl.diagnose", str(run_dir), "--json", "-"]
     result: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout)
     return result
 
 
 def success(run_dir: Path) -> float:
-    """Held-out success at the end, greedy."""
+    """Return the held-out success at the end, greedy."""
     rows = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     return float([row["val/success/mean"] for row in rows if "val/success/mean" in row][-1])
 
 
 def verdict(was: dict[str, Any]) -> str:
-    """yes | no | only took time: by the held-out success of the three runs of a case."""
+    """Return `yes`, `no` or `only took time`, by the held-out success of the three runs of a case."""
     if was["control"] - was["ill"] >= GAIN:
         return "only took time"
     return "yes" if was["healed"] is not None and was["healed"] - was["control"] >= GAIN else "no"
 
 
 def table(cases: list[Case], found: dict[str, dict[str, Any]]) -> str:
-    """Markdown: a line per case, and how many recovered."""
+    """Return Markdown with a row per case, and the number of cases that recovered."""
     titles = ("run", "fault", "first finding", "first change", "ill", "control", "healed", "recovered")
     lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
     verdicts = {case.name: verdict(found[case.name]) for case in cases if case.name in found}
@@ -140,7 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--root", type=Path, default=Path("outputs/experiments/healing"), help="folder of the runs")
     parser.add_argument("--only", help="the name of one case")
-    parser.add_argument("--jobs", type=int, default=2, help="cases at once, a core each")
+    parser.add_argument("--jobs", type=int, default=2, help="cases at the same time, one core for each")
     parser.add_argument("--report-only", action="store_true")
     arguments = parser.parse_args()
     cases, lock = Case.read(HERE / "cases.yaml"), threading.Lock()

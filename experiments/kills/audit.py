@@ -1,4 +1,4 @@
-"""What must hold of the folder of a run that was killed: whole checkpoints, and no group trained twice or lost."""
+"""Checks of the folder of a killed run: all checkpoints are complete, and no group was trained twice or lost."""
 
 from __future__ import annotations
 
@@ -19,23 +19,25 @@ from mtrl.trainer.data.sampler import RowStream
 from mtrl.types import group_from_dict, read_trajectories
 
 Drawn = tuple[str, str]
-"""A group as it was drawn: its id, and that of its row."""
+"""A group that a run has drawn: its id, and the id of its row."""
 
 
 @dataclass
 class Plan:
-    """Which rows a run draws, in which order: every group that it may train has its place here."""
+    """The rows that a run draws, in order; each group that it may train has its place here."""
 
     rows: list[str]
-    """Ids, in the order in which they are drawn."""
+    """Ids of the rows, in the order in which they are drawn."""
     batch: int
+    """Number of groups of a training step."""
     steps: int
+    """Number of training steps."""
     lag: int
-    """How many updates old a trained token may be."""
+    """Greatest age of a trained token, in updates."""
 
     @classmethod
     def of(cls, overrides: Sequence[str]) -> Plan:
-        """Of a run with these overrides in which no group fails."""
+        """Return the plan of a run with these overrides, if no group fails."""
         config: Any = compose(list(overrides))
         batch, steps, lag = (
             config.trainer.prompts_per_step,
@@ -46,31 +48,33 @@ class Plan:
         return cls([stream.next()["id"] for _ in range(batch * (steps + lag + 1))], batch, steps, lag)
 
     def drawn(self, groups: int) -> list[Drawn]:
-        """The first `groups` of them."""
+        """Return the first `groups` groups."""
         return [(f"step{n // self.batch}/{n % self.batch}", self.rows[n]) for n in range(groups)]
 
 
 @dataclass
 class Audit:
-    """What was looked at, and what was wrong with it."""
+    """Faults of the folder of a run."""
 
     checkpoints: int = 0
+    """Number of checkpoints that were read."""
     corrupt: list[str] = field(default_factory=list)
+    """Errors of checkpoints that could not be read."""
     doubled: list[str] = field(default_factory=list)
     """Groups, or rows, that were trained twice, or trained and still stored for training."""
     lost: list[str] = field(default_factory=list)
-    """Rows that were drawn before these, and neither trained nor stored."""
+    """Groups, or rows, that were drawn, and neither trained nor stored."""
     differences: list[str] = field(default_factory=list)
-    """From what an undisturbed run says."""
+    """Differences from the plan, from the bounds, and from an undisturbed run."""
 
     @property
     def faults(self) -> list[str]:
-        """All of them, in words."""
+        """All faults in words."""
         kinds = {"corrupt": self.corrupt, "twice": self.doubled, "lost": self.lost, "different": self.differences}
         return [f"{kind}: {fault}" for kind, faults in kinds.items() for fault in faults]
 
     def compare(self, found: Iterable[Drawn], planned: Sequence[Drawn]) -> None:
-        """Every group and every row of `planned` is to be found once."""
+        """Add a fault for each planned group or row that was not found exactly once, and for each other group."""
         groups = list(found)
         for place in (0, 1):
             times = Counter(group[place] for group in groups)
@@ -82,8 +86,8 @@ class Audit:
 
 
 def audit_killed(run_dir: Path, plan: Plan) -> Audit:
-    """The folder as a kill left it: every checkpoint is read as a whole, and the newest one accounts, with the steps
-    before it, for all that was drawn."""
+    """Audit a folder after a kill: every checkpoint can be read completely, and the groups in the newest checkpoint and
+    in the steps before it are exactly the groups that were drawn."""
     audit, newest = Audit(), None
     for path in Checkpoints(run_dir / "checkpoints").all():
         audit.checkpoints += 1
@@ -100,8 +104,8 @@ def audit_killed(run_dir: Path, plan: Plan) -> Audit:
 
 
 def audit_finished(run_dir: Path, plan: Plan, undisturbed: Path | None = None) -> Audit:
-    """The folder of a run that has come to its end: every planned group was trained, once, and no token too late; and
-    where an undisturbed run says exactly what this one must say, it does."""
+    """Audit the folder of a run that has ended: every planned group was trained once, and no token was too old. If the
+    run must equal an undisturbed run, it has the same metrics and weights."""
     audit = audit_killed(run_dir, plan)
     steps = [group for step in range(1, plan.steps + 1) for group in trained(run_dir, step)]
     audit.compare(steps, plan.drawn(plan.batch * plan.steps))
@@ -119,7 +123,7 @@ def audit_finished(run_dir: Path, plan: Plan, undisturbed: Path | None = None) -
 
 
 def read_whole(path: Path) -> Checkpoint:
-    """Everything that a checkpoint holds.
+    """Read all parts of a checkpoint.
 
     Raises:
         UserError: a part of it is missing or damaged.
@@ -134,18 +138,18 @@ def read_whole(path: Path) -> Checkpoint:
 
 
 def trained(run_dir: Path, step: int) -> list[Drawn]:
-    """The groups that training step `step` (from 1) learnt from, as the run stored them."""
+    """Return the groups that were trained in step `step` (from 1), from the trajectories that the run stored."""
     path = RunDir(run_dir).trajectories / f"train_step_{step:06d}.jsonl"
     found = ((t.group_id, t.task_id) for t in read_trajectories(path)) if path.exists() else ()
     return list(dict.fromkeys(found))
 
 
 def metrics(run_dir: Path) -> list[dict[str, Any]]:
-    """Without what a clock decides."""
+    """Return the rows of metrics.jsonl without metrics that depend on time."""
     rows = map(json.loads, RunDir(run_dir).metrics.read_text(encoding="utf-8").splitlines())
     return [{key: row[key] for key in row if not key.startswith(("time/", "perf/"))} for row in rows]
 
 
 def weights(run_dir: Path) -> bytes:
-    """What the run has exported."""
+    """Return the weights that the run has exported."""
     return (RunDir(run_dir).export / "model.safetensors").read_bytes()

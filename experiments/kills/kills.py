@@ -1,9 +1,9 @@
-"""Kills runs at random moments, lets them go on, and looks for what was damaged, doubled or lost.
+"""Kills runs at random moments, resumes them, and looks for damaged checkpoints and for groups trained twice or lost.
 
     python experiments/kills/kills.py                                 50 kills, 10 of each kind
     python experiments/kills/kills.py --only rank --kills 3 --seed 1
 
-The runs, their output and the findings stay under `--root`. The exit status is 1 if anything was wrong.
+The runs, their output and the findings stay under `--root`. The exit status is 1 if there was a fault.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ OVERRIDES = (
     "trainer.save_trajectories_every=1",
     "tracker.plots=false",
 )
-"""A run of seconds that saves after every step and keeps what it was trained on."""
+"""Overrides of a run that takes seconds, saves after every step and stores all trained trajectories."""
 KILLS_PER_RUN = 3
-"""As often as the torchrun of `targets` starts a job again."""
+"""Greatest number of kills of a run: the number of times that the torchrun of `targets` restarts a job."""
 COLUMNS = (
     "killed",
     "kills",
@@ -60,13 +60,13 @@ COLUMNS = (
 
 
 def kill_often(target: Target, kills: int, root: Path, overrides: Sequence[str], seed: int) -> list[Story]:
-    """Runs with so many kills in all, or until one does not come to its end."""
+    """Make runs until they have `kills` kills in total, or until a run does not end."""
     stories: list[Story] = []
     undisturbed = make_undisturbed(target, root, overrides) if target.is_exact else None
     while (done := sum(len(story.kills) for story in stories)) < kills:
         name = f"{target.name}_{seed}_{len(stories)}"
         killer = Killer(target, root / name, overrides, random.Random(name), Moments())
-        stories.append(killer.play(min(KILLS_PER_RUN, kills - done), undisturbed))
+        stories.append(killer.run(min(KILLS_PER_RUN, kills - done), undisturbed))
         (root / f"{name}.json").write_text(json.dumps(asdict(stories[-1]), indent=2) + "\n")
         print(f"{name}: {summary(stories[-1])}", file=sys.stderr, flush=True)
         if stories[-1].failure:
@@ -83,13 +83,13 @@ def make_undisturbed(target: Target, root: Path, overrides: Sequence[str]) -> Pa
 
 
 def summary(story: Story) -> str:
-    """Return a line about the story."""
+    """Return the kills and the faults of a run in one line."""
     kills = ", ".join(f"{kill.moment} {kill.step}" for kill in story.kills)
-    return f"killed at {kills}; " + ("; ".join(story.faults) or "nothing wrong")
+    return f"killed at {kills}; " + ("; ".join(story.faults) or "no faults")
 
 
 def table(stories: Sequence[Story]) -> str:
-    """Markdown, a line for each kind of kill and one for all."""
+    """Return Markdown with a row for each kind of kill and one for all kinds."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
     for target in TARGETS:
         if mine := [story for story in stories if story.target == target.name]:
@@ -113,10 +113,10 @@ def row(what: str, stories: Sequence[Story]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--root", type=Path, default=Path("outputs/kills"), help="folder of the runs, a new one")
+    parser.add_argument("--root", type=Path, default=Path("outputs/kills"), help="new folder for the runs")
     parser.add_argument("--only", nargs="+", choices=[target.name for target in TARGETS], help="kinds of kill")
-    parser.add_argument("--kills", type=int, default=10, help="of each kind")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--kills", type=int, default=10, help="kills of each kind")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the moments of the kills")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="further overrides of the runs")
     arguments = parser.parse_args()
     arguments.root.mkdir(parents=True, exist_ok=True)

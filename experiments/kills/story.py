@@ -1,4 +1,4 @@
-"""A run from its start over its kills to its end."""
+"""Kills one run at random moments, and audits its folder after each kill and at its end."""
 
 from __future__ import annotations
 
@@ -15,31 +15,32 @@ from targets import Target, command_of, engines, family, kill
 from mtrl.trainer.checkpoint.checkpoint import Checkpoints
 
 LONGEST = 300.0
-"""Seconds that a run may take to go on or to end, on a busy machine."""
+"""Time limit in seconds for a run to continue or to end, on a busy machine."""
 
 
 @dataclass(frozen=True)
 class Moments:
-    """When kills come: shares of the kinds, and how long after its beginning a kill comes at most."""
+    """Moments of the kills: the share of each kind of moment, and the greatest delay of a kill after it."""
 
     shares: Mapping[str, float] = field(default_factory=lambda: {"start": 0.2, "step": 0.4, "save": 0.4})
-    """start: after the start of an attempt; step: after some steps, anywhere in one; save: while a checkpoint is
+    """start: after the start of an attempt; step: after some steps, anywhere in a step; save: while a checkpoint is
     half-written."""
     start_seconds: float = 6.0
     step_seconds: float = 0.5
     save_seconds: float = 0.01
     least_steps: int = 1
     steps: int = 3
-    """After the last checkpoint: at least and at most."""
+    """Least and greatest number of steps between the last checkpoint and the kill."""
 
 
 @dataclass
 class Kill:
-    """One of them, and what the folder was like then."""
+    """One kill, and the state of the folder after it."""
 
     moment: str
+    """Kind of the moment: start, step or save."""
     step: int
-    """The last one in metrics.jsonl."""
+    """Last step in metrics.jsonl."""
     left_half: bool
     """Whether a checkpoint was half-written."""
     audit: Audit
@@ -47,14 +48,14 @@ class Kill:
 
 @dataclass
 class Story:
-    """What became of a run."""
+    """The kills of a run, and its audits."""
 
     target: str
     name: str
     kills: list[Kill] = field(default_factory=list)
     end: Audit = field(default_factory=Audit)
     failure: str | None = None
-    """Why it did not come to its end, or left something behind."""
+    """Reason why the run did not end, or why a process of it still runs; None if neither is the case."""
 
     @property
     def audits(self) -> list[Audit]:
@@ -62,20 +63,20 @@ class Story:
 
     @property
     def faults(self) -> list[str]:
-        """All that was wrong, in words."""
+        """All faults in words."""
         return [*([self.failure] if self.failure else []), *(fault for audit in self.audits for fault in audit.faults)]
 
 
 class Killer:
-    """Plays one story."""
+    """Makes one run, kills it and audits it."""
 
     def __init__(self, target: Target, run_dir: Path, overrides: Sequence[str], rng: random.Random, moments: Moments):
         self.target, self.run_dir, self.overrides, self.rng, self.moments = target, run_dir, overrides, rng, moments
         self.plan = Plan.of([*overrides, *target.overrides])
         self.story = Story(target.name, run_dir.name)
 
-    def play(self, kills: int, undisturbed: Path | None = None) -> Story:
-        """Start the run, kill it at most so many times, and let it come to its end."""
+    def run(self, kills: int, undisturbed: Path | None = None) -> Story:
+        """Start the run, kill it at most `kills` times, and wait until it ends."""
         self.process = self.target.start(self.run_dir, self.overrides)
         self.seen, self.halves = written(self.run_dir), half_written(self.run_dir)
         try:
@@ -94,16 +95,16 @@ class Killer:
         return self.story
 
     def _wait(self) -> str | None:
-        """Until the next kill; what kind of moment it is, or None where the run has come to its end before."""
+        """Wait until the next kill. Return the kind of its moment, or None if the run has ended before."""
         moment = self.rng.choices(list(self.moments.shares), list(self.moments.shares.values()))[0]
         past = [kill.moment for kill in self.story.kills[-1:]]
         if self.target.name == "engine" and past in ([], ["start"]):
-            moment = "step"  # an engine that dies as soon as it starts, again and again, is given up, and rightly
+            moment = "step"  # the run rightly ends if its engine repeatedly dies during its start
         self._until(lambda: self.target.processes(self.process.pid))
         if moment == "start":
             time.sleep(self.rng.uniform(0, self.moments.start_seconds))
         else:
-            # An engine has to have answered: groups of two steps may have been ready before it was killed.
+            # The new engine must have answered: the groups of two steps may have been complete before the last kill.
             steps = self.rng.randint(self.moments.least_steps, self.moments.steps) + (
                 2 if self.target.name == "engine" else 0
             )
@@ -124,7 +125,7 @@ class Killer:
         kill(victims)
         if not self.target.goes_on:
             self.process.wait()
-        until(lambda: not any(map(command_of, doomed)), "something of it lives on")
+        until(lambda: not any(map(command_of, doomed)), "a killed process still runs")
         left_half = bool(half_written(self.run_dir) - self.halves)
         self.seen, self.halves = written(self.run_dir), half_written(self.run_dir)
         audit = audit_killed(self.run_dir, self.plan)
@@ -133,14 +134,15 @@ class Killer:
             self.process = self.target.start(self.run_dir, self.overrides, resume=True)
 
     def _until(self, holds: Callable[[], object], pace: float = 0.02) -> None:
-        """Until it is so, or the run has ended."""
-        until(lambda: holds() or self.process.poll() is not None, "it does not go on", pace)
+        """Wait until `holds` is true, or the run has ended."""
+        until(lambda: holds() or self.process.poll() is not None, "it does not continue", pace)
 
 
 def until(holds: Callable[[], object], otherwise: str, pace: float = 0.02) -> None:
-    """
+    """Wait until `holds` is true.
+
     Raises:
-        TimeoutError: it did not come true.
+        TimeoutError: `holds` was false for `LONGEST` seconds.
     """
     limit = time.monotonic() + LONGEST
     while not holds():
@@ -150,24 +152,24 @@ def until(holds: Callable[[], object], otherwise: str, pace: float = 0.02) -> No
 
 
 def written(run_dir: Path) -> int:
-    """When metrics.jsonl was written last."""
+    """Return the time in ns at which metrics.jsonl was last written, 0 without one."""
     path = run_dir / "metrics.jsonl"
     return path.stat().st_mtime_ns if path.exists() else 0
 
 
 def last_step(run_dir: Path) -> int:
-    """The last one of which there is a whole row of metrics; 0 before."""
+    """Return the last step with a complete row of metrics, 0 without one."""
     path = run_dir / "metrics.jsonl"
     lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
     return int(json.loads(lines[-1])["step"]) if lines else 0
 
 
 def newest_checkpoint(run_dir: Path) -> int:
-    """Its step; 0 before the first."""
+    """Return the step of the newest checkpoint, 0 without one."""
     newest = Checkpoints(run_dir / "checkpoints").latest()
     return int(newest.name.removeprefix("step_")) if newest else 0
 
 
 def half_written(run_dir: Path) -> set[Path]:
-    """Checkpoints that are being written, or were when the run was killed."""
+    """Return the checkpoints that are being written, or that were being written when the run was killed."""
     return {path for path in (run_dir / "checkpoints").glob(".partial-*") if not path.name.endswith("-old")}

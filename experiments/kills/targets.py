@@ -1,4 +1,4 @@
-"""What is killed: how each kind of run is started, which of its processes dies, and who starts it again."""
+"""Kinds of kills: the command of the run, the processes that are killed, and whether the run continues by itself."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRAIN = ("-m", "mtrl.main")
 RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3", *TRAIN)
 OVERLAP = "async_config.max_steps_off_policy=1"
 KEEP_ALL = "trainer.checkpoint.keep_last=100"
-"""For runs that go on while their checkpoints are read."""
+"""Override for runs that continue while their checkpoints are read."""
 
 
 @dataclass(frozen=True)
@@ -26,20 +26,20 @@ class Target:
 
     name: str
     what: str
-    """As the table says it."""
+    """Name in the table."""
     processes: Callable[[int], list[int]]
     """Maps the id of the started process to the processes that may be killed; empty while there are none."""
     command: tuple[str, ...] = TRAIN
     overrides: tuple[str, ...] = ()
     kills_one: bool = False
-    """Of those processes one, by chance; else all at once."""
+    """Whether one random process of these is killed. Otherwise all are killed at the same time."""
     goes_on: bool = False
-    """By itself, in the same folder; else it is resumed after each kill."""
+    """Whether the run continues by itself in the same folder. Otherwise it is resumed after each kill."""
     is_exact: bool = True
-    """Whether it ends with the metrics and the weights of an undisturbed run."""
+    """Whether the run must end with the metrics and the weights of an undisturbed run."""
 
     def start(self, run_dir: Path, overrides: Sequence[str], resume: bool = False) -> subprocess.Popen[bytes]:
-        """The run; what it says is appended to `run_dir.log`."""
+        """Start the run. Its output is appended to `run_dir.log`."""
         words = [*overrides, *self.overrides, f"run_dir={run_dir}", *(["resume=latest"] if resume else [])]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         with run_dir.with_suffix(".log").open("ab") as log:
@@ -53,7 +53,7 @@ def itself(pid: int) -> list[int]:
 
 
 def family(pid: int) -> list[int]:
-    """The process and all that it and its children have started, parents first (proc(5))."""
+    """Return the ids of the process and of its descendants, parents first (proc(5))."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -75,14 +75,14 @@ def engines(pid: int) -> list[int]:
 
 
 def command_of(pid: int) -> str:
-    """Empty for a process that has ended."""
+    """Return the command line of a process, empty if it has ended."""
     with suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return ""
 
 
 def kill(pids: Sequence[int]) -> None:
-    """SIGKILL; several are stopped first, so that none does anything about the death of another."""
+    """Send SIGKILL to the processes. All are stopped first, so that none reacts to the death of another."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
             with suppress(ProcessLookupError):

@@ -3,9 +3,9 @@
     python experiments/kills/worker_kills.py                                 10,000 episodes, 20 kills
     python experiments/kills/worker_kills.py --steps 10 --kills 3 --seed 1
 
-Workers are processes of Ray, and SIGKILL ends one of them, which may be playing, loading weights or still starting.
-Stream, admission, workers and processes are those of a run; the sampled tokens are a function of the episode's seed, so
-the audit computes every one of them again. An update is a pause. The exit status is 1 if anything was wrong.
+Workers are processes of Ray, and SIGKILL ends one of them, which may be running episodes, loading weights or starting.
+Stream, admission, workers and processes are those of a run. The sampled tokens are a function of the episode's seed, so
+that the audit can compute each of them again. An update is a pause. The exit status is 1 if there was a fault.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ TIMEOUT = 600.0
 
 @dataclass(frozen=True)
 class Sizes:
-    """The run: one command-line option per field."""
+    """Sizes of the run. Each field is a command-line option."""
 
     workers: int = 3
     steps: int = 125
@@ -55,7 +55,7 @@ class Sizes:
     group_size: int = 8
     turns: int = 3
     turn_seconds: float = 0.02
-    """Mean time of a turn; a turn takes up to twice as long, as its seed decides."""
+    """Mean seconds of a turn. A turn takes up to twice as long, depending on its seed."""
     update_seconds: float = 0.02
     max_steps_off_policy: int = 1
     kills: int = 20
@@ -68,11 +68,11 @@ class Sizes:
 
 @dataclass
 class Result:
-    """What the run did, and what was wrong."""
+    """Counts of the run, and its faults."""
 
     episodes: int = 0
     """Number of trained episodes."""
-    played: int = 0
+    returned: int = 0
     """Number of episodes that workers returned to the leader."""
     kills: int = 0
     restarts: int = 0
@@ -83,7 +83,7 @@ class Result:
 
 
 class _Engine:
-    """The part of an engine that a worker uses beside sampling."""
+    """The part of an engine that a worker uses for other work than sampling."""
 
     def __init__(self) -> None:
         self.version, self.stats = 0, EngineStats()
@@ -92,7 +92,7 @@ class _Engine:
         self.version = version
 
     async def close(self) -> None:
-        """Do nothing: nothing runs."""
+        """Do nothing: the engine has no process."""
 
 
 class SeededEpisodes(Episodes[None]):
@@ -138,7 +138,7 @@ async def run(sizes: Sizes, cluster: Cluster, kill_one: Callable[[random.Random]
     workers = Workers(cluster, sizes.workers, TIMEOUT)
     await workers.start()
     rollouts = WorkerRollouts(loop_of(sizes), sizes.seed, 0.0, workers=workers)
-    rollouts.on_episode = lambda trajectory: setattr(result, "played", result.played + 1)
+    rollouts.on_episode = lambda trajectory: setattr(result, "returned", result.returned + 1)
     stream = Stream(
         config_of(sizes),
         rollouts,
@@ -168,11 +168,11 @@ async def run(sizes: Sizes, cluster: Cluster, kill_one: Callable[[random.Random]
 
 
 async def kill_often(sizes: Sizes, result: Result, kill_one: Callable[[random.Random], bool]) -> None:
-    """Kill workers, each when a random number of episodes has been returned, and up to the time of two turns later."""
+    """Kill workers, each at most the time of two turns after a random number of episodes has been returned."""
     rng = random.Random(f"kills {sizes.seed}")
     total = sizes.groups * sizes.group_size
     for moment in sorted(rng.randrange(total * 9 // 10) for _ in range(sizes.kills)):
-        while result.played < moment:
+        while result.returned < moment:
             await asyncio.sleep(0.001)
         await asyncio.sleep(rng.uniform(0, 2 * sizes.turn_seconds))
         while not kill_one(rng):
@@ -244,7 +244,7 @@ def table(sizes: Sizes, result: Result) -> str:
     )
     audit = result.audit
     cells: Sequence[float] = (
-        result.episodes, result.kills, result.restarts, result.played - result.episodes,
+        result.episodes, result.kills, result.restarts, result.returned - result.episodes,
         len(audit.doubled), len(audit.lost), len(audit.differences), result.oldest, round(result.seconds),
     )  # fmt: skip
     return f"| {' | '.join(names)} |\n{'|---' * len(names)}|\n| {' | '.join(map(str, cells))} |"

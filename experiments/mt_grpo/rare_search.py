@@ -1,4 +1,4 @@
-"""MT-GRPO's task for a policy that hardly ever searches: it has to find by its rewards that searching pays."""
+"""MT-GRPO's task for a policy that rarely searches, and has to learn from its rewards that searching is better."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from mtrl.environments.family import Demonstrator, Recital
 from mtrl.types import Row
 
 GUESSES = 0.9
-"""Share of episodes that answer at once, and wrongly, where the demonstrator of `triviaqa` might have searched."""
+"""Share of episodes that answer wrongly without a search; in the others the demonstrator of `triviaqa` may search."""
 
 
 def demonstrate(row: Row, rng: random.Random) -> Demonstrator:
-    """A weak player of `row`, which must be a generated training row; one of eight of its episodes succeeds."""
+    """Return a demonstrator for `row`, which must be a generated training row. An eighth of its episodes succeed."""
     player = demonstrate_triviaqa(row, rng)
     if rng.random() < GUESSES:
         return Recital([answer(rng.choice(row["place"].split()), "i know it")])

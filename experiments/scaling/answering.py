@@ -1,7 +1,7 @@
-"""A stand-in for many vLLM servers: answers every turn at once with as many tokens as were asked for, so that what the
-trainer's side of a call costs can be measured with no model behind it.
+"""A stand-in for many vLLM servers. It answers every turn immediately with the requested number of tokens, so that the
+trainer's cost of a call can be measured without a model.
 
-    python answering.py COUNT       listens at COUNT ports of 127.0.0.1 and prints them, then answers until it is ended
+    python answering.py COUNT       listens at COUNT ports of 127.0.0.1, prints them, and answers until it is killed
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import sys
 from functools import lru_cache
 
 VOCABULARY = 300
-"""Ids of answers are below it."""
+"""Number of token ids, of which those in the answers are a part."""
 
 
 @lru_cache(maxsize=64)
 def turn_of(tokens: int) -> bytes:
-    """A turn in vLLM's words, with one entry of log-probs for each token as vLLM writes them."""
+    """Return a turn in the format of vLLM, with one entry of log-probs for each token."""
     ids = [32 + i % (VOCABULARY - 64) for i in range(tokens)]
     entries = [{"token": f"token_id:{i}", "logprob": -0.1 - i / 997, "bytes": None, "top_logprobs": []} for i in ids]
     spans = [{"version": "default", "start": 0, "end": tokens}]
@@ -32,14 +32,14 @@ def turn_of(tokens: int) -> bytes:
 
 
 def answer_to(path: str, body: bytes) -> bytes:
-    """The JSON of an answer."""
+    """Return the JSON of an answer."""
     if path.startswith("/inference"):
         return turn_of(json.loads(body)["sampling_params"]["max_tokens"])
     return b'{"weight_version": "default", "success": true}'
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A keep-alive connection."""
+    """Answer the requests of one keep-alive connection."""
     try:
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")

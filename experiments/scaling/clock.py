@@ -1,4 +1,4 @@
-"""Time that passes only from one event to the next."""
+"""Simulated time, which jumps from one event to the next."""
 
 from __future__ import annotations
 
@@ -8,28 +8,29 @@ from itertools import count
 
 
 class Clock:
-    """Calls back in order of time; what is due at the same moment, in order of asking."""
+    """Makes calls in the order of their times, and calls with the same time in the order in which they were added."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        """Seconds."""
+        """Simulated time in seconds."""
         self._due: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
-        """
+        """Make a call `seconds` seconds from now.
+
         Raises:
-            ValueError: that would be in the past.
+            ValueError: `seconds` is negative.
         """
         if not seconds >= 0:
-            raise ValueError(f"{seconds} seconds from now is no time to come")
+            raise ValueError(f"{seconds} seconds from now is in the past")
         heapq.heappush(self._due, (self.now + seconds, next(self._numbers), call))
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Let time pass until that holds.
+        """Make calls until `until` is true.
 
         Raises:
-            RuntimeError: nothing is due any more, and it does not.
+            RuntimeError: no call is left, and `until` is false.
         """
         while not until():
             if not self._due:

@@ -1,4 +1,4 @@
-"""What everything costs, and where that is known from: `costs.yaml`."""
+"""Costs of all parts of a step, with their sources (`costs.yaml`)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 import yaml
 
 SOURCES = ("measured", "cited", "assumed")
-"""By `measure.py` on the machine that the file names; published by others; neither."""
+"""Sources of a cost: measured by `measure.py` on the machine that the file names, published by others, or neither."""
 PARTS = ("gpu", "network", "turns", "step", "handout", "sync")
-"""GPUs and networks of any design; and what rank 0 does: for every turn, for every step, to hand a batch out, to send
-new weights."""
+"""Parts of a cost: GPUs and networks, which every design needs, and the work of rank 0 for each turn, each step, the
+hand-out of a batch, and the sending of new weights."""
 LEADER = ("turns", "step", "handout", "sync")
+"""Parts of rank 0."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Costs:
-    """Look one up by its name: `costs["turn"]`."""
+    """Costs by name: `costs["turn"]` is a number."""
 
     table: dict[str, Cost]
 
@@ -35,7 +36,7 @@ class Costs:
     def read(cls, path: Path) -> Costs:
         """
         Raises:
-            ValueError: a line says not where it is from, or what it is a part of.
+            ValueError: a line has no known part or source, no note, or a negative value.
         """
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
         table = {name: Cost(**line) for name, line in content["costs"].items()}
@@ -48,11 +49,11 @@ class Costs:
         return self.table[name].value
 
     def without(self, parts: Collection[str]) -> Costs:
-        """The same, and these parts cost nothing."""
+        """Return the same costs, with 0 for these parts."""
         free = {name: Cost(0.0, c.unit, c.part, c.source, c.note) for name, c in self.table.items() if c.part in parts}
         return Costs(self.table | free)
 
     def changed(self, **values: float) -> Costs:
-        """The same but for these."""
+        """Return the same costs with other values for these names."""
         given = {name: Cost(value, *list(vars(self.table[name]).values())[1:]) for name, value in values.items()}
         return Costs(self.table | given)

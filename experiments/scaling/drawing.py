@@ -1,4 +1,4 @@
-"""The tables and the picture of `results.csv`."""
+"""Tables and picture of `results.csv`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LOSS = 0.2
-"""Rank 0 is called saturated where a step takes so much longer than with one that costs nothing."""
+"""Rank 0 is saturated if a step takes longer by more than this share than a step in which rank 0 costs nothing."""
 COLOURS = {"taking turns": GREY, "K = 1": BLUE, "K = 4": GREEN}
 RESOURCES = {
     "interpreter: turns": (ORANGE, lambda r: r.turns + r.choosing),
@@ -25,7 +25,7 @@ RESOURCES = {
     "network: broadcast of weights": (YELLOW, lambda r: r.broadcast),
     "network: hand-out of batches": (SKY, lambda r: r.handout_network),
 }
-"""What of rank 0 is busy for how many seconds of a step."""
+"""Resources of rank 0: colour in the picture, and seconds of a step in which the resource is busy."""
 
 
 def of(rows: Sequence[Row], **wanted: object) -> list[Row]:
@@ -37,7 +37,7 @@ def workloads_of(rows: Sequence[Row]) -> list[str]:
 
 
 def saturated(rows: Sequence[Row], workload: str) -> Row | None:
-    """The smallest run in which rank 0 costs more than `LOSS` of a step."""
+    """Return the run with the fewest GPUs in which rank 0 is saturated, None without one."""
     for row in of(rows, workload=workload, arm=STUDIED, free=""):
         (ideal,) = of(rows, workload=workload, arm=STUDIED, gpus=row.gpus, free=" ".join(LEADER))
         if row.step > (1 + LOSS) * ideal.step:
@@ -51,7 +51,7 @@ def markdown(head: Sequence[str], lines: Iterator[Sequence[object]]) -> str:
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """Markdown: step times over sizes, the arms side by side, and what rank 0 does in a step."""
+    """Return Markdown with the step times by size, the arms at one size, and the seconds of rank 0 in a step."""
     sizes = sorted({row.gpus for row in rows})
     return "\n".join(
         (
@@ -60,17 +60,18 @@ def tables(rows: Sequence[Row]) -> str:
             f"Ways at {COMPARED} GPUs\n",
             markdown(
                 ["workload", "way", "step, s", "x taking turns", "waiting, s", "update, s", "servers paused, s",
-                 "sampled tokens/s per GPU", "age of groups: mean", "most", "requeued"],
+                 "sampled tokens/s per GPU", "age of groups: mean", "max", "requeued"],
                 way_lines(rows),
             ),
             f"Rank 0 with {STUDIED}: seconds of a step\n",
             markdown(
-                ["workload", "GPUs", "step", "were it free", "turns", "choosing", "credit", "hand-out", "its network",
-                 "telling", "weights: requests", "in host memory", "broadcast", "interpreter busy", "memory, GiB"],
+                ["workload", "GPUs", "step", "step, rank 0 free", "turns", "choosing", "credit", "hand-out",
+                 "hand-out, network", "metrics and files", "weights: requests", "weights: host memory",
+                 "weights: broadcast", "interpreter busy", "memory, GiB"],
                 leader_lines(rows),
             ),
-            f"{STUDIED} at {max(sizes)} GPUs: seconds of a step if one part of rank 0 cost nothing\n",
-            markdown(["workload", "as it is", *LEADER, "all of them"], part_lines(rows, max(sizes))),
+            f"{STUDIED} at {max(sizes)} GPUs: seconds of a step if parts of rank 0 cost nothing\n",
+            markdown(["workload", "no part", *LEADER, "all parts"], part_lines(rows, max(sizes))),
         )
     )  # fmt: skip
 
@@ -116,7 +117,8 @@ def part_lines(rows: Sequence[Row], size: int) -> Iterator[Sequence[object]]:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Above: a step over GPUs, batches growing with them. Below: for what share of it rank 0's resources are busy."""
+    """Draw the seconds of a step over GPUs (batches grow with them), and below the share in which each resource of rank
+    0 is busy."""
     workloads = workloads_of(rows)
     with matplotlib.rc_context(PAPER):
         figure, axes = panels(2, len(workloads), height=2.3, width=2.9)
@@ -126,7 +128,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
         axes[0][0].set_ylabel("seconds of a step")
         axes[1][0].set_ylabel(f"busy, share of a step ({STUDIED})")
         shared_legend(figure, [panel for row in axes for panel in row])
-        save(figure, path, "Modelled step time of 8 to 1,024 GPUs, and what of rank 0 is busy meanwhile")
+        save(figure, path, "Modelled step time of 8 to 1,024 GPUs, and busy shares of rank 0's resources")
 
 
 def draw_steps(axes: Axes, rows: Sequence[Row], workload: str) -> None:

@@ -1,9 +1,9 @@
-"""What it costs to hand a batch from rank 0 to other ranks, and to hear their answers: run by torchrun over gloo.
+"""Cost of handing out a batch from rank 0 to other ranks and of receiving their answers, with torchrun and gloo.
 
     torchrun --standalone --nproc-per-node 4 experiments/scaling/handout.py --out FILE
 
-Micro-batches are mtrl's own, and so is the way that they take (`RankGroup.run`): an order to all, a share to each, an
-answer from each. Nothing is computed on the way; each rank answers with as many log-probs as an update does.
+The micro-batches are mtrl's own, and `RankGroup.run` sends them: an order to all ranks, a share to each rank, an answer
+from each rank. The ranks compute nothing, and answer with as many log-probs as an update.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from mtrl.distributed.world import World
 from mtrl.trainer.data.batching import MicroBatch
 
 SHARES = (0, 1, 2, 4, 8)
-"""Micro-batches of each rank."""
+"""Numbers of micro-batches per rank."""
 
 
 class Silent:
-    """A worker that answers as an update does, and does nothing."""
+    """A worker that computes nothing, and answers as an update does."""
 
     def update(self, parts: list[list[MicroBatch]]) -> list[Tensor]:
-        """A log-prob for every sampled token."""
+        """Return a log-prob for every sampled token."""
         return [torch.zeros_like(batch.weights) for part in parts for batch in part]
 
 
 def measure(rank_group: RankGroup, repeats: int) -> list[dict[str, Any]]:
-    """The leader's: one line for each size of a share."""
+    """Measure the leader, and return one row for each number of micro-batches per rank."""
     batch = batches_of(make_samples(trajectories=8, turns=4, sampled=256, observed=256))[0].without_samples()
     lines = []
     for count in SHARES:
@@ -50,7 +50,7 @@ def measure(rank_group: RankGroup, repeats: int) -> list[dict[str, Any]]:
 
 
 def clone(batch: MicroBatch) -> MicroBatch:
-    """With memory of its own, for a pickle writes what it meets twice only once."""
+    """Return a copy with its own memory, since a pickle contains an object only once."""
     return MicroBatch(**{k: v.clone() if isinstance(v, Tensor) else v for k, v in vars(batch).items()})
 
 

@@ -1,4 +1,4 @@
-"""From costs to seconds: GPUs, networks, and what rank 0 does."""
+"""Seconds of the work of GPUs, networks and rank 0, from the costs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from server import Speed
 from mtrl.trainer.data.batching import PACKED
 
 if TYPE_CHECKING:
-    from job import Episode, Plan, Playing
+    from job import Episode, Plan, RunningGroup
 
 GIB, MIB, GB = 2**30, 2**20, 1e9
 NODE = 8
@@ -24,30 +24,32 @@ BUCKET = 2**29
 CALLS = 7
 """Requests to each server at a sync beside one per bucket: pause, begin, check, finish, drop cache, version, resume."""
 CELL, SAMPLED = 17.0, 28.0
-"""Bytes of a packed `MicroBatch` for each token (id, position, mask) and, further, for each sampled one (three floats,
-two numbers)."""
+"""Bytes of a packed `MicroBatch` for each token (id, position, mask), and further bytes for each sampled token (three
+floats, two numbers)."""
 LOGPROB = 4.0
 """Bytes of the answer for each sampled token."""
 KEEPS = 10
-"""`trainer.save_trajectories_every`."""
+"""Value of `trainer.save_trajectories_every`."""
 
 
 @dataclass(frozen=True)
 class Load:
-    """What one batch is to those who learn from it."""
+    """Costs of one batch in training."""
 
     update: float
-    """Seconds of the trainers' GPUs."""
+    """Seconds of the update on the trainers' GPUs."""
     credit: float
     """CPU seconds of rank 0 for advantages, samples, packing and balancing."""
     handout_cpu: float
-    """CPU seconds of rank 0 to hand it out and to read the answers."""
+    """CPU seconds of rank 0 for handing the batch out and reading the answers."""
     handout_network: float
-    """Seconds in which shares and answers travel."""
+    """Seconds of the network for shares and answers."""
     handout_bytes: float
-    """As they travel: every share as long as the longest."""
+    """Bytes on the network. Every share is as long as the longest one."""
     sampled: int
+    """Number of sampled tokens."""
     tokens: int
+    """Number of all tokens."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Hardware:
     # -- GPUs ---------------------------------------------------------------------------------------------------------
 
     def speed(self, plan: Plan) -> Speed:
-        """Of one server."""
+        """Return the speed of one server."""
         costs, work, gpus = self.costs, plan.workload, plan.workload.tensor_parallel
         model = work.architecture
         read = costs["hbm"] * costs["hbm_share"] * gpus * GB
@@ -74,8 +76,9 @@ class Hardware:
         )
 
     def load(self, plan: Plan, episodes: Sequence[Episode]) -> Load:
-        """A batch packed by mtrl's own first-fit, and balanced as in `mtrl/trainer/data/batching.py`: rounds of
-        neighbours by cost, each as long as its costliest micro-batch."""
+        """Return the costs of a batch. It is packed by mtrl's own first-fit and balanced as in
+        `mtrl/trainer/data/batching.py`: in each round the ranks get micro-batches of similar cost, and the round takes
+        as long as the most expensive one."""
         costs, work, times = self.costs, plan.workload, plan.times
         ranks = max(1, plan.trainers // times)
         lengths = [episode.context for episode in episodes]
@@ -101,7 +104,7 @@ class Hardware:
         )
 
     def _meeting(self, plan: Plan) -> float:
-        """Seconds in which the ranks gather all layers twice in bfloat16 and add gradients up in float32."""
+        """Return the seconds in which the ranks gather all layers twice in bfloat16 and add up gradients in float32."""
         if plan.trainers == 1:
             return 0.0
         link = "nvlink" if plan.trainers <= NODE else "fabric"
@@ -110,17 +113,18 @@ class Hardware:
     # -- rank 0's interpreter -----------------------------------------------------------------------------------------
 
     def turn(self, plan: Plan, context: int, sampled: int) -> float:
-        """CPU seconds of one turn: its place, the request, the answer, the environment, the words of both."""
+        """Return the CPU seconds of one turn: its place at a server, the request, the answer, the environment, and the
+        text of both."""
         costs = self.costs
         tokens = costs["turn_per_prompt_token"] * context + costs["turn_per_sampled_token"] * sampled
         return plan.times * (costs["turn"] + tokens + costs["router_per_replica"] * plan.servers)
 
     def choosing(self, plan: Plan, outstanding: int) -> float:
-        """CPU seconds in which `Admission.choose` sorts what is outstanding, each time that a group is finished."""
+        """Return the CPU seconds of `Admission.choose`, which sorts all outstanding groups after each finished one."""
         return plan.times**2 * self.costs["choose_per_group"] * outstanding
 
-    def telling(self, plan: Plan, groups: Sequence[Playing]) -> float:
-        """CPU seconds for the metrics of a step and, in the mean over steps, for the files of trajectories."""
+    def reporting(self, plan: Plan, groups: Sequence[RunningGroup]) -> float:
+        """Return the CPU seconds for the metrics of a step and for the trajectory files, as the mean over steps."""
         episodes = [episode for group in groups for episode in group.episodes]
         sizes = (len(episodes), sum(len(e.turns) for e in episodes), sum(e.context for e in episodes))
         every, some = self._plane("telling_plane", *sizes), self._plane("keeping_plane", *sizes)
@@ -132,8 +136,8 @@ class Hardware:
         return each + costs[f"{name}_per_token"] * tokens
 
     def memory(self, plan: Plan, load: Load) -> float:
-        """Bytes of rank 0's host at most: trajectories of K + 1 batches, samples, tensors and pickles of one, weights
-        twice."""
+        """Return the peak bytes in the memory of rank 0's host: the trajectories of K + 1 batches, the samples, tensors
+        and pickles of one batch, and the weights twice."""
         turns = (plan.lag + 1) * load.tokens * self.costs["turn_bytes_per_token"]
         batch = load.tokens * (self.costs["sample_bytes_per_token"] + CELL) + load.sampled * SAMPLED
         return turns + batch + load.handout_bytes + self._weights(plan) * (2 * 4 + 2)
@@ -144,27 +148,28 @@ class Hardware:
         return plan.workload.architecture.parameters
 
     def sync_before(self, plan: Plan) -> float:
-        """Seconds before the servers pause: gather in float32, to the host's memory, and a copy there."""
+        """Return the seconds of the sync before the servers pause: gathering in float32, moving to the host's memory,
+        and a copy there."""
         costs, size = self.costs, 4.0 * self._weights(plan)
         return size / GB * (costs["gather_per_gb"] + costs["device_to_host_per_gb"]) + self._host("host_copy", size)
 
     def sync_host(self, plan: Plan) -> float:
-        """Seconds while they are paused: to bfloat16, checksums, one buffer, and back to the GPU."""
+        """Return the seconds of the host during the pause: cast, checksums, one buffer, and back to the GPU."""
         size = 4.0 * self._weights(plan)
         passes = sum(self._host(name, size) for name in ("host_cast", "host_checksum", "host_flatten"))
         return passes + size / 2 / GB * self.costs["host_to_device_per_gb"]
 
     def sync_calls(self, plan: Plan) -> float:
-        """CPU seconds of rank 0's requests to all servers."""
+        """Return the CPU seconds of rank 0's requests to all servers."""
         buckets = -(-2 * self._weights(plan) // BUCKET)
         return self.costs["call"] * plan.servers * (CALLS + buckets)
 
     def sync_network(self, plan: Plan) -> float:
-        """Seconds of the broadcast in bfloat16; colocated servers take them in and wake."""
+        """Return the seconds of the broadcast in bfloat16, and for colocated servers those of sleep and wake-up."""
         seconds = 2.0 * self._weights(plan) / GB * self.costs["broadcast_per_gb"]
         return seconds + (self.costs["sleep_and_wake"] if plan.colocated else 0.0)
 
     def _host(self, name: str, size: float) -> float:
-        """Of weights that take `size` bytes in float32, by as many threads as a rank has."""
+        """Return the seconds of a pass over weights of `size` bytes in float32, with the threads of a rank."""
         threads = self.costs["host_threads"]
         return self.costs[f"{name}_per_gib"] * size / GIB / threads if threads else 0.0

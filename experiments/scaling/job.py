@@ -1,4 +1,4 @@
-"""A training run in simulated time: real admission, modelled seconds."""
+"""A training run in simulated time, with mtrl's own admission."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from mtrl.trainer.data.stream import ADMISSIONS
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run on how many GPUs."""
+    """A workload, a number of GPUs, and the settings of the run."""
 
     workload: Workload
     gpus: int
     lag: int
-    """`async_config.max_steps_off_policy`."""
+    """Value of `async_config.max_steps_off_policy`."""
     share: float = 0.5
-    """Of the GPUs, for servers; without colocation."""
+    """Share of the GPUs that servers have without colocation."""
     colocated: bool = False
-    """Servers and trainers take turns on all GPUs."""
+    """Whether servers and trainers alternate on all GPUs."""
     on_stale: str = "wait"
     most: int = 32
-    """GPUs that are simulated at most. Of more, an equal part of servers and groups is, and what rank 0 does for each
-    of these is done as often: servers are alike, and rank 0 is what they share."""
+    """Greatest number of simulated GPUs. With more GPUs, an equal part of the servers and groups is simulated, and the
+    work of rank 0 for each of them is multiplied: all servers behave alike and share rank 0."""
 
     @property
     def times(self) -> int:
-        """How many GPUs each simulated one stands for."""
+        """Number of GPUs that each simulated GPU represents."""
         return max(1, self.gpus // self.most)
 
     @property
@@ -54,52 +54,55 @@ class Plan:
 class Episode:
     """One running trajectory."""
 
-    group: Playing
+    group: RunningGroup
     turns: list[Turn]
     home: Server
+    """Server of its next turn."""
     done: int = 0
-    """Turns."""
+    """Number of finished turns."""
     context: int = 0
-    """Tokens."""
+    """Number of tokens."""
     cached: int = 0
-    """Of them, those whose keys and values its server has, of the weights of `version`."""
+    """Number of tokens whose keys and values its server has, computed by the weights of `version`."""
     version: int = 0
     asked: Asked | None = None
 
 
 @dataclass(eq=False)
-class Playing:
+class RunningGroup:
     """A group between its admission and its training."""
 
     slot: Outstanding
     episodes: list[Episode] = field(default_factory=list)
     left: int = 0
-    """Episodes that are not over."""
+    """Number of episodes that have not ended."""
     dropped: bool = False
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one training step was."""
+    """Times and groups of one training step."""
 
     begun: float
-    """When the one before was over."""
+    """Time at which the step before ended."""
     published: float
-    """When the new weights were out."""
+    """Time at which the servers had the new weights."""
     ended: float
-    """When it was told."""
+    """Time at which the metrics of the step were written."""
     ages: list[int]
-    """Of its groups, by the version at their admission."""
+    """Ages of its groups in steps, by the version at their admission."""
     waited: float
-    """Seconds for groups."""
+    """Seconds of waiting for groups."""
     updated: float
-    """Seconds of the GPUs' update."""
+    """Seconds of the update on the GPUs."""
     paused: float
-    """Seconds in which servers took new weights."""
+    """Seconds in which servers were paused for new weights."""
     trained: list[int]
     """Numbers of its groups."""
     sampled: int
+    """Number of sampled tokens."""
     context: int
+    """Number of all tokens."""
 
     @property
     def seconds(self) -> float:
@@ -107,7 +110,7 @@ class Step:
 
 
 class Job:
-    """`mtrl/trainer/loop.py` and `stream.py` with all that takes time replaced by seconds of `Hardware`."""
+    """`mtrl/trainer/loop.py` and `stream.py` with simulated work, whose seconds are those of `Hardware`."""
 
     def __init__(self, plan: Plan, hardware: Hardware, seed: int = 0, steps: float = float("inf")):
         self.plan, self.hardware, self.seed = plan, hardware, seed
@@ -116,12 +119,12 @@ class Job:
         self.servers = [Server(self.clock, hardware.speed(plan)) for _ in range(max(1, plan.servers // plan.times))]
         self.batch = plan.workload.groups(plan.gpus // plan.times)
         self.admission = ADMISSIONS[plan.on_stale](self.batch, plan.lag, None, steps)
-        self.playing: dict[Outstanding, Playing] = {}
-        self.finished: dict[Outstanding, Playing] = {}
+        self.running: dict[Outstanding, RunningGroup] = {}
+        self.finished: dict[Outstanding, RunningGroup] = {}
         self.steps: list[Step] = []
         self.spent: Counter[str] = Counter()
-        """Seconds of rank 0 that are not its interpreter's: networks, and copies in the memory of its host."""
-        self.last: list[Playing] = []
+        """Seconds of rank 0 outside of its interpreter, by kind: networks, and copies in the memory of its host."""
+        self.last: list[RunningGroup] = []
         """Groups of the newest batch."""
         self.requeued = 0
         self._rows = count()
@@ -130,7 +133,7 @@ class Job:
         self._begun, self._free = 0.0, 0.0
 
     def run(self, steps: int) -> list[Step]:
-        """Go on until so many are trained."""
+        """Continue until `steps` steps are trained."""
         if not self.admission.admitted:
             self.admission.begin(0)
             self._admit()
@@ -138,15 +141,15 @@ class Job:
         self.leader.settle()
         return self.steps
 
-    # -- rollouts, as `Stream` --------------------------------------------------------------------------------------
+    # -- rollouts, as in `Stream` -----------------------------------------------------------------------------------
 
     def _admit(self) -> None:
-        while self.admission.may_admit(len(self.playing)):
+        while self.admission.may_admit(len(self.running)):
             self._start(self.admission.admit(lambda: {"n": next(self._rows)}))
 
     def _start(self, slot: Outstanding) -> None:
-        """The episodes of a group begin on one server (`Router`): they share a prompt."""
-        group = self.playing[slot] = Playing(slot)
+        """Start the episodes of a group on one server, since they share a prompt (`Router`)."""
+        group = self.running[slot] = RunningGroup(slot)
         self._homes += 1
         home = self.servers[self._homes % len(self.servers)]
         workload = self.plan.workload
@@ -158,7 +161,7 @@ class Job:
             self._ask(episode)
 
     def _ask(self, episode: Episode) -> None:
-        """Its next turn; what older weights have cached is of no use."""
+        """Request the next turn of an episode. Keys and values of older weights are computed again."""
         if episode.group.dropped:
             return
         turn = episode.turns[episode.done]
@@ -173,7 +176,7 @@ class Job:
         episode.home.ask(episode.asked)
 
     def _is_crowded(self, server: Server) -> bool:
-        """As `Router.slack`: a turn moves where others wait, or far more are at work than elsewhere."""
+        """Whether a turn moves to another server because too many turns are at this one, as by `Router.slack`."""
         slots = server.speed.slots
         return server.load >= max(8, slots // 4) and server.load >= slots
 
@@ -187,7 +190,7 @@ class Job:
         self.leader.do(LOOP, "turns", seconds, answered)
 
     def _observed(self, episode: Episode) -> None:
-        """The environment has answered, or the episode is over."""
+        """Continue after the answer of the environment, or end the episode."""
         if episode.group.dropped:
             return
         episode.done += 1
@@ -197,28 +200,28 @@ class Job:
         group = episode.group
         group.left -= 1
         if not group.left:
-            del self.playing[group.slot]
+            del self.running[group.slot]
             self.finished[group.slot] = group
             self._admit()
-            if not self._learning:  # `Stream.collect` waits, and looks again
+            if not self._learning:  # `Stream.collect` waits, and chooses again
                 looking = self.hardware.choosing(self.plan, len(self.admission.outstanding))
                 self.leader.do(LOOP, "choosing", looking, self._collect)
 
     def _drop(self, slot: Outstanding) -> None:
-        """What became too old, with `on_stale=requeue`."""
+        """Drop a group that became too old, with `on_stale=requeue`."""
         self.requeued += 1
         self.admission.requeue(slot)
         self.finished.pop(slot, None)
-        if (group := self.playing.pop(slot, None)) is not None:
+        if (group := self.running.pop(slot, None)) is not None:
             group.dropped = True
             for episode in group.episodes:
                 if episode.asked is not None:
                     episode.home.drop(episode.asked)
 
-    # -- a step, as `Trainer._step` -----------------------------------------------------------------------------------
+    # -- a step, as in `Trainer._step` --------------------------------------------------------------------------------
 
     def _collect(self) -> None:
-        """Begin the update if there is a batch."""
+        """Begin the update if a batch is complete."""
         if self._learning or len(self.finished) < self.batch:
             return
         if (batch := self.admission.choose(self.finished)) is None:
@@ -245,7 +248,7 @@ class Job:
         )
 
     def _chain(self, parts: tuple[Callable[[Callable[[], None]], None], ...], last: Callable[[], None]) -> None:
-        """One after the other."""
+        """Run the parts one after the other, and then `last`."""
         if parts:
             parts[0](lambda: self._chain(parts[1:], last))
         else:
@@ -261,8 +264,8 @@ class Job:
             server.pause()
         then()
 
-    def _ended(self, groups: list[Playing], waited: float, updated: float, sampled: int, context: int) -> None:
-        """The weights are out: `Stream.publish`, and what a step tells."""
+    def _ended(self, groups: list[RunningGroup], waited: float, updated: float, sampled: int, context: int) -> None:
+        """Continue after the weights were sent: as `Stream.publish`, and with the metrics of the step."""
         version = self.admission.version + 1
         ages = [self.admission.version - group.slot.version for group in groups]
         self.admission.trained(version)
@@ -282,4 +285,4 @@ class Job:
             self._learning = False
             self._collect()
 
-        self.leader.do(LOOP, "telling", self.hardware.telling(self.plan, groups), reported)
+        self.leader.do(LOOP, "telling", self.hardware.reporting(self.plan, groups), reported)

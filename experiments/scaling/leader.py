@@ -1,4 +1,4 @@
-"""Rank 0's Python: one interpreter, in which the event loop and the thread beside it take turns."""
+"""The Python interpreter of rank 0, which the event loop and the thread of the updates share."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LOOP, DESK = "loop", "desk"
 class Work:
     kind: str
     left: float
-    """CPU seconds."""
+    """CPU seconds that are left."""
     then: Callable[[], None]
 
 
 class Leader:
-    """Each lane does one piece of work after the other; while both have some, each has half of the interpreter."""
+    """Each lane does one piece of work after the other. While both have work, each gets half of the interpreter."""
 
     def __init__(self, clock: Clock):
         self.clock = clock
@@ -32,7 +32,7 @@ class Leader:
         self._since, self._plan = 0.0, 0
 
     def do(self, lane: str, kind: str, seconds: float, then: Callable[[], None]) -> None:
-        """Call `then` when so many CPU seconds have been spent on it, after what the lane has to do before."""
+        """Add work of so many CPU seconds to the end of a lane, and call `then` when it is done."""
         if not seconds:
             then()
             return
@@ -41,7 +41,7 @@ class Leader:
         self._replan()
 
     def settle(self) -> None:
-        """Book in `spent` the time since this was last called."""
+        """Add the time since the last call to `spent` and to the running work."""
         heads = [lane[0] for lane in self._lanes.values() if lane]
         for head in heads:
             share = (self.clock.now - self._since) / len(heads)
@@ -58,7 +58,7 @@ class Leader:
             self.clock.after(soonest, lambda: self._end(plan))
 
     def _end(self, plan: int) -> None:
-        """The work that is over first, unless something else has come since this was planned."""
+        """End the work that is done first, unless work was added after this was planned."""
         if plan != self._plan:
             return
         self.settle()

@@ -1,11 +1,12 @@
-"""Measures what rank 0 of mtrl spends on a step, on this machine: the lines of `costs.yaml` marked `measured`.
+"""Measures the costs of rank 0 of mtrl in a step on this machine: the lines of `costs.yaml` marked `measured`.
 
-    python experiments/scaling/measure.py                     prints the lines, in a few minutes
-    python experiments/scaling/measure.py --json costs.json   and keeps them
+    python experiments/scaling/measure.py                     prints the costs, in a few minutes
+    python experiments/scaling/measure.py --json costs.json   also writes them to a file
 
-Everything is mtrl's own code on synthetic rollouts (`synthetic.py`); the servers of an engine are a stand-in
-process that answers at once (`answering.py`). CPU seconds are those of all threads of the process that leads, and of
-the best of some repeats; each figure is a least-squares fit over several sizes, with what is left over beside it.
+The measured code is mtrl's own, with synthetic rollouts (`synthetic.py`). The servers of an engine are a stand-in
+process that answers immediately (`answering.py`). CPU seconds are those of all threads of the leader's process, in the
+fastest of some repeats. Each figure is a least-squares fit over several sizes, and `…_off` is its largest relative
+error.
 """
 
 from __future__ import annotations
@@ -61,11 +62,11 @@ from mtrl.utils.process import settled
 FOLDER = Path(__file__).parent
 MIB = 2**20
 MODEL = ModelFlops(7_000_000_000, 7_000_000_000, 600_000_000, 600_000_000, 4096, (None,) * 36)
-"""Only its arithmetic is used."""
+"""Sizes of a model, of which only the FLOPs are used."""
 
 
 def cpu_of(work: Callable[[], Any], repeats: int) -> float:
-    """CPU seconds of the cheapest of some repeats."""
+    """Return the least CPU seconds of some repeats."""
 
     def once() -> float:
         start = time.process_time()
@@ -76,7 +77,7 @@ def cpu_of(work: Callable[[], Any], repeats: int) -> float:
 
 
 def fit(rows: Sequence[Sequence[float]], found: Sequence[float]) -> tuple[list[float], float]:
-    """Coefficients of `rows` that are not negative, by least squares of relative errors; and the largest such error."""
+    """Return coefficients of `rows`, none negative, by least squares of relative errors, and the largest error."""
     left, wanted = np.array(rows, float), np.array(found, float)
     scaled, used = left / wanted[:, None], list(range(left.shape[1]))
     while True:
@@ -91,14 +92,14 @@ def fit(rows: Sequence[Sequence[float]], found: Sequence[float]) -> tuple[list[f
 
 
 def credit(groups: list[Group]) -> tuple[list[Any], list[Any]]:
-    """From rewards to samples, as `Trainer._credit`."""
+    """Return samples and advantages, as `Trainer._credit` does."""
     advantages = turn_advantages(groups, AlgorithmConfig(), {})
     pairs = zip(groups, advantages, strict=True)
     return [sample for group, turns in pairs for sample in group_samples(group, turns)], advantages
 
 
 def learning_plane(groups: list[Group]) -> None:
-    """What the thread beside the rollouts does for an update, less handing it out: credit, packing, balancing."""
+    """Do the work of the update's thread without the hand-out: credit, packing, balancing."""
     samples, _ = credit(groups)
     batches = batches_of(samples, ranks=8)
     balance(batches, 8, MODEL)
@@ -107,7 +108,7 @@ def learning_plane(groups: list[Group]) -> None:
 
 
 def telling_plane(groups: list[Group], folder: Path, keeps: bool) -> float:
-    """CPU seconds on the event loop after a step: metrics, and the notes and JSONL of stored trajectories."""
+    """Return the CPU seconds of the event loop after a step: metrics, and with `keeps` the stored trajectories."""
     samples, advantages = credit(groups)
     looked_at = [pair for batch in batches_of(samples) for pair in per_sample(batch, batch.weights)]
     start = time.process_time()
@@ -122,7 +123,7 @@ def telling_plane(groups: list[Group], folder: Path, keeps: bool) -> float:
 
 
 def measure_planes(repeats: int) -> dict[str, Any]:
-    """Per trajectory, turn and token."""
+    """Return the CPU seconds of a step per trajectory, turn and token."""
     shapes = [(64, 1, 64, 64), (64, 1, 2048, 512), (64, 8, 64, 64), (64, 8, 256, 256), (32, 32, 128, 256)]
     rows, learning, telling, keeping = [], [], [], []
     with tempfile.TemporaryDirectory() as folder, settled():
@@ -144,7 +145,7 @@ def measure_planes(repeats: int) -> dict[str, Any]:
 
 
 class Talker(BaseEnvironment):
-    """Says the same on every turn, at once."""
+    """Answers every turn immediately with the same text."""
 
     def __init__(self, max_turns: int, words: int):
         super().__init__(max_turns)
@@ -157,7 +158,7 @@ class Talker(BaseEnvironment):
 
 @contextmanager
 def stand_ins(count: int) -> Iterator[list[str]]:
-    """URLs of servers that answer at once, all of them one process."""
+    """Start one process with `count` servers that answer immediately, and yield their URLs."""
     command = [sys.executable, str(FOLDER / "answering.py"), str(count)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -167,8 +168,8 @@ def stand_ins(count: int) -> Iterator[list[str]]:
             process.kill()
 
 
-def play(urls: list[str], episodes: int, turns: int, sampled: int, words: int) -> tuple[list[float], float]:
-    """Of the episodes of one run: turns, tokens of all prompts, sampled tokens, tokens rendered; and CPU seconds."""
+def collect(urls: list[str], episodes: int, turns: int, sampled: int, words: int) -> tuple[list[float], float]:
+    """Run episodes. Return the numbers of turns, of prompt tokens and of sampled tokens, and the CPU seconds."""
     tokenizer = train_tokenizer([[{"role": "user", "content": "word answer " * 50}]] * 4, VOCABULARY, ())
     settings = VllmConfig(urls=urls)
     backend = Backend("vllm", settings, partial(VllmApi, settings=settings), lambda place: NotImplemented)
@@ -204,10 +205,10 @@ def play(urls: list[str], episodes: int, turns: int, sampled: int, words: int) -
 
 
 class NoSync:
-    """Weights are never sent here."""
+    """A weight sync that is never used."""
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 def counted(groups: list[Group]) -> list[float]:
@@ -221,11 +222,11 @@ def counted(groups: list[Group]) -> list[float]:
 
 
 def measure_turns(repeats: int) -> dict[str, float]:
-    """CPU seconds of a turn on rank 0: router, HTTP and JSON, parsing, environment, tokenising."""
+    """Return the CPU seconds of a turn on rank 0: router, HTTP and JSON, parsing, environment, tokenising."""
     shapes = [(64, 1, 32, 20), (64, 8, 32, 20), (32, 8, 512, 20), (32, 16, 32, 250), (16, 16, 256, 250)]
     with stand_ins(4) as urls, settled():
-        play(urls, 8, 2, 32, 20)
-        best = [min((play(urls, *shape) for _ in range(repeats)), key=lambda found: found[1]) for shape in shapes]
+        collect(urls, 8, 2, 32, 20)
+        best = [min((collect(urls, *shape) for _ in range(repeats)), key=lambda found: found[1]) for shape in shapes]
     (turn, prompt, sampled), off = fit([row for row, _ in best], [seconds for _, seconds in best])
     names = ("turn", "turn_per_prompt_token", "turn_per_sampled_token", "turn_off")
     return dict(zip(names, (turn, prompt, sampled, off), strict=True))
@@ -249,7 +250,7 @@ def measure_calls(servers: int = 64, rounds: int = 8) -> dict[str, float]:
 
 
 def route(replicas: int, turns: int, limit: int = 160, trajectories: int = 0) -> float:
-    """CPU seconds of the router for each turn, with `trajectories` conversations that hold a place each for a while."""
+    """Return the CPU seconds of the router per turn, with `trajectories` conversations that each hold a place."""
 
     async def run() -> float:
         router, numbers = Router([ReplicaLoad(True) for _ in range(replicas)], limit), iter(range(10**9))
@@ -269,7 +270,7 @@ def route(replicas: int, turns: int, limit: int = 160, trajectories: int = 0) ->
 
 
 def measure_router(repeats: int) -> dict[str, float]:
-    """How a turn's place grows with the number of servers."""
+    """Return the CPU seconds of a turn's place, as a fixed part and a part per server."""
     sizes = (2, 8, 32, 128, 512)
     found = [min(route(size, 8) for _ in range(repeats)) for size in sizes]
     (fixed, each), off = fit([[1, size] for size in sizes], found)
@@ -277,7 +278,7 @@ def measure_router(repeats: int) -> dict[str, float]:
 
 
 def measure_choosing(repeats: int, batch: int = 2048, lag: int = 4) -> dict[str, float]:
-    """CPU seconds of `Admission.choose` for each outstanding group, while half a batch is finished."""
+    """Return the CPU seconds of `Admission.choose` per outstanding group, while half of a batch is finished."""
     admission = Admission(batch, lag)
     while admission.may_admit(0):
         admission.admit(lambda: {})
@@ -289,7 +290,7 @@ def measure_choosing(repeats: int, batch: int = 2048, lag: int = 4) -> dict[str,
 
 
 def measure_host(repeats: int) -> dict[str, float]:
-    """Seconds per GiB of weights in float32, with one thread: what a sync does to them on the CPU."""
+    """Return the CPU seconds per GiB of float32 weights of each pass of a sync on the CPU, with one thread."""
     weights = {f"layer{i}": torch.randn(32 * MIB // 4) for i in range(8)}
     halves = {name: value.to(torch.bfloat16) for name, value in weights.items()}
     gib = sum(value.nbytes for value in weights.values()) / 2**30
@@ -306,7 +307,7 @@ def measure_host(repeats: int) -> dict[str, float]:
 
 
 def measure_bytes() -> dict[str, float]:
-    """Memory of rank 0 for each token: as turns, as a sample beside them, and as tensors of a micro-batch."""
+    """Return the bytes of rank 0's memory per token: of turns, of samples, and of the tensors of micro-batches."""
     shape = {"trajectories": 32, "turns": 4, "sampled": 256, "observed": 256}
     tokens = shape["trajectories"] * shape["turns"] * (shape["sampled"] + shape["observed"])
     tracemalloc.start()
@@ -329,7 +330,7 @@ def measure_bytes() -> dict[str, float]:
 
 
 def measure_handout(sizes: Sequence[int]) -> dict[str, float]:
-    """Seconds of `RankGroup.run`: for each rank, and for each MiB of all shares; and CPU seconds of the leader."""
+    """Return the wall seconds of `RankGroup.run` and the leader's CPU seconds, per rank and per MiB of all shares."""
     lines: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as folder:
         for size in sizes:
@@ -353,8 +354,8 @@ def measure_handout(sizes: Sequence[int]) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4, 8], help="processes that get a batch")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there as well")
+    parser.add_argument("--ranks", type=int, nargs="*", default=[2, 4, 8], help="numbers of ranks")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the costs to this file")
     args = parser.parse_args()
     torch.set_num_threads(1)
     before = os.getloadavg()[0]

@@ -1,10 +1,10 @@
-"""Step time of 8 to 1,024 GPUs in simulated time, and what rank 0 has to do with it.
+"""Simulates the time of a training step on 8 to 1,024 GPUs, and the share of rank 0 in it.
 
-    python experiments/scaling/scaling.py                      results.csv, results.md and scaling.png; minutes
+    python experiments/scaling/scaling.py                      results.csv, results.md and scaling.png, in minutes
     python experiments/scaling/scaling.py --gpus 8 16 --workloads tools --steps 2 --out DIR
-    python experiments/scaling/scaling.py --draw               tables and picture of the results.csv that is there
+    python experiments/scaling/scaling.py --draw               tables and picture of an existing results.csv
 
-On paper: no GPU was at hand. What each cost is and where it is known from: `costs.yaml`.
+No GPU was available. `costs.yaml` has all costs and their sources.
 """
 
 from __future__ import annotations
@@ -34,18 +34,20 @@ ARMS: dict[str, dict[str, Any]] = {
     "taking turns, all GPUs shared": {"lag": 0, "colocated": True},
 }
 EVERYWHERE = ("taking turns", "K = 1", "K = 4")
-"""At every size; the others at `COMPARED` GPUs."""
+"""Arms that are simulated at every size; the other arms only at `COMPARED` GPUs."""
 COMPARED = 32
 CHOSEN_AT = 32
-"""GPUs at which the split between servers and trainers is looked for; all other sizes have the same."""
+"""Number of GPUs at which the best split between servers and trainers is searched; all other sizes have the same split.
+"""
 SHARES = (0.5, 0.625, 0.75)
+"""Shares of the GPUs for servers that are compared."""
 STUDIED = "K = 1"
-"""Whose parts of rank 0 are taken away, one at a time."""
+"""Arm that is also simulated without parts of rank 0."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One run; seconds are means over its measured steps, of rank 0 for each step."""
+    """One run. All seconds are means per measured step."""
 
     workload: str
     arm: str
@@ -53,18 +55,23 @@ class Row:
     free: str
     """Parts of rank 0 that cost nothing."""
     share: float
-    """Of the GPUs, for servers."""
+    """Share of the GPUs that servers have."""
     step: float
+    """Seconds of a step."""
     waiting: float
-    """For groups."""
+    """Seconds in which the trainers waited for groups."""
     update: float
+    """Seconds of the update."""
     paused: float
+    """Seconds in which servers were paused for new weights."""
     tokens_per_gpu: float
-    """Sampled and trained, a second."""
+    """Number of sampled tokens per second and GPU."""
     age: float
-    """Mean of groups, in steps."""
+    """Mean age of the groups in steps."""
     oldest: int
+    """Greatest age of a group in steps."""
     requeued: int
+    """Number of groups that were dropped because of their age."""
     turns: float = 0.0
     choosing: float = 0.0
     credit: float = 0.0
@@ -93,12 +100,12 @@ KINDS = {
     "host": "weights, host",
     "broadcast": "weights, network",
 }
-"""Columns by what a `Job` calls them."""
+"""Kind of work in a `Job` for each column of seconds."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """One run that is to be made."""
+    """Settings of one run."""
 
     workload: str
     arm: str
@@ -109,7 +116,8 @@ class Task:
     seed: int = 0
 
     def run(self) -> Row:
-        """Whole rounds of K + 1 steps, since groups that begin together are trained so, after a warm-up of K + 2."""
+        """Simulate a warm-up of K + 2 steps, and then whole rounds of K + 1 steps, since groups that begin together are
+        trained in one round."""
         arm = ARMS[self.arm]
         plan = Plan(WORKLOADS[self.workload], self.gpus, share=self.share, **arm)
         count = -(-self.steps // (plan.lag + 1)) * (plan.lag + 1)
@@ -141,8 +149,8 @@ class Task:
 
 
 def best_shares(workloads: Sequence[str], steps: int, pool: ProcessPoolExecutor) -> dict[tuple[str, str], float]:
-    """The split of GPUs with the shortest step, for each workload and arm of `EVERYWHERE`; others take that of
-    `STUDIED`."""
+    """Return the split of GPUs with the shortest step, for each workload and arm of `EVERYWHERE`. Other arms get the
+    split of `STUDIED`."""
     tasks = [Task(w, arm, CHOSEN_AT, share, steps) for w in workloads for arm in EVERYWHERE for share in SHARES]
     found: dict[tuple[str, str], Row] = {}
     for row in pool.map(Task.run, tasks):
@@ -155,7 +163,8 @@ def best_shares(workloads: Sequence[str], steps: int, pool: ProcessPoolExecutor)
 def tasks_of(
     workloads: Sequence[str], gpus: Sequence[int], steps: int, shares: dict[tuple[str, str], float]
 ) -> Iterable[Task]:
-    """Every arm; and the studied one without what rank 0 costs: all of it everywhere, at most GPUs part by part."""
+    """Yield the runs of every arm, and those of the studied arm without the costs of rank 0: without all of them at
+    every size, and without each part at the greatest size."""
     for workload in workloads:
         for arm in ARMS:
             share = shares[workload, arm]
@@ -190,10 +199,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, nargs="+", default=list(GPUS))
     parser.add_argument("--workloads", nargs="+", choices=list(WORKLOADS), default=list(WORKLOADS))
-    parser.add_argument("--steps", type=int, default=4, help="measured at least, after a warm-up of K + 2")
+    parser.add_argument("--steps", type=int, default=4, help="least measured steps, after a warm-up of K + 2")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of what is written")
-    parser.add_argument("--draw", action="store_true", help="simulate nothing")
+    parser.add_argument("--out", type=Path, default=FOLDER, help="folder of the results")
+    parser.add_argument("--draw", action="store_true", help="simulate nothing, draw an existing results.csv")
     args = parser.parse_args()
     from drawing import draw, tables  # matplotlib, which the simulated processes need not load
 

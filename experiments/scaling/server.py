@@ -1,4 +1,4 @@
-"""A server of an engine: turns share it, token by token."""
+"""A simulated server of an engine, which samples one token for all its turns in each iteration."""
 
 from __future__ import annotations
 
@@ -13,71 +13,74 @@ from clock import Clock
 
 @dataclass(frozen=True)
 class Speed:
-    """What one server can do; a roofline of reading weights and cached keys, and of arithmetic."""
+    """Speed of one server: a roofline of reading weights and cached keys and values, and of arithmetic."""
 
     fixed: float
-    """Seconds of an iteration that samples nothing but a token: the weights are read, kernels are started."""
+    """Seconds of an iteration without cached tokens: weights are read and kernels are started."""
     per_cached_token: float
-    """Further seconds for each token whose keys and values are read."""
+    """Further seconds of an iteration for each token whose keys and values are read."""
     per_turn: float
-    """Least seconds of arithmetic for each turn that is sampled at the same time."""
+    """Seconds of arithmetic in an iteration for each turn."""
     per_prompt_token: float
-    """Seconds of each token that is prefilled."""
+    """Seconds of the prefill for each token."""
     slots: int
-    """Turns at once."""
+    """Greatest number of turns that are sampled at the same time."""
     room: float
-    """Tokens whose keys and values fit."""
+    """Number of tokens whose keys and values fit in the cache."""
 
     def iteration(self, turns: int, cached: float) -> float:
-        """Seconds in which each of so many turns gets a token."""
+        """Return the seconds in which each of `turns` turns gets one token."""
         return max(self.fixed + self.per_cached_token * cached, self.per_turn * turns)
 
 
 @dataclass(eq=False)
 class Asked:
-    """A turn that is to be sampled."""
+    """Request of a turn."""
 
     prefill: int
-    """Tokens of the prompt that are not cached."""
+    """Number of tokens of the prompt that are not cached."""
     context: int
-    """Tokens of the whole prompt."""
+    """Number of tokens of the whole prompt."""
     sampled: int
+    """Number of tokens to sample."""
     then: Callable[[], None]
+    """Called when the turn has ended."""
     end: float = 0.0
-    """Tokens that each turn of this server will have got by then, since the beginning."""
+    """Number of iterations of the server, since its start, after which the turn ends."""
 
     @property
     def cached(self) -> float:
-        """Tokens with keys and values, in the mean over the turn."""
+        """Number of tokens with keys and values, as the mean over the turn."""
         return self.context + self.sampled / 2
 
 
 class Server:
-    """Samples for all its turns at once. A prefill stops the others; those beyond the places wait in order."""
+    """Samples all running turns at the same time. A prefill stops the other turns, and turns without a slot wait in
+    order."""
 
     def __init__(self, clock: Clock, speed: Speed):
         self.clock, self.speed = clock, speed
         self.waiting: deque[Asked] = deque()
         self.busy = 0.0
-        """Seconds in which it did something."""
+        """Seconds in which the server worked."""
         self._running: list[tuple[float, int, Asked]] = []
         self._cached, self._got, self._debt, self._since = 0.0, 0.0, 0.0, 0.0
         self._paused, self._plan, self._numbers = False, 0, count()
 
     @property
     def load(self) -> int:
-        """Turns that it has."""
+        """Number of running and waiting turns."""
         return len(self._running) + len(self.waiting)
 
     def ask(self, turn: Asked) -> None:
-        """Its `then` is called when the turn is over."""
+        """Sample a turn, and call its `then` when it has ended."""
         self._settle()
         self.waiting.append(turn)
         self._begin()
         self._replan()
 
     def drop(self, turn: Asked) -> None:
-        """Nobody wants it any more; nothing happens where it is over."""
+        """Cancel a turn, unless it has ended."""
         self._settle()
         if turn in self.waiting:
             self.waiting.remove(turn)
@@ -89,13 +92,13 @@ class Server:
         self._replan()
 
     def pause(self) -> None:
-        """Nothing is sampled until `resume`."""
+        """Sample nothing until `resume`."""
         self._settle()
         self._paused = True
         self._replan()
 
     def resume(self) -> None:
-        """Go on by new weights: all keys and values are computed anew."""
+        """Continue with new weights: all keys and values are computed again."""
         self._settle()
         self._paused = False
         self._debt += self.speed.per_prompt_token * self._cached
@@ -103,7 +106,7 @@ class Server:
         self._replan()
 
     def _settle(self) -> None:
-        """Book the time since this was last called: first what is to be prefilled, then tokens for all."""
+        """Use the time since the last call, first for prefills and then for iterations."""
         passed, self._since = self.clock.now - self._since, self.clock.now
         if self._paused or not self._running:
             return
@@ -116,7 +119,7 @@ class Server:
         return self.speed.iteration(len(self._running), max(0.0, self._cached))
 
     def _begin(self) -> None:
-        """Give places to those who wait."""
+        """Start waiting turns while there are slots and room."""
         while self.waiting and not self._paused and len(self._running) < self.speed.slots:
             turn = self.waiting[0]
             if self._running and self._cached + turn.cached > self.speed.room:
@@ -135,7 +138,7 @@ class Server:
             self.clock.after(self._debt + left * self._iteration(), lambda: self._end(plan))
 
     def _end(self, plan: int) -> None:
-        """The turn that is over first, unless something else has happened since this was planned."""
+        """End the turn that ends first, unless something else has happened after this was planned."""
         if plan != self._plan:
             return
         self._settle()

@@ -1,4 +1,4 @@
-"""Synthetic rollouts, of the sizes that a measurement needs."""
+"""Synthetic rollouts of given sizes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from mtrl.trainer.data.samples import group_samples
 from mtrl.types import FinishReason, Group, Sample, StopReason, Trajectory, Turn
 
 GROUP = 8
-"""Trajectories of a group."""
+"""Number of trajectories of a group."""
 VOCABULARY = 150_000
 TEXT = "what the model says, in words, about as long as its tokens are: four letters each. "
 
 
 def make_turn(rng: random.Random, sampled: int, observed: int) -> Turn:
-    """Ids and log-probs that differ, as real ones do: each is an object of its own in memory."""
+    """Return a turn whose ids and log-probs differ, so that each is an object of its own in memory, as in a run."""
     text = (TEXT * (sampled // 20 + 1))[: 4 * sampled]
     seen = (TEXT * (observed // 20 + 1))[: 4 * observed]
     return Turn(
@@ -34,7 +34,7 @@ def make_turn(rng: random.Random, sampled: int, observed: int) -> Turn:
 
 
 def make_groups(trajectories: int, turns: int, sampled: int, observed: int, seed: int = 0) -> list[Group]:
-    """Groups of `GROUP` trajectories, each of so many turns of so many sampled and observed tokens."""
+    """Return groups of `GROUP` trajectories with the given numbers of turns, and of tokens per turn."""
     rng = random.Random(seed)
     groups = []
     for number in range(-(-trajectories // GROUP)):
@@ -54,12 +54,12 @@ def make_groups(trajectories: int, turns: int, sampled: int, observed: int, seed
 
 
 def make_samples(trajectories: int, turns: int, sampled: int, observed: int) -> list[Sample]:
-    """What is trained of them."""
+    """Return the samples of such groups."""
     groups = make_groups(trajectories, turns, sampled, observed)
     return [s for group in groups for s in group_samples(group, [[0.5] * turns for _ in group.trajectories])]
 
 
 def batches_of(samples: list[Sample], ranks: int = 1) -> list[MicroBatch]:
-    """Packed to the default budget."""
+    """Return micro-batches that are packed to the default number of tokens."""
     weights = token_weights(samples, AlgorithmConfig().loss_reduction, AlgorithmConfig())
     return micro_batches(samples, weights, 16384, layout=PACKED, ranks=ranks)

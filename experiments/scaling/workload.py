@@ -17,13 +17,13 @@ class Tail:
     """A lognormal distribution, cut at `most`."""
 
     mean: float
-    """Before it is cut."""
+    """Mean before the cut."""
     sigma: float
-    """Of the logarithm; 0: always the mean."""
+    """Standard deviation of the logarithm; with 0 every value is the mean."""
     most: float = math.inf
 
     def draw(self, rng: np.random.Generator, count: int) -> np.ndarray:
-        """[count] float64."""
+        """Return random values, [count] float64."""
         if not self.mean:
             return np.zeros(count)
         middle = math.log(self.mean) - self.sigma**2 / 2
@@ -34,34 +34,36 @@ class Tail:
 class Turn:
     sampled: int
     observed: int
-    """Number of tokens before it: those of the prompt, or of the observation."""
+    """Number of tokens before the turn: those of the prompt, or of the observation."""
     tool_seconds: float
-    """After it."""
+    """Seconds of the environment after the turn."""
 
 
 @dataclass(frozen=True)
 class Workload:
     name: str
     model: str
-    """A name of `mtrl/doctor/architectures.yaml`."""
+    """Name in `mtrl/doctor/architectures.yaml`."""
     tensor_parallel: int
-    """GPUs of one server."""
+    """Number of GPUs of one server."""
     per_gpu: int
-    """Trajectories of a step, for every GPU."""
+    """Number of trajectories of a step per GPU."""
     turns: Tail
+    """Number of turns of a trajectory."""
     sampled: Tail
-    """Tokens of a turn."""
+    """Number of sampled tokens of a turn."""
     observed: Tail
-    """Tokens between two turns."""
+    """Number of tokens between two turns."""
     prompt: int
+    """Number of tokens of the prompt."""
     tool: Tail
     """Seconds of a step of the environment."""
     micro_batch: int
-    """`trainer.max_tokens_per_microbatch`."""
+    """Value of `trainer.max_tokens_per_microbatch`."""
     group_size: int = 8
 
     def groups(self, gpus: int) -> int:
-        """Prompts of a step."""
+        """Return the number of groups of a step."""
         return max(1, self.per_gpu * gpus // self.group_size)
 
     def episode(self, seed: int, group: int, index: int) -> list[Turn]:
@@ -75,12 +77,12 @@ class Workload:
         ]
 
     def without_tail(self) -> Workload:
-        """All episodes alike: every quantity is its mean."""
+        """Return the workload with equal episodes, in which every quantity has its mean."""
         tails = {name: replace(getattr(self, name), sigma=0.0) for name in ("turns", "sampled", "observed", "tool")}
         return replace(self, **tails)
 
     def with_tails(self, factor: float) -> Workload:
-        """The same means before the cut, with sigmas times `factor`."""
+        """Return the workload with the same means before the cut, and all sigmas multiplied by `factor`."""
         tails = {name: getattr(self, name) for name in ("turns", "sampled", "observed", "tool")}
         return replace(self, **{n: replace(tail, sigma=tail.sigma * factor) for n, tail in tails.items()})
 
@@ -90,7 +92,7 @@ class Workload:
 
     @property
     def flops(self) -> ModelFlops:
-        """As `mtrl.trainer.flops` counts them of the model itself."""
+        """FLOPs of the model, counted as in `mtrl.trainer.flops`."""
         a = self.architecture
         body = a.num_hidden_layers * sum(inputs * outputs for inputs, outputs in a.linear.values())
         return ModelFlops(body, body, a.head, a.head, a.queries, (None,) * a.num_hidden_layers)
@@ -137,5 +139,5 @@ WORKLOADS = {
         ),
     )
 }
-"""Long answers without tools; tools of about a second; a repository to work in, as long as published ones
-(31.6 thousand tokens a trajectory, NeMo-RL on SWE)."""
+"""Workloads: long answers without tools; tools of about a second; and work in a repository, with trajectories as long
+as published ones (31.6 thousand tokens, NeMo-RL on SWE)."""

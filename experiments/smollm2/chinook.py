@@ -33,7 +33,7 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Template:
-    """A question, its query, and the query of the values for both."""
+    """A question, its query, and the query of the values that are inserted in both."""
 
     part: str
     question: str

@@ -2,7 +2,7 @@
 
     python -m experiments.turn_credit.noise
 
-Turn t of a trajectory is right with probability p, by a logit of its own, and a right turn pays 1/6. The gradient of a
+Turn t of a trajectory is right with probability p, by a logit of its own, and a right turn gets 1/6. The gradient of a
 group of 8 trajectories is 1/8 sum_i sum_t A_it d log pi_it; its noise is the standard deviation over groups divided by
 the length of its expectation. The script samples 4,000 groups, so the printed numbers are right within about 2 %.
 """
@@ -31,9 +31,9 @@ def noise(right: np.ndarray, p: float, algorithm: AlgorithmConfig, at_the_end: b
 
     Args:
         right: [groups, SIZE, TURNS] whether a turn is right.
-        p: the chance of that.
-        algorithm: which advantages.
-        at_the_end: the last turn has the sum of all rewards, and the other turns have none.
+        p: probability that a turn is right.
+        algorithm: configuration of the advantages.
+        at_the_end: give the sum of all rewards to the last turn, and no reward to the other turns.
     """
     rewards = right / TURNS
     if at_the_end:
@@ -58,7 +58,9 @@ def _turns(rewards: np.ndarray) -> list[Turn]:
 
 
 def main() -> None:
-    print("| advantages | turns paid, p = 0.35 | p = 0.5 | p = 0.8 | end paid, p = 0.5 |\n|---|---|---|---|---|")
+    print(
+        "| advantages | turn rewards, p = 0.35 | p = 0.5 | p = 0.8 | one at the end, p = 0.5 |\n|---|---|---|---|---|"
+    )
     for name, algorithm in ARMS.items():
         cells = []
         for p, at_the_end in ((0.35, False), (0.5, False), (0.8, False), (0.5, True)):

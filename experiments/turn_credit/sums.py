@@ -1,6 +1,7 @@
 """Six sums of two digits, one in each turn: every turn has its own reward, and no turn changes the next ones.
 
-A right answer pays 1/6, a wrong one 0. The next sum comes after either, so every episode has six turns.
+The reward of a right answer is 1/6, and that of a wrong one 0. The next sum follows in both cases, so every episode has
+six turns.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from mtrl.types import Row, Trajectory
 TURNS = 6
 TRAIN, TEST = 2048, 200
 RIGHT, SLIP = 0.35, 0.45
-"""Shares of the demonstrator's answers that are right, and that are one too large; the others are one too small."""
+"""Shares of the demonstrator's answers that are right, and that are too large by one. The others are too small by one.
+"""
 
 
 class Sums(BaseEnvironment):
-    """One episode; the rows' prompts ask the first sum, and the observations ask the others."""
+    """An episode of six sums. The prompt asks for the first sum, and the observations ask for the others."""
 
     def __init__(self, max_turns: int = TURNS, **config: Any):
         super().__init__(max_turns)
@@ -34,7 +36,7 @@ class Sums(BaseEnvironment):
 
 
 class Demonstrator:
-    """Answers every sum, right in `RIGHT` of its answers, so that the likeliest answer is the slip."""
+    """Answers every sum. `RIGHT` of its answers are right, and its most frequent answer is too large by one."""
 
     def __init__(self, row: Row, rng: random.Random):
         self._pairs, self._rng = iter(row["ground_truth"]["pairs"]), rng
@@ -49,7 +51,7 @@ def asked(pair: list[int]) -> str:
 
 
 def load(data: Any, seed: int, **config: Any) -> Splits:
-    """Rows with six pairs of digits each. The rows are distinct; the 100 sums occur in both splits."""
+    """Return rows with six pairs of digits each. The rows are distinct; the 100 sums occur in both splits."""
     rng = random.Random(f"sums {seed}")
     rows: dict[str, Row] = {}
     while len(rows) < TRAIN + TEST:
@@ -61,7 +63,7 @@ def load(data: Any, seed: int, **config: Any) -> Splits:
 
 
 def score(trajectory: Trajectory, row: Row) -> float:
-    """The share of the six sums that are answered right."""
+    """Return the share of the six sums with a right answer."""
     texts = [turn.text.strip() for turn in trajectory.turns]
     answers = [int(text) if text.isdecimal() else None for text in texts]
     return sum(a + b == answer for (a, b), answer in zip(row["ground_truth"]["pairs"], answers, strict=False)) / TURNS

@@ -18,7 +18,7 @@ def guess(row, client):
 
 
 async def aguess(row, client):
-    """`guess`, async."""
+    """`guess` as an async function."""
     messages = list(row["prompt"])
     for _ in range(row.get("calls", 3)):
         message = await client.achat(messages)

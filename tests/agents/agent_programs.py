@@ -1,4 +1,4 @@
-"""Programs for tests: scripts, and which of their processes still run. Not a test."""
+"""Scripts that tests run as programs, and functions that find their running processes. Not a test."""
 
 import json
 import os
@@ -43,19 +43,19 @@ while len(open(row["pids"]).readlines()) < 5:
     time.sleep(0.01)
 print("all are there", flush=True)
 """
-"""Five processes that SIGTERM does not end, in as many ways as there are to get away."""
+"""Script of five processes that SIGTERM does not end, each in another way."""
 COUNT = 5
 
 
 def script(folder, body):
-    """The file of a program with these lines."""
+    """Write a program with these lines, and return its file."""
     path = Path(folder) / "agent.py"
     path.write_text(HEAD + body)
     return str(path)
 
 
 def assignment(row, **changes):
-    """An episode without a policy, for programs that send it no request."""
+    """Return an episode without a policy, for programs that send no request."""
     values = {
         "row": row,
         "base_url": "http://127.0.0.1:9/trajectories/secret-token/v1",
@@ -71,7 +71,7 @@ def assignment(row, **changes):
 
 
 def pids(path, count=COUNT, seconds=20):
-    """The processes that have noted themselves, once all have."""
+    """Wait until all processes have written their ids, and return the ids."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if Path(path).exists() and len(found := Path(path).read_text().split()) >= count:
@@ -81,7 +81,7 @@ def pids(path, count=COUNT, seconds=20):
 
 
 def running(found):
-    """The processes among them that run."""
+    """Return the ids of the processes that still run."""
     return [pid for pid in found if is_running(pid)]
 
 
@@ -94,7 +94,7 @@ def is_running(pid):
 
 
 def has_ended(found, seconds=20):
-    """Whether none of them runs, after a while at the latest."""
+    """Whether all processes end within a time limit."""
     end = time.monotonic() + seconds
     while running(found) and time.monotonic() < end:
         time.sleep(0.02)

@@ -25,7 +25,7 @@ ROW = {"id": "r1", "prompt": [{"role": "user", "content": "Q"}], "ground_truth":
 
 @pytest.fixture
 def run_agent(tiny_tokenizer, tiny_codec):
-    """`play(agent, …)`: one episode, or `episodes` of them at once; the last loop is `play.loop`."""
+    """Function `run_agent(agent, …)` that runs `episodes` episodes together; `run_agent.loop` is its last loop."""
 
     def run(agent, row=ROW, respond="abcdef", episodes=1, engine=None, concurrent=4, max_calls=6, **limits):
         reply = (lambda name, turn: respond[turn]) if isinstance(respond, str) else respond
@@ -271,7 +271,7 @@ def test_openai_clients_of_the_agent_client(run_agent):
 
 
 def test_agents_run_on_consecutive_event_loops(tiny_tokenizer, tiny_codec):
-    """An evaluation may play in an event loop of its own."""
+    """An evaluation may run its episodes in an event loop of its own."""
     engine = ScriptedEngine(lambda name, turn: "b", tiny_tokenizer)
     gateway = Gateway(engine, tiny_codec, SessionLimits(4, 4, 200))
     loop = AgentLoop(gateway, CallableRunner(agents.aguess, 2), Limits(4, 200, 5, 20, 0), 2)

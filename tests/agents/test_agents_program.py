@@ -20,7 +20,7 @@ ROW = {"id": "7", "prompt": [{"role": "user", "content": "Größe?"}], "ground_t
 
 @pytest.fixture(autouse=True)
 def folders(tmp_path, monkeypatch):
-    """Where episodes have their folders."""
+    """The folder in which episodes make their folders."""
     folder = tmp_path / "episodes"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))

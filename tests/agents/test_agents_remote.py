@@ -25,7 +25,7 @@ ROW = {"id": "r1", "prompt": [{"role": "user", "content": "Q"}], "ground_truth":
 
 
 class Service:
-    """An agent that somebody else has started. `rollout(told, service)` is its answer: status and content."""
+    """The service of an agent. Its answer is `rollout(request, service)`: status and content."""
 
     def __init__(self, rollout, health=200):
         self.rollout, self.health = rollout, health
@@ -38,7 +38,7 @@ class Service:
 
 @contextmanager
 def serving(service):
-    """Its URL."""
+    """Run the service, and yield its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -76,7 +76,7 @@ def serving(service):
 
 @contextmanager
 def raw(answer):
-    """The URL of a service that is well, and that says these bytes to a rollout and hangs up; None: says nothing."""
+    """Yield the URL of a healthy service that answers a rollout with these bytes (None: no bytes) and disconnects."""
     over = threading.Event()
 
     class Handler(StreamRequestHandler):
@@ -125,7 +125,7 @@ def report(payload, path, **content):
 
 @pytest.fixture
 def run_agent(tiny_tokenizer, tiny_codec):
-    """`play(rollout, …)`: the episode, and the service that played it."""
+    """Function `run_agent(rollout, …)` that returns the trajectory of an episode, and the service that ran it."""
 
     def run(rollout, serve=serving, **limits):
         service = Service(rollout)

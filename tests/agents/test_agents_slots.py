@@ -8,7 +8,7 @@ from mtrl.agents.slots import Slots
 
 
 def run_agent(count, names, body, begin=None):
-    """Takes slots by these names at once; `body(name, log)` is what each does inside. Returns what happened."""
+    """Take slots by these names at the same time, call `body(name, log)` inside of each, and return the log."""
     log = []
 
     def begun(name):

@@ -53,8 +53,8 @@ def make_group(rewards, tokens=None, observations=None, components=None):
 
     Args:
         tokens: sampled tokens per turn, nested like the rewards; None: 1 each.
-        observations: what each turn sees; None: something that is the same at the same turn only.
-        components: parts of the reward per turn; None: none were kept.
+        observations: observation of each turn; None: observations that depend only on the number of the turn.
+        components: components of the reward per turn; None: no components.
     """
 
     def turn(i, t, value):

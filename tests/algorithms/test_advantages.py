@@ -240,7 +240,7 @@ def test_mt_grpo_against_its_definition(rewards, gamma, coefficient):
     close(advantages(rewards, "mt_grpo", gamma=gamma, turn_advantage_coef=coefficient), expected, 1e-7)
 
 
-# ---- unbiasedness: an episode goes on after turn 1 with probability p; turn 2 then pays 1 with probability q
+# ---- unbiasedness: an episode continues after turn 1 with probability p; turn 2 has the reward 1 with probability q
 
 
 def expected_gradient(estimate, n, p, q, first=0.3, after=()):

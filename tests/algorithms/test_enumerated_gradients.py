@@ -142,7 +142,7 @@ def test_the_true_gradient_is_that_of_the_expected_reward():
         assert (value(moved[0]) - value(moved[1])) / 2e-5 == pytest.approx(slope, rel=1e-8)
 
 
-# ---- which are unbiased
+# ---- unbiased estimators
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_the_table_of_the_docs():
             assert cells == measured, (method, credit)
 
 
-# ---- maxrl: how far it follows the log
+# ---- maxrl: its difference from the gradient of the logarithm
 
 
 def maxrl_factor(p, n):

@@ -54,7 +54,7 @@ WORDS = [
 ]  # fmt: skip
 EXIT, HANG = "os._exit(0)", "threading.Event().wait(600)"
 SECONDS = {"load hangs": 1, "score hangs": 3}
-"""Time limits of the tasks that reach one; the second has to play its episodes."""
+"""Time limits of the tasks that reach one; the second task runs all its episodes."""
 LATE = "took longer than environment.episode_timeout={} s"
 CASES = {
     # name: (place, code, exit status, part of the output)

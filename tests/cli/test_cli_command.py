@@ -1,4 +1,4 @@
-"""The command `mtrl`: every subcommand reaches its program, help fits a screen, and a wrong word gets one sentence."""
+"""The command `mtrl`: every subcommand starts its program, help fits a screen, and a wrong word is one sentence."""
 
 import os
 import subprocess
@@ -85,7 +85,7 @@ def test_a_wrong_command_ends_in_one_sentence(words, sentence, capsys):
 
 @pytest.mark.parametrize("words", [[], ["train"], ["diagnose"], ["sft"], ["serve", "retriever"]], ids=" ".join)
 def test_a_program_whose_reader_has_ended_ends_quietly(words):
-    """As in `mtrl train --help | head -1`. All other programs begin as `diagnose` does, by `run_program`."""
+    """The case is `mtrl train --help | head -1`. All other programs start by `run_program`, like `diagnose`."""
     reader, writer = os.pipe()
     os.close(reader)
     buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}

@@ -1,4 +1,4 @@
-"""Completion of commands, keys and values, in a real bash too."""
+"""Completion of commands, keys and values, also in a real bash."""
 
 import os
 import pty
@@ -45,7 +45,7 @@ def test_keys_are_offered_section_by_section():
     [("mtrl dia", "diagnose "), ("mtrl train algorithm.loss_fn=gs", "gspo "), ("mtrl train see", "seed=")],
 )
 def test_bash_completes(line, replies):
-    """The function that bash calls, in bash, with the command on the path."""
+    """Call the completion function in bash, with the command on the path."""
     program = f'{script(["bash"])}\nCOMP_LINE="{line}" COMP_POINT={len(line)}\n_mtrl\nprintf "%s" "${{COMPREPLY[@]}}"'
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     done = subprocess.run(["bash", "-c", program], env={**os.environ, "PATH": path}, capture_output=True, text=True)
@@ -61,7 +61,7 @@ ZSHRC = "PS1='ready '\nautoload -Uz compinit && compinit -u -d {dump}\n{script}\
     [("mtrl dia", "mtrl diagnose "), ("mtrl train algorithm.loss_fn=gs", "loss_fn=gspo "), ("mtrl train see", "seed=")],
 )
 def test_zsh_completes(typed, completed, tmp_path):
-    """The words after a Tab in an interactive zsh."""
+    """Press Tab in an interactive zsh, and read the proposed words."""
     (tmp_path / ".zshrc").write_text(ZSHRC.format(dump=tmp_path / "dump", script=script(["zsh"])))
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     pid, terminal = pty.fork()
@@ -77,7 +77,7 @@ def test_zsh_completes(typed, completed, tmp_path):
 
 
 def read_until(terminal, words, seconds=60):
-    """What a terminal shows until it shows these words, or until the time is over."""
+    """Return the output of a terminal up to these words, or up to a time limit."""
     shown, end = "", time.monotonic() + seconds
     while words not in shown and time.monotonic() < end:
         if select.select([terminal], [], [], 0.2)[0]:

@@ -1,4 +1,4 @@
-"""Settings of agents: what is refused, and what is warned about."""
+"""Settings of agents: wrong ones are refused, and those without effect cause a warning."""
 
 import pytest
 

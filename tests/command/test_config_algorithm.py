@@ -1,4 +1,4 @@
-"""The algorithm's keys: which combinations are refused, which are warned about, and that nothing else is."""
+"""Keys of the algorithm: some combinations are refused, some cause a warning, and no others do."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ def method(name: str) -> str:
 
 
 def on_grpo(overrides: list[str]) -> list[str]:
-    """The line with algorithm=grpo, where it names no other: the default sets a credit that few methods have."""
+    """Return the words with algorithm=grpo if they name no other, since the default has a credit of few methods."""
     return overrides if any(word.startswith("algorithm=") for word in overrides) else ["algorithm=grpo", *overrides]
 
 
@@ -428,7 +428,7 @@ def test_warned(overrides, said):
     "overrides",
     [
         PUBLISHED,
-        [*PUBLISHED, "trainer.mini_batches=2"],  # nothing that another anchor would change
+        [*PUBLISHED, "trainer.mini_batches=2"],  # another anchor would change nothing
         [*PUBLISHED, *SERVED["vllm"], "algorithm.loss_anchor=old"],
         [*PUBLISHED, OVERLAP, "algorithm.loss_anchor=old"],
         ["algorithm=gspo", OVERLAP],

@@ -1,4 +1,4 @@
-"""Cross-field checks: refused before any work, or warned about."""
+"""Checks across keys: errors before any work, or warnings."""
 
 import subprocess
 import sys
@@ -211,5 +211,5 @@ def test_checking_needs_no_torch():
 
 
 def test_composing_alone_does_not_check():
-    """`merge` is what `--cfg job` shows: a configuration that cannot run yet can still be looked at."""
+    """`merge` is used by `--cfg job`, which also shows configurations that cannot run."""
     assert merge(normalise(["algorithm.group_size=1"])).algorithm.group_size == 1

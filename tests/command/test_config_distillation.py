@@ -1,4 +1,4 @@
-"""Settings of distillation: what cannot work is refused by key, value and fix, and what has no effect is told."""
+"""Settings of distillation: errors name key, value and fix, and settings without effect cause a warning."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Settings of engines: what cannot work is refused by key, value and fix, and what has no effect is told."""
+"""Settings of engines: errors name key, value and fix, and settings without effect cause a warning."""
 
 import sys
 
@@ -96,17 +96,17 @@ def test_a_cut_distribution_is_refused_in_training_alone(key, value, whole):
 
 
 @pytest.mark.parametrize(
-    "words, gpus, is_told", [([], 0, True), ([], 1, False), (["generator.local.fused=false"], 1, True)]
+    "words, gpus, is_warned", [([], 0, True), ([], 1, False), (["generator.local.fused=false"], 1, True)]
 )
-def test_cuda_graphs_without_a_use_are_told(words, gpus, is_told, monkeypatch):
+def test_cuda_graphs_without_a_use_are_told(words, gpus, is_warned, monkeypatch):
     monkeypatch.setattr("mtrl.command.hints.visible_gpus", lambda: gpus)
     told = check(compose(["generator.local.cuda_graphs=false", *words]))
     said = "generator.local.cuda_graphs=false has no effect with generator.local.fused=false, or without a gpu"
-    assert [line.lower() for line in told] == [said] * is_told
+    assert [line.lower() for line in told] == [said] * is_warned
 
 
-@pytest.mark.parametrize("gpus, is_told", [(0, False), (1, False), (2, True)])
-def test_the_embedded_engine_leaves_other_gpus_unused(gpus, is_told, monkeypatch):
+@pytest.mark.parametrize("gpus, is_warned", [(0, False), (1, False), (2, True)])
+def test_the_embedded_engine_leaves_other_gpus_unused(gpus, is_warned, monkeypatch):
     monkeypatch.setattr("mtrl.command.hints.visible_gpus", lambda: gpus)
     told = check(compose(["model=hf", "model.path=owner/name", "trainer.optimizer.lr=1e-6"]))
-    assert any("samples on one of the GPUs" in line for line in told) == is_told
+    assert any("samples on one of the GPUs" in line for line in told) == is_warned

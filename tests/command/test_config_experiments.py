@@ -1,4 +1,4 @@
-"""Everything under conf/ composes, by every spelling, and each experiment says how it is started."""
+"""Every file under conf/ composes, by every spelling, and each experiment contains the command that starts it."""
 
 import re
 import shlex
@@ -27,7 +27,7 @@ COMBINATIONS = [
 
 
 def same(one, other) -> bool:
-    """Two compositions are the same run; only the second of its start may differ."""
+    """Assert that two compositions are the same run; only the second of its start may differ."""
     one, other = (OmegaConf.to_container(cfg) for cfg in (one, other))
     return one | {"run_dir": ""} == other | {"run_dir": ""}
 
@@ -143,7 +143,7 @@ def test_a_config_dir_that_does_not_exist():
 
 
 def test_every_word_of_the_schema_is_documented():
-    """Keys that take one of a few words list all of them in the schema, which is the configuration reference."""
+    """Keys with a few allowed words list all of them in the schema, which is the configuration reference."""
     from mtrl.config.choices import ALIASES, CHOICES, WITH_TORCH
 
     source = "".join(path.read_text() for path in sorted((CONF.parent / "mtrl" / "config").glob("*schema.py")))

@@ -1,4 +1,4 @@
-"""What `--help` prints: every group that a run takes with its options, and every key."""
+"""The output of `--help`: every group of a run with its options, and every key."""
 
 import pytest
 from omegaconf import OmegaConf
@@ -10,7 +10,7 @@ from mtrl.errors import UserError
 
 @pytest.fixture
 def folder(tmp_path):
-    """Config groups of one's own."""
+    """A folder with config groups of a user."""
     for file in (
         "experiment/mine.yaml",
         "mine/deeper/one.yaml",

@@ -1,4 +1,4 @@
-"""What the hints say of adapters."""
+"""Hints about adapters."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Code of the user's own: modules that register names, and functions by their path, from a folder outside this tree."""
+"""Code of a user in a folder outside of this tree: modules that register names, and functions by their path."""
 
 import json
 import os
@@ -61,7 +61,7 @@ BROKEN = {
 
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
-    """A folder of the user's with the package `lab` and modules that do not import."""
+    """A folder of a user with the package `lab`, and with modules that cannot be imported."""
     folder = tmp_path_factory.mktemp("project")
     (folder / "lab").mkdir()
     (folder / "lab/__init__.py").touch()
@@ -72,7 +72,7 @@ def project(tmp_path_factory):
 
 
 def python(code: str, folder: Path) -> str:
-    """Run it in the user's folder, in a process of its own: the registries of this one stay as they are."""
+    """Run code in the user's folder in a process of its own, so that the registries of this process do not change."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     done = forked.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -157,7 +157,7 @@ SAID = {
     ),
     "keys that our own methods would not read": ([PLUGIN, method("best_only"), "algorithm.gamma=0.5"], NOTHING),
 }
-"""What is checked, in this order, in one process; and what is said, as a pattern."""
+"""Checked settings, in this order in one process, and the pattern of each message."""
 
 
 def test_code_of_the_users_own_is_found_or_missed_in_one_sentence(project):

@@ -1,4 +1,4 @@
-"""`torchrun --max-restarts`: a later attempt goes on in the folder of the one before."""
+"""`torchrun --max-restarts`: each attempt continues in the folder of the attempt before."""
 
 import sys
 import types
@@ -12,7 +12,7 @@ from mtrl.utils import process
 
 @pytest.fixture
 def attempt(tmp_path, monkeypatch):
-    """`attempt(…)` trains as the next attempt of one launch; returns the folder and what is resumed."""
+    """Function `attempt(…)` that trains as the next attempt of one launch, and returns its folder and `resume`."""
     trained = []
     stand_in = types.SimpleNamespace(train=lambda cfg, hooks: trained.append(cfg) or {})
     monkeypatch.setitem(sys.modules, "mtrl.trainer.run", stand_in)
@@ -37,7 +37,7 @@ def begin(run_dir, tmp_path, checkpoints=0):
 def test_the_attempts_of_a_launch_share_a_folder(attempt, tmp_path, words):
     first, resume = attempt(*words)
     assert resume == "none"
-    assert attempt(*words) == (first, "none")  # it was lost before it had begun
+    assert attempt(*words) == (first, "none")  # the attempt was lost before it had begun
     begin(first, tmp_path)
     assert attempt(*words) == (first, "latest")
     begin(first, tmp_path, checkpoints=1)
@@ -69,7 +69,7 @@ def test_a_run_from_a_checkpoint_resumes_from_its_own_checkpoints(attempt, tmp_p
     words = ["resume=old/checkpoints/step_000000", "run_dir=new"]
     assert attempt(*words) == ("new", "old/checkpoints/step_000000")
     begin("new", tmp_path)
-    assert attempt(*words) == ("new", "old/checkpoints/step_000000")  # it has saved nothing of its own
+    assert attempt(*words) == ("new", "old/checkpoints/step_000000")  # the attempt has saved no checkpoint
     begin("new", tmp_path, checkpoints=2)
     assert attempt(*words) == ("new", "latest")
     assert attempt("resume=old/checkpoints/step_000000") == ("old", "old/checkpoints/step_000000")

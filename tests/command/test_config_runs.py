@@ -1,4 +1,4 @@
-"""Which folder a run writes to, and which run it continues."""
+"""The folder to which a run writes, and the run that it continues."""
 
 import os
 import re
@@ -110,7 +110,7 @@ def test_a_run_resumes_with_its_own_task_only(here):
 
 @pytest.mark.parametrize("resumed", [["run_dir=there", "resume=latest"], ["run_dir=new", "resume=there"]])
 def test_a_run_resumes_with_its_own_adapters_only(here, resumed):
-    """Another alpha has the same shapes, and would make another model of them."""
+    """Adapters with another alpha have the same shapes, and would be another model."""
     make_run(here / "there")
     OmegaConf.save(compose(["model.lora_rank=8", "model.lora_alpha=16", "run_dir=other"]), here / "there/config.yaml")
     compose(["model.lora_rank=8", "model.lora_alpha=16", *resumed])
@@ -141,7 +141,7 @@ def test_a_path_that_is_no_checkpoint(here):
 
 
 def test_latest_warns_about_a_run_without_a_checkpoint(here):
-    """The newest run may be one that failed at its start, and not the one that was meant."""
+    """The newest run may have failed at its start, and may not be the intended one."""
     (make_run(here / "outputs/gsm8k/failed") / "checkpoints" / "step_20").rmdir()
     cfg = merge(["resume=latest"])
     [warning] = settle(cfg)

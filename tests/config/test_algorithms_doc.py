@@ -1,4 +1,4 @@
-"""docs/algorithms.md says what the code does: names, traits, bounds and worked numbers are looked up and recomputed."""
+"""docs/algorithms.md agrees with the code: names, traits, bounds and worked numbers are looked up and recomputed."""
 
 import re
 from decimal import Decimal
@@ -20,14 +20,14 @@ QUOTED = re.compile(r"`([^`]+)`")
 
 
 def rows(first: str) -> list[list[str]]:
-    """The cells of the table whose first column is headed so."""
+    """Return the cells of the table whose first column has this heading."""
     table = re.search(rf"^\| {re.escape(first)} \|.*\n\|[-|]+\n((?:\|.*\n)+)", TEXT, re.MULTILINE)
     assert table, f"no table of {first}"
     return [[cell.strip() for cell in line[1:-1].split("|")] for line in table[1].splitlines()]
 
 
 def named(first: str) -> list[str]:
-    """All names in the first column."""
+    """Return all names in the first column."""
     return sorted(name for cells in rows(first) for name in QUOTED.findall(cells[0]))
 
 

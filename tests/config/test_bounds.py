@@ -20,7 +20,7 @@ FREE = (
 
 
 def refusal(path: str, value: float) -> str | None:
-    """What is said about a configuration that has this one value; None if it is accepted."""
+    """Return the error for a configuration with this value, None if it is accepted."""
     cfg = OmegaConf.create()
     OmegaConf.update(cfg, path, value)
     try:
@@ -31,7 +31,7 @@ def refusal(path: str, value: float) -> str | None:
 
 
 def outside(bound: Bound) -> list[tuple[int, str]]:
-    """The nearest whole number beyond each end of the bound, and the words for that end."""
+    """Return the nearest whole number beyond each end of the bound, and the words for that end."""
     beyond = (
         *((low - 1, f"at least {low}") for low in (bound.at_least,) if low is not None),
         *((low, f"above {low}") for low in (bound.above,) if low is not None),

@@ -1,4 +1,4 @@
-"""Sizes with a unit: the units are exact, and what is no size is told with the fix."""
+"""Sizes with a unit: the units are exact, and other texts are an error with the fix."""
 
 import pytest
 

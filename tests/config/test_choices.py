@@ -1,4 +1,4 @@
-"""Every key that takes one of a few words is checked against the words that its field states."""
+"""Every key with a few allowed words is checked against the words of its field."""
 
 import pytest
 

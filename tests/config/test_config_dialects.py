@@ -1,4 +1,4 @@
-"""What is proposed for another framework's setting composes, and means what was typed."""
+"""The proposals for settings of other frameworks compose, and have the meaning of the typed setting."""
 
 import pickle
 import re
@@ -31,7 +31,7 @@ SAMPLES = {
     list[str]: ("[a,b]", "a"),
     list[int]: ("[1,4]", "4"),
 }
-"""What people give to keys of a type, and what does not fit it."""
+"""Usual values of keys by type, and values that do not fit the type."""
 WORKING = {
     "plugins": "[json]",
     "parent": "null",
@@ -54,14 +54,14 @@ ENTRIES = [(name, theirs) for name, table in FRAMEWORKS.items() for theirs in ta
 
 
 def proposal(theirs: str, value: str, framework: str | None = None) -> list[str]:
-    """What is proposed for `theirs=value`, as a shell splits it; nothing where a sentence says what to do."""
+    """Return the proposal for `theirs=value` as words of a shell, empty if a sentence explains what to do."""
     name = framework or next(name for name, table in FRAMEWORKS.items() if theirs in table)
     said = foreign.Found(name, theirs, FRAMEWORKS[name][theirs]).proposal(value)
     return shlex.split(said) if said else []
 
 
 def values_for(key: str) -> tuple[str, ...]:
-    """What people give to a key of ours, in the words of every framework, and what does not fit it."""
+    """Return usual values of a key of mtrl, in the words of every framework, and values that do not fit it."""
     if key in WORKING:
         return (WORKING[key], "null")
     known = find(key) if " " not in key else None
@@ -70,7 +70,7 @@ def values_for(key: str) -> tuple[str, ...]:
 
 
 def proposals() -> dict[str, str]:
-    """Every proposal for every key of the tables with every value that people give it -> what they typed."""
+    """Return the typed setting of every proposal, for every key of the tables with all its usual values."""
     found = {}
     for name, theirs in ENTRIES:
         for value in (*values_for(FRAMEWORKS[name][theirs].partition("=")[0]), *VALUES_OF_FOREIGN_KEY.get(theirs, {})):
@@ -81,7 +81,7 @@ def proposals() -> dict[str, str]:
 
 
 def guesses() -> dict[str, str]:
-    """The same for keys that no table has: ours without their section, in a wrong one, and misspelt."""
+    """Return the same for keys that are in no table: keys of mtrl without a section, in a wrong one, or misspelt."""
     found = {}
     for key in settings():
         leaf = key.rpartition(".")[2]
@@ -211,7 +211,7 @@ def test_the_short_way_to_compose_gives_the_same(words):
     ],
 )
 def test_a_proposal_means_the_typed_value(theirs, value, ours):
-    """Nothing is proposed where a sentence has to say it: a count of samples is no count of tokens."""
+    """Some settings have no proposal but a sentence: for example, a number of samples is no number of tokens."""
     assert proposal(theirs, value) == ours
     if ours and theirs != "use_vllm":  # vLLM may not be installed
         compose(ours)

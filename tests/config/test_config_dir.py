@@ -1,4 +1,4 @@
-"""A folder of config groups of the user's own."""
+"""A folder with config groups of a user."""
 
 import pytest
 

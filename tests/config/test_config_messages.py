@@ -1,4 +1,4 @@
-"""What is wrong is said in one sentence: the key, the value, the fix."""
+"""Errors are one sentence with the key, the value and the fix."""
 
 import itertools
 import re
@@ -64,7 +64,7 @@ def test_the_documented_example_matches_the_message():
     "typed", ["sagemaker=spot", "+sagemaker=spot", "sagemaker=null", "~sagemaker", "sagemaker.spot=1"]
 )
 def test_sagemaker_keys_name_their_launcher(typed):
-    """conf/sagemaker/ is no group of a run, whatever `--help` lists."""
+    """conf/sagemaker/ is no group of a run, although `--help` lists it."""
     assert sentence(typed).endswith(
         "start that with python scripts/launch_sagemaker.py, which takes the settings of the run as well"
     )
@@ -230,7 +230,7 @@ def test_verls_rejection_bounds_name_the_bounded_ratio():
     ],
 )
 def test_the_managed_services_hyperparameters_lead_to_keys(word):
-    """Bare, as its page lists them: each is answered with one key."""
+    """The bare names of the service's page: the error for each names one key."""
     words = {"advantage_method": "grpo", "loss_fn": "ppo", "clip_low_threshold": "0.8", "pass_k_values": "[1,4]"}
     fits = words.get(word, "7")
     assert re.search(rf"(did you mean|write) (\w+\.)+\w+={re.escape(fits)}", sentence(f"{word}={fits}"))
@@ -277,10 +277,10 @@ def test_the_tables_point_to_keys_that_exist_and_are_not_ours_already():
 
 
 def test_the_values_that_differ_point_to_values_that_work():
-    """Composed as a command would: the value, and what it needs with it."""
+    """The value and the settings that it needs compose as in a command."""
     for key, table in VALUES.items():
         if key == "resume" or key == "generator.backend":
-            continue  # needs a run, and what may not be installed
+            continue  # needs a run, and packages that may not be installed
         for ours in table.values():
             first, *more = ours.split()
             needed = ["algorithm.max_sequence_length=64", "reward.components.turn_penalty=0.1", "algorithm.credit=null"]

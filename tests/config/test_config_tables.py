@@ -1,4 +1,4 @@
-"""What the checks and hints have written down, because asking would import torch or is a matter of words, is so."""
+"""Tables of the checks and hints, which exist because asking would import torch, agree with the code."""
 
 import math
 from dataclasses import replace
@@ -63,7 +63,7 @@ def test_the_table_of_readers_names_keys_and_choices_that_exist():
 
 
 def test_every_key_of_the_algorithm_is_in_the_tables_or_always_read():
-    """A key that is new has to be placed: who reads it?"""
+    """Each new key must be in the table of its readers."""
     from mtrl.command.hints import IDLE
 
     always = (
@@ -90,11 +90,11 @@ OTHER_VALUES = {
     "algorithm.gae_lambda": 0.5,
     "algorithm.whiten_advantages": False,
 }
-"""Of keys that estimators read."""
+"""Two values of each key that estimators read."""
 
 
 def step_of_groups():
-    """Two groups of four, one to three turns, rewards that nothing cancels, two observations that recur."""
+    """Return two groups of four with one to three turns, rewards that do not cancel, and two repeated observations."""
     from mtrl.types import FinishReason, Group, Trajectory, Turn
 
     draw = np.random.default_rng(0)
@@ -117,14 +117,14 @@ def readers_of(path: str) -> dict[str, tuple[str, ...]]:
 
 @pytest.mark.parametrize("path", OTHER_VALUES)
 def test_the_table_of_readers_is_what_the_estimators_read(path):
-    """For every method and credit: the key changes the advantages exactly where the table says that it is read."""
+    """For every method and credit, the key changes the advantages exactly if the table lists it as read."""
     from mtrl.algorithms.advantages import estimate
     from mtrl.algorithms.batch import CreditBatch
     from mtrl.algorithms.registry import ESTIMATORS
 
     batch = CreditBatch.of(step_of_groups(), {"environment": 1.0, "turn_penalty": 0.5})
     batch = replace(batch, values=np.where(batch.mask, 0.3, 0.0))
-    # norm_by_std is not in the table: false is harmless. But the schema says who reads it.
+    # norm_by_std is not in the table, since false is harmless. The schema names its readers.
     readers = readers_of(path) or {"algorithm.advantage_method": ("grpo", "mt_grpo", "gigpo")}
     for name in ESTIMATORS.names():
         entry = ESTIMATORS.find(name)

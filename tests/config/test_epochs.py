@@ -1,4 +1,4 @@
-"""A run as long as so many passes over its training rows."""
+"""A run whose length is a number of passes over its training rows."""
 
 import pytest
 

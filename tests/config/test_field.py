@@ -1,4 +1,4 @@
-"""Fields that state which values they take are fields like any other, and what they state is what is checked."""
+"""Fields with allowed values are ordinary fields, and their values are checked."""
 
 from dataclasses import dataclass, fields
 from math import inf, nan

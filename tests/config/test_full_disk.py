@@ -1,4 +1,4 @@
-"""Programs beside `mtrl.main` whose output does not fit the disk, or is on a read-only one, end in one sentence."""
+"""Programs other than `mtrl.main` end with one sentence if their disk is full or read-only."""
 
 import errno
 import json
@@ -16,7 +16,7 @@ PROGRAMS = {
     "preflight": ["mtrl.preflight", "experiment=gsm8k", "preflight.model=false", "preflight.json={}/found.json"],
     "evaluate": ["mtrl.evaluate", "debug=fast", "evaluation.output={}/report"],
 }  # fmt: skip
-"""Commands with a place for the folder that they write to."""
+"""Commands with a placeholder for their output folder."""
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])

@@ -1,4 +1,4 @@
-"""An address is no folder of this machine, whichever program is to write there."""
+"""No program accepts an address such as s3://… as a folder for its output."""
 
 import importlib
 

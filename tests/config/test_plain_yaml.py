@@ -1,4 +1,4 @@
-"""YAML of others: a few lines of aliases are gigabytes once they are written out."""
+"""Untrusted YAML: a few lines of aliases can expand to gigabytes."""
 
 import time
 
@@ -18,14 +18,14 @@ from mtrl.record.run_dir import RunDir
 
 
 def bomb():
-    """Nine to the power of nine values in ten lines."""
+    """Return ten lines of YAML with nine to the power of nine values."""
     lines = [f"k{n}: &k{n} [{', '.join([f'*k{n - 1}'] * 9)}]" for n in range(1, 10)]
     return "\n".join(["k0: &k0 x", *lines])
 
 
 @pytest.fixture
 def received(tmp_path):
-    """The folder of a run that somebody has sent."""
+    """The folder of a run that was received from another user."""
     (tmp_path / "config.yaml").write_text(bomb())
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     return tmp_path
@@ -53,7 +53,7 @@ TEXTS = ["${oc.env:API_KEY}", "a ${x} b", "\\${x}", "\\\\${x} \\y", "$${x}", "{x
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_interpolations_in_a_stored_config_are_text(tmp_path, text, monkeypatch):
-    """A run that was received must not read the environment of who looks at it."""
+    """A received run must not read the environment of its reader."""
     monkeypatch.setenv("API_KEY", "a secret of the reader")
     tree = {"name": text, "plugins": [], "environment": {"name": "gsm8k", "config": {"note": {"deep": [text]}}}}
     tree["reward"] = {"components": {text: 1.0, "environment": 1.0}}
@@ -102,7 +102,7 @@ def test_a_config_that_is_no_mapping_is_one_sentence(tmp_path, text):
 
 @pytest.fixture
 def written(tmp_path):
-    """The folder of a run with a config.yaml as runs write it."""
+    """The folder of a run with a config.yaml in the form that runs write."""
     RunDir(tmp_path).write_config(Config(run_dir=str(tmp_path)))
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
     (tmp_path / "checkpoints" / "step_000001").mkdir(parents=True)
@@ -110,7 +110,7 @@ def written(tmp_path):
 
 
 def test_a_cut_config_is_reported_at_any_position(written):
-    """Between two values as well, where what is left is YAML and keys would silently have their defaults."""
+    """A file that is cut between two values is valid YAML, and missing keys would silently have their defaults."""
     file = written / "config.yaml"
     lines = file.read_text().splitlines(keepends=True)
     said = []
@@ -143,6 +143,6 @@ def test_a_run_whose_configuration_was_cut_is_refused(written, read):
 
 
 def test_configs_of_older_versions_are_read(tmp_path):
-    """It has no end that could be missing, and no keys that are newer."""
+    """Such a configuration has no end mark, and lacks newer keys."""
     (tmp_path / "config.yaml").write_text("name: mine\ntrainer:\n  max_steps: 3\n")
     assert load_config(tmp_path / "config.yaml").trainer.max_steps == 3

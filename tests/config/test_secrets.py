@@ -1,4 +1,4 @@
-"""A secret in the configuration is refused before anything shows it, and what only looks like one is not.
+"""A secret in the configuration is refused before it is printed or stored, and harmless values are accepted.
 
 `tests/command/test_config_experiments.py` checks the files under conf/.
 """

@@ -1,4 +1,4 @@
-"""The made-up rows and trajectories of the tests of a run's folder."""
+"""Fixtures with generated rows and trajectories, shared with the tests of a run's folder."""
 
 from tests.record.conftest import episode, plain_environment, printed, rows, turn
 

@@ -1,4 +1,4 @@
-"""The console: golden plain output, width, hostile text, terminals that are there, narrow, dumb or gone."""
+"""The console: golden plain output, width, hostile text, and terminals that are narrow, dumb or closed."""
 
 import io
 import os
@@ -64,7 +64,7 @@ def lost(turn):
 
 @pytest.fixture
 def whole_run(rows, episode, lost):
-    """Everything that a console can say."""
+    """Print all kinds of lines of a console."""
 
     def act(console):
         console.banner({"task": "gsm8k", "run": "outputs/1"})
@@ -216,7 +216,7 @@ def test_facts_name_an_environment_of_the_user():
 
 
 def in_terminal(act, monkeypatch, term="xterm-256color"):
-    """What `act` sends to a real pseudo-terminal."""
+    """Return the output of `act` to a real pseudo-terminal."""
     monkeypatch.setenv("TERM", term)
     master, slave = pty.openpty()
     with os.fdopen(slave, "w", encoding="utf-8") as file:

@@ -7,10 +7,10 @@ from mtrl.diagnose.finding import Finding
 
 
 def read_alarms(run):
-    """The findings of the live diagnosis of a run, each with its step; unreadable lines are left out."""
+    """Return the findings of the live diagnosis of a run, each with its step, without unreadable lines."""
     path, found = run.path / "alarms.jsonl", []
     for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        with suppress(ValueError):  # half a line, after a kill
+        with suppress(ValueError):  # an incomplete line, after a kill
             data = json.loads(line)
             found.append((int(data.pop("step")), Finding.from_dict(data)))
     return found

@@ -1,4 +1,4 @@
-"""One made-up run for every symptom: rule -> record."""
+"""One generated run for every symptom: rule -> record."""
 
 import numpy as np
 from made_up_runs import configured, learning, record
@@ -17,21 +17,21 @@ def of(chances, changes=None, **extra):
 
 
 def collapsing(**changes):
-    """The reward falls at step 55; the gradient spikes, and entropy grows."""
+    """Return a run whose reward falls at step 55, with a spike of the gradient and a growing entropy."""
     chances = np.concatenate([learning(0.2, 0.7, 54), np.full(12, 0.01)])
     entropy = np.concatenate([noisy(np.full(54, 0.3), 0.02), np.full(12, 2.0)])
     return of(chances, {"trainer__max_steps": 100, **changes}, **{"train/entropy": entropy})
 
 
 def unrewarded(**changes):
-    """Well-formed answers that the reward does not parse; by the scorer a third of them succeed."""
+    """Return a run whose reward does not parse well-formed answers, of which the scorer solves a third."""
     zero = {key: 0.0 for key in ("rollout/reward/mean", "rollout/claims/mean", "rollout/reward/valid_mean")}
     ones = {"rollout/reward/zero_frac": 1.0, "analysis/zero_adv_frac": 1.0, "analysis/informative_groups": 0.0}
     return of(np.full(30, 0.3), changes, **zero, **ones, **{"val/reward/mean": 0.0})
 
 
 def hacked(**changes):
-    """The reward rises, and success by the scorer does not."""
+    """Return a run whose reward rises, while success by the scorer does not."""
     reward = noisy(learning(0.1, 0.8, 30), 0.03)
     return of(np.full(30, 0.08), changes, **{
         "rollout/reward/mean": reward, "rollout/claims/mean": reward, "rollout/lenient_frac": reward - 0.08,
@@ -41,7 +41,7 @@ def hacked(**changes):
 
 
 def overfitted(**changes):
-    """Sixteen training rows are memorised, and held-out rows are not solved."""
+    """Return a run that memorises sixteen training rows and solves no held-out rows."""
     return of(learning(0.3, 0.95, 60), {"data__synthetic_train_rows": 16, **changes}, **{
         "val/success/mean": 0.3, "val/success/sampled": 0.3, "val/reward/mean": 0.3, "val/success/pass_k_1": 0.3,
         "train/epoch": np.arange(1.0, 61.0),
@@ -49,7 +49,7 @@ def overfitted(**changes):
 
 
 def hopeless(**changes):
-    """A run without a success."""
+    """Return a run without a success."""
     return of(np.full(20, 0.0), changes, **{
         "rollout/success/mean": 0.0, "rollout/reward/mean": 0.0, "val/success/mean": 0.0, "val/success/sampled": 0.0,
         "val/success/pass_k_1": 0.0, "val/reward/mean": 0.0,

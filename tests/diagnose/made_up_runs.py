@@ -1,4 +1,4 @@
-"""Made-up runs with and without faults, with the noise of the episodes of a step."""
+"""Generated runs with and without faults, with the noise of the episodes of a step."""
 
 import numpy as np
 
@@ -17,7 +17,7 @@ CONFIG = {
 
 
 def configured(**changes):
-    """`CONFIG` with other values: `trainer__max_steps=80`."""
+    """Return `CONFIG` with other values, such as `trainer__max_steps=80`."""
     config = {section: dict(value) if isinstance(value, dict) else value for section, value in CONFIG.items()}
     for key, value in changes.items():
         *sections, last = key.split("__")
@@ -30,9 +30,9 @@ def configured(**changes):
 
 
 def rates(rng, chances, prompts=16, size=8, alike=3.0):
-    """Number of solved rollouts per step and prompt for these chances of success, which differ between prompts.
+    """Return the number of solved rollouts per step and prompt for these mean probabilities of success.
 
-    `alike`: the larger, the more alike are the chances of prompts (a + b of their Beta distribution).
+    `alike`: a + b of the Beta distribution of the probabilities of prompts, which is narrower the larger it is.
     """
     chances = np.clip(chances, 1e-3, 1 - 1e-3)[:, None]
     own = rng.beta(chances * alike, (1 - chances) * alike, (len(chances), prompts))
@@ -40,7 +40,10 @@ def rates(rng, chances, prompts=16, size=8, alike=3.0):
 
 
 def rows(seed, chances, every=20, **extra):
-    """Rows of a run whose success has these chances, reward and scorer agreeing; `extra`: metric -> values or value."""
+    """Return rows of a run with these probabilities of success, in which reward and scorer agree.
+
+    `extra`: metric -> values or value.
+    """
     rng = np.random.default_rng(seed)
     solved = rates(rng, np.asarray(chances, float))
     count = len(solved)
@@ -93,7 +96,7 @@ def record(seed, chances, config=None, **extra):
 
 
 def without(run, *keys):
-    """The same run, in which these metrics were never measured."""
+    """Return the same run without these metrics."""
     rows = {step: {"step": step} for step in range(run.step + 1)}
     for key in {*run.metrics()} - {*keys}:
         series = run.series(key)
@@ -103,7 +106,7 @@ def without(run, *keys):
 
 
 def learning(start, end, steps, speed=6.0, middle=0.4):
-    """Chances that rise as a logistic curve."""
+    """Return probabilities that rise as a logistic curve."""
     time = np.linspace(0, 1, steps)
     curve = 1 / (1 + np.exp(-speed * (time - middle)))
     curve = (curve - curve[0]) / (curve[-1] - curve[0])

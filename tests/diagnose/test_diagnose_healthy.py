@@ -16,7 +16,7 @@ def bad(findings):
     return [f"{f.rule}: {f.title}" for f in findings if f.severity != Severity.NOTE]
 
 
-def told_on_the_way(made, config):
+def reported_during_the_run(made, config):
     """Return the alarms and warnings that a watch would report, step by step."""
     growing, found = Record(config), []
     for row in made:
@@ -46,7 +46,7 @@ def test_a_run_that_learns_is_healthy_at_the_end(seed, start, end, steps, speed)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_run_that_learns_is_healthy_all_the_way(seed):
     config = configured(trainer__max_steps=80)
-    assert told_on_the_way(rows(seed, learning(0.2, 0.92, 80)), config) == []
+    assert reported_during_the_run(rows(seed, learning(0.2, 0.92, 80)), config) == []
 
 
 @settings(max_examples=25, deadline=None)

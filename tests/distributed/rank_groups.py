@@ -1,4 +1,4 @@
-"""Crews of real processes. A test gives the leader's program and gets the exit of every rank."""
+"""Rank groups of real processes. A test passes the program of the leader, and gets the exit of every rank."""
 
 import json
 import os
@@ -85,7 +85,7 @@ finally:
 
 @dataclass
 class Ended:
-    """How a rank ended."""
+    """Exit of a rank."""
 
     status: int
     out: list[str]

@@ -33,14 +33,14 @@ def exits(bench):
 
 
 def follower_raises(bench):
-    """Raise on rank 1, while rank 0 waits."""
+    """Raise an error on rank 1, while rank 0 waits."""
     if os.environ["RANK"] == "1":
         raise RuntimeError("rank 1 has no memory")
     time.sleep(600)
 
 
 def server_fails(bench):
-    """Leave the log of a server, and raise."""
+    """Write the log of a server, and raise an error."""
     folder = Path(bench.scratch) / "engine"
     folder.mkdir()
     (folder / "vllm-0.log").write_text("starting\nNCCL error: unhandled system error\n")

@@ -1,4 +1,4 @@
-"""The doctor: what it finds on machines that are in order and on those that are not."""
+"""The doctor: its findings on machines with and without faults."""
 
 import json
 import os
@@ -46,12 +46,12 @@ def shown(capsys):
 
 
 def only(monkeypatch, **chosen):
-    """The doctor with these checks."""
+    """Run the doctor with these checks."""
     monkeypatch.setattr(doctor, "CHECKS", chosen)
 
 
 def test_it_runs_here_as_a_program_and_leaves_nothing(tmp_path):
-    """All checks for real but the smoke run."""
+    """All checks but the smoke run are real."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MTRL_CACHE": str(tmp_path / "cache")}
     command = [sys.executable, "-m", "mtrl.doctor", "--no-smoke", "--json"]
     done = forked.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)

@@ -1,4 +1,4 @@
-"""Activations: bytes that autograd really keeps."""
+"""Estimated activations, compared with the bytes that autograd keeps."""
 
 import pytest
 import torch
@@ -30,14 +30,14 @@ def build(kind, layers, dtype, attention):
 
 
 def kept(model):
-    """Bytes of the tensors that wait for the backward pass, parameters left out, each memory once."""
+    """Return the bytes of the tensors that are saved for the backward pass, without parameters and duplicates."""
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     found = {}
 
     def pack(tensor):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
-            found[storage.data_ptr()] = (storage.nbytes(), tensor)  # alive, so that no address comes twice
+            found[storage.data_ptr()] = (storage.nbytes(), tensor)  # kept alive, so that no address is reused
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
@@ -48,7 +48,7 @@ def kept(model):
 
 
 def of_one_layer(make):
-    """Per token: what a second layer adds."""
+    """Return the bytes per token that a second layer adds."""
     return (kept(make(2)) - kept(make(1))) / (2 * LENGTH)
 
 
@@ -62,7 +62,7 @@ def test_the_estimate_matches_the_saved_tensors_of_a_layer(kind, attention, dtyp
     model = build(kind, 1, dtype, attention)
     estimate = layer_bytes(Architecture.of(model.config.to_dict(), kind), dtype.itemsize, LENGTH, attention)
     measured = of_one_layer(lambda layers: build(kind, layers, dtype, attention))
-    assert measured == pytest.approx(estimate, abs=1)  # a mixture has a few numbers per expert besides
+    assert measured == pytest.approx(estimate, abs=1)  # a mixture also saves a few numbers per expert
 
 
 @pytest.mark.parametrize("same", [True, False])
@@ -76,4 +76,4 @@ def test_the_estimate_matches_the_saved_tensors_of_adapters(same):
 
     architecture = Architecture.of(build("llama", 1, dtype, "sdpa").config.to_dict(), "llama")
     estimate = layer_bytes(architecture, dtype.itemsize, LENGTH) + adapter_bytes(architecture, 4, 4, cast=not same)
-    assert 0.8 * estimate < of_one_layer(make) <= estimate  # frozen norms keep a little less
+    assert 0.8 * estimate < of_one_layer(make) <= estimate  # frozen norms save a little less

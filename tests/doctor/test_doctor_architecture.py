@@ -1,4 +1,4 @@
-"""Sizes of models, against the modules of Transformers and against what is published."""
+"""Sizes of models, compared with the modules of Transformers and with published sizes."""
 
 import json
 from dataclasses import replace
@@ -14,7 +14,7 @@ from mtrl.models.lora import add_adapters
 
 
 def on_meta(fields):
-    """The real module with these fields, without memory."""
+    """Return the real module with these fields, without memory."""
     own = {name: value for name, value in fields.items() if name not in ("model_type", "parameters")}
     config = CONFIG_MAPPING[fields["model_type"]](**own)
     with torch.device("meta"):

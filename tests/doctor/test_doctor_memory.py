@@ -1,4 +1,4 @@
-"""The estimate, against what a real trainer holds."""
+"""The estimate of memory, compared with a real trainer."""
 
 import json
 
@@ -24,7 +24,7 @@ FULL = ["trainer.fsdp.param_dtype=bfloat16", "model.dtype=float32"]
 
 @pytest.fixture
 def folder(tmp_path, tiny_tokenizer):
-    """A random model of a known kind, as a folder that a run could start from."""
+    """The folder of a random model of a known kind, from which a run could start."""
     torch.manual_seed(0)
     config = Qwen3Config(
         hidden_size=32,
@@ -166,7 +166,7 @@ def test_a_plan_names_one_change_that_makes_it_fit():
 
 
 def test_a_change_is_one_that_the_run_takes(monkeypatch):
-    """Ranks are a multiple of the replicas, an answer fits the conversation, heads are shared out whole."""
+    """Ranks are a multiple of the replicas, a response fits in the conversation, and heads are not divided."""
     words = ["model=qwen3_8b", "placement=8_gpus", "generator.backend=vllm"]
     plan = make_plan([*words, "placement.ranks=4", "trainer.fsdp.replicas=4", "trainer.fsdp.param_dtype=null"])
     assert not plan.fits
@@ -251,7 +251,7 @@ def test_a_plan_is_checked_as_a_run_is(words, sentence, monkeypatch):
     ids=["local", "process", "servers", "shared"],
 )
 def test_weights_on_their_way_take_one_bucket_of_main_memory(folder, monkeypatch, overrides, copies, buckets):
-    """Beside what stays: the block of an engine's process, or the servers' old and new weights for restarts."""
+    """The bucket is added to the permanent memory: the block of an engine's process, or the kept weights of servers."""
     monkeypatch.setattr("mtrl.doctor.memory.WEIGHT_BUCKET", 1000)
     _, memory = memory_of(f"model.path={folder}", *overrides)
     whole = memory.model.parameters * memory.layout.computed

@@ -33,14 +33,14 @@ WANTED = {
 
 @pytest.fixture(autouse=True)
 def engines(monkeypatch):
-    """As if they were installed."""
+    """Let the checks find both engines."""
     for engine in ("VLLM", "SGLANG"):
         monkeypatch.setenv(f"MTRL_{engine}_PYTHON", sys.executable)
 
 
 @cache
 def planned(model, placement):
-    """Each model is composed once, for that is slow; the other placements are chosen in what was composed."""
+    """The plans of all placements. Each model is composed only once, since that is slow."""
     cfg = composed(model).copy()
     with open_dict(cfg):
         cfg.placement = OmegaConf.merge(
@@ -82,7 +82,7 @@ def test_it_composes_and_fits(model, placement):
 
 @pytest.mark.parametrize("model", MODELS)
 def test_the_file_says_where_full_fine_tuning_does_not_fit(model):
-    """Adapters stand only where all weights would not fit, and its first lines say which it is."""
+    """Adapters are set only if all weights would not fit, and the first lines of the file say so."""
     said = re.split(r"^model:", (CONF / "model" / f"{model}.yaml").read_text(), flags=re.MULTILINE)[0]
     said = " ".join(said.replace("#", " ").split())
     for placement in PLACEMENTS:
@@ -149,7 +149,7 @@ def test_the_table_of_the_document_is_the_estimate():
 
 @pytest.mark.parametrize("experiment", sorted(path.stem for path in (CONF / "experiment").glob("*_hf.yaml")))
 def test_the_model_that_is_named_is_trained(experiment):
-    """Experiments for real models name one of their own, which is another's default and no more."""
+    """Experiments for real models have a default model, which a command can replace."""
     assert merge([f"experiment={experiment}", "model=llama3_2_1b"]).model.path == "meta-llama/Llama-3.2-1B-Instruct"
     own = merge([f"experiment={experiment}"])
     assert own.model.path.startswith("Qwen/") and not own.model.recipe

@@ -13,7 +13,7 @@ class Reply:
 
     status: int = 200
     body: object = None
-    """JSON, or bytes as they are; None: the connection is closed without a word."""
+    """JSON value, or raw bytes; None: the connection is closed without an answer."""
     headers: dict = field(default_factory=dict)
     before: float = 0.0
     """Seconds until the first byte."""
@@ -22,7 +22,7 @@ class Reply:
 
 
 def chat_reply(text, *, calls=None, finish="stop", prompt=11, completion=5, cached=3, **message):
-    """A chat completion."""
+    """Return a chat completion."""
     message = {"role": "assistant", "content": text, **message}
     if calls:
         message["tool_calls"] = calls
@@ -37,7 +37,7 @@ def chat_reply(text, *, calls=None, finish="stop", prompt=11, completion=5, cach
 
 
 def refusal(status, message, code=None, **headers):
-    """An error as OpenAI writes it."""
+    """Return an error in the format of OpenAI."""
     error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
     return Reply(status, {"error": error}, {name.replace("_", "-"): value for name, value in headers.items()})
 
@@ -107,5 +107,5 @@ class ChatServer:
 
 
 def always(*replies):
-    """The replies in order; the last one repeats."""
+    """Return a function that gives the replies in order and repeats the last one."""
     return lambda body, n: replies[min(n, len(replies) - 1)]

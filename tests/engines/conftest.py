@@ -9,7 +9,7 @@ __all__ = ["contexts", "counting", "generation", "make_loop", "row", "run_episod
 
 @pytest.fixture
 def forked_children(monkeypatch):
-    """Processes of engines start without the seconds of their imports."""
+    """Fork the processes of engines, so that their imports take no time."""
     from engine_processes import ForkedChild
 
     from mtrl.engines.local import process

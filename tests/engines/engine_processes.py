@@ -21,7 +21,7 @@ from tests import forked
 PROMPT = [3, 1, 4, 1, 5]
 CONTEXT = 4000
 ENDLESS = SamplingParams(max_generate_length=3900)
-"""Seconds; such turns are released in the end."""
+"""Sampling of a turn of many seconds, which the test releases before its end."""
 SHORT = SamplingParams(max_generate_length=4)
 
 
@@ -48,7 +48,7 @@ def has_ended(pid):
 
 
 def state(pid):
-    """One letter, as proc(5) has it."""
+    """Return the state of a process as a letter of proc(5)."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
@@ -60,7 +60,7 @@ def wait_until(condition, seconds=60):
 
 
 class ForkedChild(Child):
-    """A child without the seconds of its imports: forked from the server of `tests.forked`. It runs the same worker."""
+    """`Child` that is forked from the server of `tests.forked`, so that the imports of its worker take no time."""
 
     def __init__(self, threads):
         ours, theirs = socket.socketpair()
@@ -72,7 +72,7 @@ class ForkedChild(Child):
 
 
 class Forked:
-    """What `Child` uses of `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that `Child` uses."""
 
     def __init__(self, files, threads):
         words = (files, os.getpid(), threads, sys.path)

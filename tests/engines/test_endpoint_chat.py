@@ -23,7 +23,7 @@ LIMITS = Limits(max_turns=4, max_context_length=10_000, step_timeout=5, episode_
 
 @pytest.fixture
 def run_chat(row, monkeypatch):
-    """`play_chat(environment, answer)`: the trajectory, and the server that was asked."""
+    """Function `run_chat(environment, answer)` that returns the trajectory, and the server that sampled it."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     pool = EnvironmentPool(2)
 
@@ -173,7 +173,7 @@ CALLS = st.lists(
     st.lists(st.tuples(CONTENT, CALLS, st.lists(st.sampled_from(["1", "2", "call_0_0", None]), max_size=2)), max_size=4)
 )
 def test_any_answers_can_be_sent(answers):
-    """No unknown key, every result names a call that came before it, every call has a name and text."""
+    """Messages have no unknown key, every result names an earlier call, and every call has a name and text."""
     from mtrl.environments.tool_calls import message_calls
 
     messages = [{"role": "user", "content": "Q"}]

@@ -53,7 +53,7 @@ def refused(url, error=EndpointError, **config):
     return str(answer), engine
 
 
-# -- what is sent, and what comes back --------------------------------------------------------------------------------
+# -- requests and answers ---------------------------------------------------------------------------------------------
 
 
 def test_the_request_of_a_greedy_turn():
@@ -254,7 +254,7 @@ def test_a_refused_conversation_does_not_end_the_others():
 
 
 def test_a_conversation_refused_before_the_first_answer_does_not_end_the_others():
-    """A filter is faster than a model, and what is gone on with may begin with the row that is always refused."""
+    """A filter is faster than a model, and a resumed evaluation may begin with a row that is always refused."""
     with ChatServer(always(refusal(400, "content_filter"), refusal(400, "content_filter"), chat_reply("y"))) as server:
         first, engine = ask(server.url)
         assert isinstance(first, EndpointError)

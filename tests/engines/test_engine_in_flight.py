@@ -153,7 +153,7 @@ def test_draining_ends_running_turns_and_delays_new_ones():
 
 
 def test_a_draining_engine_never_blocks(monkeypatch):
-    """A release, an error, a close and a second load, each while a load waits for the end of a turn."""
+    """There is a release, an error, a close and a second load, each while a load waits for the end of a turn."""
 
     async def begin(engine):
         turn = ask(engine, "a", sampling=SamplingParams(max_generate_length=10**6))
@@ -222,7 +222,7 @@ def test_a_drain_survives_the_end_of_an_event_loop():
 
 @pytest.mark.parametrize("in_flight", ["continue", "drain"])
 def test_random_interleavings(in_flight):
-    """Turns, releases and new weights in 20 random orders: every token is its version's, and everything ends."""
+    """In 20 random orders of turns, releases and new weights, every token is that of its version, and all turns end."""
     spans = 0
     for seed in range(20):
         rng = random.Random(seed)
@@ -259,19 +259,19 @@ async def at_random(engine, rng):
             loads.append(asyncio.ensure_future(engine.load_weights(weights_of(version), version)))
     await asyncio.gather(*loads)
     assert engine.version == len(loads)
-    for name, turn in turns.items():  # one that is over makes room for those that wait
+    for name, turn in turns.items():  # an ended turn makes room for a waiting one
         turn.add_done_callback(lambda turn, name=str(name): engine.release(name))
     over += [(contexts[name], await turn) for name, turn in turns.items()]
     await engine.close()
     return over
 
 
-# -- whether the weights arrive ---------------------------------------------------------------------------------------
+# -- new weights ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fuse", [True, False])
 def test_every_weight_is_updated(make_tiny_model, fuse):
-    """The engine computes what the trained model computes, through fused views too."""
+    """The engine computes the same as the trained model, also through fused views."""
     trained = make_tiny_model(1)
     replica = make_tiny_model(0)
     engine = LocalEngine(replica, None, 8, 200, fuse, deterministic=False)

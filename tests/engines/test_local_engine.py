@@ -17,7 +17,7 @@ from mtrl.types import FinishReason
 GENERATOR = random.Random(0)
 PROMPTS = [[GENERATOR.randrange(300) for _ in range(GENERATOR.choice([2, 5, 5, 30]))] for _ in range(9)]
 PROMPTS += [PROMPTS[0]] * 3
-"""The last ones are a group: the same prompt for several trajectories."""
+"""Prompts of all trajectories. The last ones are a group, with the same prompt."""
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def tokens_of():
 
 @pytest.fixture(scope="module")
 def reference(tiny_model, sample_turns, tokens_of):
-    """Every trajectory alone in an engine of its own."""
+    """The turns of every trajectory, each sampled alone in an engine of its own."""
     sampled = {}
     for i, prompt in enumerate(PROMPTS):
         engine = LocalEngine(tiny_model, None, max_context_length=200, fused_decode=False)
@@ -40,7 +40,7 @@ def run(coroutine):
 
 
 def sample_each(engine, prompt, params):
-    """One turn per item of `params`, all at once, each in a trajectory of its own."""
+    """Sample one turn per item of `params` at the same time, each in a trajectory of its own."""
 
     async def one(i, sampling):
         generation = await engine.generate(str(i), prompt, sampling)
@@ -56,7 +56,7 @@ def sample_each(engine, prompt, params):
 
 
 def irregular(seed):
-    """Pauses that differ from turn to turn and from `seed` to `seed`."""
+    """Return pauses that depend on the turn and on `seed`."""
     draw = random.Random(seed)
     times = {(i, turn): draw.choice([0, 0, 0.001, 0.004]) for i in range(len(PROMPTS)) for turn in range(9)}
     return lambda i, turn: times[i, turn]
@@ -98,7 +98,7 @@ def test_other_seeds_sample_other_tokens(tiny_model):
 
 
 def test_the_engine_samples_the_models_distribution(tiny_model):
-    """Two tokens of 3000 trajectories against the model's probabilities."""
+    """The test compares two tokens of 3000 trajectories with the probabilities of the model."""
     engine, prompt = LocalEngine(tiny_model, None, 3000, 200), PROMPTS[0]
     params = [SamplingParams(max_generate_length=2, temperature=0.7, seed=seed) for seed in range(3000)]
     drawn = [g.token_ids for g in sample_each(engine, prompt, params)]
@@ -116,7 +116,7 @@ def probabilities(model, context, temperature):
 
 
 def assert_follows(counts, probabilities):
-    """Chi-square over the tokens that are expected at least five times, the rest as one."""
+    """Assert by chi-square that samples follow the probabilities; tokens expected less than five times count as one."""
     total = sum(counts.values())
     frequent = np.flatnonzero(probabilities * total >= 5)
     assert len(frequent) >= 3
@@ -205,11 +205,11 @@ def test_no_cached_token_survives_new_weights(make_tiny_model):
     assert second.token_ids == fresh.token_ids and second.logprobs == pytest.approx(fresh.logprobs, abs=1e-5)
 
 
-# -- how a turn ends --------------------------------------------------------------------------------------------------
+# -- ends of a turn ---------------------------------------------------------------------------------------------------
 
 
 class Chain:
-    """A runner under which every token is followed by the one that `after` names."""
+    """A runner that samples `after[token]` after each token."""
 
     def __init__(self, tokenizer, text, start="q"):
         ids = tokenizer.encode(text, add_special_tokens=False)
@@ -233,7 +233,7 @@ class Chain:
 
 @pytest.fixture
 def respond(tiny_model, tiny_tokenizer):
-    """`say(text, **sampling)`: what comes of a model that says `text` after the prompt `q`."""
+    """Function `respond(text, **sampling)` that returns the turn of a model that samples `text` after `q`."""
 
     def respond(text, max_context_length=200, prompt="q", **sampling):
         engine = LocalEngine(tiny_model, tiny_tokenizer, max_context_length=max_context_length)
@@ -267,7 +267,7 @@ def test_a_stop_string_of_the_prompt_does_not_count(respond):
 
 
 def test_stop_strings_are_detected_across_batches(tiny_model, tiny_tokenizer):
-    """The tail of a text is spread over several batches then."""
+    """The end of a text is then spread over several batches."""
     engine = LocalEngine(tiny_model, tiny_tokenizer, max_context_length=200)
     engine.runner = Chain(tiny_tokenizer, "abcdefghijkl</x>mn")
     params = [SamplingParams(max_generate_length=n, stop=("l</x>",)) for n in (3, 13, 14, 40)]
@@ -322,7 +322,7 @@ def test_turns_of_a_batch_end_independently(tiny_model, tiny_tokenizer):
     assert texts == ["ab", "abcde", "abc", "abcdefg", "abcd"]
 
 
-# -- what can go wrong ------------------------------------------------------------------------------------------------
+# -- failures ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("deterministic", [True, False])
@@ -370,7 +370,7 @@ def test_released_trajectories_are_not_decoded(tiny_model, tiny_tokenizer):
 
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_release_frees_a_slot(tiny_model, deterministic):
-    """With one slot, the next trajectory gets it; also one that comes back under the same name, as a retry does."""
+    """With one slot, the next trajectory gets it, also if it has the same name, as a retry has."""
     engine = LocalEngine(tiny_model, None, 1, 200, deterministic=deterministic)
     sampling = SamplingParams(max_generate_length=4)
 

@@ -57,7 +57,7 @@ def build(name, seed=0):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = MODELS[name]().eval()
-        for parameter in model.parameters():  # biases and norms start at 0 and 1: tell them apart
+        for parameter in model.parameters():  # biases and norms start at 0 and 1, so give them distinct values
             if parameter.ndim == 1:
                 torch.nn.init.normal_(parameter, mean=parameter.data.mean().item(), std=0.2)
     return model
@@ -71,7 +71,7 @@ def name(request):
 
 @pytest.fixture(scope="module")
 def pristine(name):
-    """A model that no engine has touched."""
+    """A model that no engine has changed."""
     return build(name)
 
 
@@ -81,7 +81,7 @@ def model(pristine):
 
 
 def full_logprobs(model, context, token_ids, temperature=1.0):
-    """Log-probs of `token_ids` after `context`, by one forward over everything."""
+    """Return the log-probs of `token_ids` after `context`, by one forward pass over all tokens."""
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([context + token_ids])).logits[0, len(context) - 1 : -1].float()
     return torch.log_softmax(logits / temperature, -1).gather(-1, torch.tensor(token_ids)[:, None]).squeeze(-1)
@@ -98,7 +98,7 @@ def test_supported_models_use_the_fused_step(name, model):
 
 
 def test_logprobs_are_those_of_a_full_forward(pristine, model, sample_turns, contexts):
-    """Across turns, with the cache kept, and beyond the window of those that slide."""
+    """The turns keep their cache, and are longer than a sliding window."""
     engine = LocalEngine(model, None, max_context_length=128)
     sampled = sample_turns(engine, PROMPTS, sampling=SamplingParams(max_generate_length=9, temperature=1.3))
     check_logprobs(pristine, PROMPTS, sampled, contexts, 1.3)
@@ -165,7 +165,7 @@ def test_gradient_checkpointing_does_not_switch_the_cache_off(name, fuse, sample
 
 @pytest.mark.parametrize("name", ["gpt2", "llama"], indirect=True)
 def test_padding_may_reach_past_the_last_position(name, pristine, model, sample_turns, contexts):
-    """A long conversation goes on beside a new long prompt: together they are wider than the model's positions."""
+    """A long conversation continues with a new long prompt in the batch; together they are wider than the positions."""
     engine = LocalEngine(model, None, max_context_length=128)
     sampling = SamplingParams(max_generate_length=3)
 
@@ -245,7 +245,7 @@ def test_new_weights_are_packed_again(shared, dtype, sample_turns, monkeypatch):
         assert [g.logprobs for g in found[i]] == [g.logprobs for g in generations]
 
 
-# -- whose weights they are -------------------------------------------------------------------------------------------
+# -- shared and copied weights ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [*FUSED, "gpt2"], indirect=True)
@@ -301,7 +301,7 @@ def assert_same_weights(model, expected):
         assert torch.equal(state[key], value), key
 
 
-# -- what it does not take --------------------------------------------------------------------------------------------
+# -- refused models ---------------------------------------------------------------------------------------------------
 
 
 def test_alibi_needs_a_mask_of_another_shape():

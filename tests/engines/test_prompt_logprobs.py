@@ -1,4 +1,4 @@
-"""A server that scores prompts: what it must answer, and one sentence where it does not."""
+"""A server that scores prompts: the required answer, and one sentence for every other answer."""
 
 import asyncio
 import json

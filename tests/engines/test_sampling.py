@@ -23,7 +23,7 @@ from mtrl.engines.local.sampling import (
 LOGITS = torch.tensor([2.0, 0.0, -1.0, 1.0, -30.0, 0.5, -0.5, 1.5])
 DRAWS = 20_000
 CHI_SQUARE_7 = 29.9
-"""A fair sample of eight classes exceeds it once in ten thousand times (the seeds are fixed, so here never)."""
+"""Chi-square that a fair sample of eight classes exceeds once in ten thousand times (never with these fixed seeds)."""
 
 
 def uniforms(seeds, positions):
@@ -53,7 +53,7 @@ def test_the_distribution_is_the_softmax(temperature, over):
 
 
 def test_neighbouring_streams_are_independent():
-    """The pair of tokens at two positions, or of two seeds, is as if they were independent."""
+    """The tokens at two positions, or of two seeds, are independent."""
     first, second = uniforms(np.arange(DRAWS), np.full(DRAWS, 3)), uniforms(np.arange(DRAWS) + 1, np.full(DRAWS, 3))
     third = uniforms(np.arange(DRAWS), np.full(DRAWS, 4))
     for a, b in ((first, second), (first, third)):
@@ -88,12 +88,12 @@ CUTS = [
     *((0.8, 0.8, 20), (1.0, 0.5, 5), (0.6, 0.95, 20), (1.5, 0.9, 50), (0.3, 0.7, 3), (2.0, 0.3, 100)),
     *((1.0, 0.9, -1), (0.7, 1.0, 20), (1.0, 0.8, 300), (0.8, 0.01, 20), (1.0, 0.9, 1), (1.0, 0.9, 300)),
 ]
-"""Temperature, top-p and top-k; some cut by one of both only, some have a top-k beyond the vocabulary."""
+"""Temperature, top-p and top-k: some have only one limit, and some have a top-k above the vocabulary."""
 VOCABULARY = 300
 
 
 def warped(logits, temperature, top_p, top_k):
-    """The distribution that Hugging Face's `generate` samples from."""
+    """Return the distribution from which Hugging Face's `generate` samples."""
     warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
     if top_k > 0:
         warpers.append(TopKLogitsWarper(top_k))
@@ -107,7 +107,7 @@ def random_logits(rows, seed=0):
 
 
 def swept(logits, cuts, count=4000):
-    """What each row draws for `count` numbers that are spread evenly over [0, 1): its shares, as a histogram."""
+    """Return the histogram of the tokens that each row draws for `count` numbers spread evenly over [0, 1)."""
     params = [SamplingParams(temperature=t, top_p=p, top_k=k) for t, p, k in cuts]
     shares = torch.zeros_like(logits, dtype=torch.float64)
     for i in range(count):
@@ -119,7 +119,7 @@ def swept(logits, cuts, count=4000):
 
 @pytest.mark.parametrize("cut", CUTS, ids=str)
 def test_top_k_and_top_p_combine_as_in_hugging_face(cut):
-    """top-k first; then top-p counts shares of what top-k left. What may be drawn is the same, token by token."""
+    """top-k comes first, and top-p uses the shares of the remaining tokens. The allowed tokens are the same."""
     temperature, top_p, top_k = cut
     logits = random_logits(200)
     probabilities = torch.softmax(logits / temperature, -1)
@@ -131,7 +131,7 @@ def test_top_k_and_top_p_combine_as_in_hugging_face(cut):
 
 
 def test_samples_follow_the_distribution_of_hugging_face():
-    """Through `sample`, rows that cut in different ways beside each other."""
+    """`sample` gets rows with different limits in one batch."""
     logits = random_logits(len(CUTS), seed=1)
     shares = swept(logits, CUTS)
     for row, cut in enumerate(CUTS):
@@ -175,7 +175,7 @@ def test_rows_sample_independently_of_their_neighbours():
 
 
 def test_top_p_of_one_row_does_not_change_another():
-    """The random numbers lie beside the places where one token ends and the next begins: a changed bit would show."""
+    """The random numbers are next to the boundaries between tokens, so that a changed bit would change a token."""
     logits, cut = random_logits(20, seed=2), SamplingParams(top_k=20)
     rows = SamplingRows.of([cut])
     for row in logits:

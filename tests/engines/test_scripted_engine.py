@@ -1,4 +1,4 @@
-"""Fixed responses come out of the engine's protocol as if they were sampled."""
+"""The scripted engine returns fixed responses by the protocol of engines, as if they were sampled."""
 
 import asyncio
 import inspect
@@ -13,7 +13,7 @@ from mtrl.types import FinishReason
 
 @pytest.fixture
 def ask(tiny_tokenizer):
-    """`ask(engine, id, **sampling)`: the next turn, with the tiny policy's closing token."""
+    """Function `ask(engine, id, **sampling)` that returns the next turn, with the stop token of the tiny policy."""
 
     def ask(engine, trajectory_id="a", **sampling):
         params = SamplingParams(stop_token_ids=(tiny_tokenizer.eos_token_id, 5), **sampling)

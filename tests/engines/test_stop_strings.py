@@ -1,4 +1,4 @@
-"""Looking at the newest token first never overlooks the end of a stop string."""
+"""A check that begins with the newest token finds every end of a stop string."""
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +12,7 @@ STOPS = ["</a>", "user", "é", "aé", "日本", "\n", "o ", " ", "\ufffd", "w", 
 
 
 def in_pieces():
-    """As SentencePiece does: a space begins a word, and the first of a text is dropped."""
+    """Decode as SentencePiece does: a space begins a word, and the first space of a text is dropped."""
     words = ["<unk>", "▁user", "user", "▁", "▁o", ".", "l", "</a", ">", "<0xC3>", "<0xA9>", "<0x0A>", "é"]
     tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, [], unk_token="<unk>"))
     metaspace = decoders.Replace("▁", " ")

@@ -1,4 +1,4 @@
-"""A causal LM of a few lines: processes of engines start faster without the models of Transformers."""
+"""A causal LM of a few lines, with which processes of engines start faster than with the models of Transformers."""
 
 import math
 from types import SimpleNamespace
@@ -16,7 +16,7 @@ class ToyConfig(SimpleNamespace):
 
 
 class ToyLM(nn.Module):
-    """Two layers of attention, one head; the head of the vocabulary is tied to the embedding."""
+    """A model of two layers of attention with one head. The output head is tied to the embedding."""
 
     def __init__(self, seed=0, size=16, layers=2):
         super().__init__()
@@ -67,7 +67,7 @@ class Unpicklable(ToyLM):
 
 
 class Refused(ToyLM):
-    """A model that the engine cannot run, as it finds out in its process."""
+    """A model that the engine cannot run, which it detects in its process."""
 
     def __init__(self):
         super().__init__()
@@ -75,7 +75,7 @@ class Refused(ToyLM):
 
 
 class Stillborn(ToyLM):
-    """A model that takes its process with it."""
+    """A model that kills its process."""
 
     def __reduce__(self):
         return _exit, (7,)
@@ -88,14 +88,14 @@ def _exit(status):
 
 
 def weights_of(version):
-    """The weights of policy `version`, tied ones once."""
+    """Return the weights of policy `version`, without duplicates of tied ones."""
     state = ToyLM(seed=version).state_dict()
     del state["head.weight"]
     return state
 
 
 def logprobs_of(version, context, token_ids, models={}):  # noqa: B006 - a cache
-    """Log-probs [len(token_ids)] of what was sampled after `context`, by one forward of policy `version`."""
+    """Return the log-probs [len(token_ids)] of tokens after `context`, by one forward pass of policy `version`."""
     model = models.setdefault(version, ToyLM(seed=version))
     with torch.no_grad():
         logits = model(torch.tensor([[*context, *token_ids]])).logits[0, len(context) - 1 : -1]
@@ -103,7 +103,7 @@ def logprobs_of(version, context, token_ids, models={}):  # noqa: B006 - a cache
 
 
 def check_generation(prompt, generation):
-    """Every token has the log-prob that its span's policy gives to it after all that came before."""
+    """Check that every token has the log-prob that the policy of its span gives to it after all tokens before it."""
     start = 0
     for version, count in generation.version_spans:
         ids = generation.token_ids[: start + count]

@@ -330,7 +330,7 @@ def test_step_takes_the_text_form(make_shop):
     assert asyncio.run(shop.step("7", {"answer": "7"})).reward == 1.0
 
 
-# -- calls that do not ------------------------------------------------------------------------------------------------
+# -- calls that are errors --------------------------------------------------------------------------------------------
 
 
 def raw(name, arguments, **more):
@@ -431,7 +431,7 @@ def test_no_call_raises_or_is_dropped(calls):
         assert sum(v for k, v in result.metrics.items() if k.startswith("tool/")) >= len(shop.calls_run)
 
 
-# -- what other environments notice -----------------------------------------------------------------------------------
+# -- other environments -----------------------------------------------------------------------------------------------
 
 
 def test_only_environments_with_tools_take_messages():

@@ -4,7 +4,7 @@ from mtrl.types import FinishReason, StopReason, Trajectory, Turn
 
 
 def play_responses(family, row, responses, **settings):
-    """The step results of an episode, up to its end; the environment is closed."""
+    """Return the step results of an episode up to its end, and close the environment."""
     environment = family.environment(**settings)
     try:
         environment.reset(row)
@@ -19,7 +19,7 @@ def play_responses(family, row, responses, **settings):
 
 
 def trajectory_of(responses, rewards=None, stop_reason=StopReason.DONE, final=()):
-    """A trajectory with these responses and rewards; scorers and estimators read nothing else of it."""
+    """Return a trajectory with these responses and rewards; scorers and estimators read nothing else of it."""
     rewards = rewards or [0.0] * len(responses)
     turns = [
         Turn([], [1], [0.0], [(0, 1)], FinishReason.STOP, text, {"role": "assistant", "content": text}, reward=reward)

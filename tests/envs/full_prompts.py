@@ -26,7 +26,7 @@ TASKS = {
 
 
 def rows(name, prompt="full"):
-    """The generated training rows of a task."""
+    """Return the generated training rows of a task."""
     family, config = TASKS[name]
     data = DataConfig(synthetic_train_rows=2, synthetic_test_rows=1)
     return get_family(family).load(data, 0, prompt=prompt, **config).train

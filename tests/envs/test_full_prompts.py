@@ -27,7 +27,7 @@ SHORT_ROWS = {
 """SHA-256 of the generated rows of each family, from before full prompts had worked examples."""
 
 
-def played(family, config, row, responses):
+def results_of(family, config, row, responses):
     """The step results of a worked example."""
 
     async def play():
@@ -77,7 +77,7 @@ def test_worked_examples_show_the_replies_of_the_environment_and_earn_the_full_r
     if name == "maze":
         config = {**config, "steps": 3}
     task = family.worked_example(row)
-    results = played(family, config, task, example.responses)
+    results = results_of(family, config, task, example.responses)
     assert [reply_of(result) for result in results[:-1]] == [without_count(reply) for reply in example.replies[1:]]
     assert results[-1].done and sum(result.reward for result in results) == pytest.approx(1.0)
     trajectory = trajectory_of(example.responses)

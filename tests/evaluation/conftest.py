@@ -1,4 +1,4 @@
-"""One small run that evaluations look at, and `python -m mtrl.evaluate` in this process."""
+"""One small run for the tests of evaluations, and `python -m mtrl.evaluate` in this process."""
 
 from types import SimpleNamespace
 
@@ -24,7 +24,7 @@ TASK = [
     "evaluation.sampled_rows=6",
     "evaluation.samples_per_row=3",
 ]
-"""A policy that knows the form of an answer, mostly, and sometimes the answer."""
+"""Overrides of a policy that often writes the form of an answer, and sometimes the right answer."""
 
 
 @pytest.fixture(scope="session")
@@ -40,7 +40,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def evaluate(tmp_path, monkeypatch, capsys):
-    """`evaluate("key=value", …)`: what came of the command, in this process."""
+    """Function `evaluate("key=value", …)` that runs the command in this process and returns its outcome."""
     from mtrl.evaluation.command import main
 
     monkeypatch.chdir(tmp_path)
@@ -62,7 +62,7 @@ def evaluate(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture
 def refused(evaluate):
-    """`refused("key=value", …)`: the one sentence, and nothing else."""
+    """Function `refused("key=value", …)` that returns the one sentence of the error, which is all the output."""
 
     def command(*words):
         done = evaluate(*words)

@@ -1,4 +1,4 @@
-"""Made-up rollouts for the tests of measures and reports."""
+"""Generated rollouts for the tests of measures and reports."""
 
 import re
 
@@ -13,11 +13,11 @@ from tests.envs.episodes import trajectory_of
 def made_episode(
     answer="#### 1", score=0.0, reward=None, stop=StopReason.DONE, turns=1, tokens=4, cut=False, error=None, final=()
 ):
-    """One trajectory; its reward is its score by default."""
+    """Return one trajectory, whose reward is its score by default."""
     texts = [answer] if isinstance(answer, str) else list(answer)
     texts += [texts[-1]] * (turns - len(texts))
-    paid = [0.0] * (len(texts) - 1) + [score if reward is None else reward]
-    trajectory = trajectory_of(texts, paid, stop, final)
+    rewards = [0.0] * (len(texts) - 1) + [score if reward is None else reward]
+    trajectory = trajectory_of(texts, rewards, stop, final)
     trajectory.score, trajectory.error = score, error
     for turn in trajectory.turns:
         turn.action_ids = [7] * tokens
@@ -26,7 +26,7 @@ def made_episode(
 
 
 def groups_of(rows, kind="greedy"):
-    """One group per item: a trajectory, or a list of them."""
+    """Return one group per item, which is a trajectory or a list of trajectories."""
     groups = []
     for place, found in enumerate(rows):
         trajectories = found if isinstance(found, list) else [found]
@@ -37,7 +37,7 @@ def groups_of(rows, kind="greedy"):
 
 
 def scored(outcomes, **settings):
-    """Trajectories with these scores; a list of scores is a row with several samples."""
+    """Return trajectories with these scores; a list of scores is a row with several samples."""
     if isinstance(outcomes, list):
         return [scored(outcome, **settings) for outcome in outcomes]
     return made_episode(score=float(outcomes), **settings)

@@ -1,4 +1,4 @@
-"""Reading the folder of an evaluation."""
+"""Reads the folder of an evaluation."""
 
 import json
 
@@ -8,13 +8,13 @@ def metrics_of(folder):
 
 
 def trajectories_of(folder):
-    """Of every file, without what a clock decides."""
+    """Return the trajectories of every file, without the values that depend on time."""
     files = sorted((folder / "trajectories").glob("*.jsonl"))
     return {file.name: [_timeless(json.loads(line)) for line in file.read_text().splitlines()] for file in files}
 
 
 def report_of(folder):
-    """Without the time at which it was made."""
+    """Return the report without its time."""
     return {key: value for key, value in json.loads((folder / "report.json").read_text()).items() if key != "created"}
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that one process did not write as a whole model: of several ranks, and of adapters."""
+"""Checkpoints of several ranks, and of adapters."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ FEW = ["evaluation.rows=2", "evaluation.sampled_rows=0", "evaluation.samples_per
 
 
 def _write_again(source, target):
-    """The tensors of a checkpoint of one process, sharded over these ranks."""
+    """Write the tensors of a checkpoint of one process again, sharded over these ranks."""
     ranks = torch.arange(dist.get_world_size())
     tensors = {}
     for part in {name.partition(".")[0] for name in tensor_names(source)}:
@@ -57,7 +57,7 @@ def adapted(tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_checkpoint_of_adapters_is_the_model_that_the_run_exported(evaluate, adapted, tmp_path):
-    """It holds adapters alone; they are merged into what the run began with."""
+    """The checkpoint has only adapters, which are merged into the initial model of the run."""
     latest = adapted / "checkpoints" / "step_000002"
     weights = read_tensors(latest, "model")
     assert weights and all(".lora_" in name for name in weights)

@@ -1,4 +1,4 @@
-"""Models behind an endpoint, as a program: a real server that answers, and one that does not."""
+"""Evaluations of models behind an endpoint, with real servers that answer or fail."""
 
 import json
 from zlib import crc32
@@ -31,7 +31,7 @@ def task():
 
 @pytest.fixture
 def gold(task):
-    """`gold(wrong=())`: a player that knows every row, and says nonsense to those of the given places."""
+    """Function `gold(wrong=())` that returns a policy that solves every row except those of the given indices."""
     known = {row["prompt"][-1]["content"]: (place, task.family.gold(row)) for place, row in enumerate(task.splits.test)}
 
     def make(wrong=()):

@@ -1,4 +1,4 @@
-"""Every way of naming a model, on a run that was really trained; and that evaluating twice is evaluating once."""
+"""All names of a model, on a run that was really trained; a repeated evaluation changes nothing."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ FEW = ["evaluation.rows=2", "evaluation.sampled_rows=0", "evaluation.samples_per
 
 
 def test_a_run_is_compared_with_its_start(evaluate, run, tmp_path):
-    """The command of the guide: everything is written, and the numbers are those of the run's own evaluation."""
+    """The command of the guide writes all files, and its numbers are those of the run's own evaluation."""
     done = evaluate(run, "evaluation.compare=[base]", "evaluation.output=out", "evaluation.pass_k_values=[1,3]")
     out = tmp_path / "out"
     assert done.status == 0, done.err
@@ -86,7 +86,7 @@ def test_two_evaluations_are_byte_identical(evaluate, run, tmp_path):
     ],
 )
 def test_forms(evaluate, run, tmp_path, words, step, kind, twin):
-    """The weights of the last step give the same tokens, however they are named; others give others."""
+    """All names of the weights of the last step give the same tokens, and other weights give other tokens."""
     words = [word.format(run=run) for word in words]
     done = evaluate(*words, *FEW, f"evaluation.compare=[{run}/{twin}]")
     assert done.status == 0, done.err

@@ -11,7 +11,7 @@ from tests.evaluation.conftest import TASK
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-    """Folders that look like models and are not."""
+    """Folders that resemble models."""
     monkeypatch.chdir(tmp_path)
     for name in ("empty", "adapter", "young/trajectories", "outside/step_000003", "old/checkpoints/step_000004"):
         (tmp_path / name).mkdir(parents=True)

@@ -47,8 +47,8 @@ def episodes(out):
 
 @pytest.mark.slow
 def test_a_killed_evaluation_is_resumed_exactly(evaluate, run, tmp_path):
-    """SIGKILL twice, the second time with half a line behind it; tokens, log-probs and report are those of a whole
-    evaluation, and what was whole is not played again."""
+    """SIGKILL ends it twice, the second time with an incomplete line; tokens, log-probs and report are those of a whole
+    evaluation, and complete groups are not sampled again."""
     assert evaluate(run, *WORDS, "evaluation.output=whole").status == 0
     out = tmp_path / "killed"
     for wanted in (5, 14):
@@ -83,7 +83,7 @@ def test_a_finished_evaluation_is_not_run_again(evaluate, run, tmp_path, monkeyp
 
 
 def test_another_evaluation_is_refused(evaluate, refused, run, tmp_path):
-    """In one sentence that names what differs; settings that change no episode may change."""
+    """The error names the different settings; settings that change no episode may differ."""
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
     words = [copy, "evaluation.rows=3", "evaluation.sampled_rows=0", "evaluation.output=out"]

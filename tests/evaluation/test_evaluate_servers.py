@@ -19,7 +19,7 @@ from tests.evaluation.conftest import TASK
 
 @pytest.fixture
 def started(monkeypatch):
-    """What each server would have been started with: configuration, and weights at that moment."""
+    """The configuration of each started server, and its weights at that time."""
     found = []
 
     def start(config, world, path, shape, context, logs):
@@ -44,7 +44,7 @@ def test_servers_start_with_the_weights_of_the_model(run, started, which, tmp_pa
     ((given, weights),) = started
     assert weights.keys() == expected.keys() and all(torch.equal(weights[name], expected[name]) for name in expected)
     assert model.engine.version == source.step > 0
-    assert (given.model.device, given.generator.vllm.colocate) == ("cpu", False), "nobody trains beside them"
+    assert (given.model.device, given.generator.vllm.colocate) == ("cpu", False), "no training shares the GPUs"
 
 
 def test_servers_with_weights_of_their_own_are_refused(run, refused):

@@ -75,7 +75,7 @@ def test_duplicate_rows_are_removed_and_reported(caplog):
 
 
 def test_rows_with_equal_prompts_differ_by_their_ground_truth():
-    """A secret code: one prompt for all, so that the truth is what makes a row another row."""
+    """All secret codes have the same prompt, so that rows differ only by their ground truth."""
     train = [row(f"r{n}", "break the code", str(n % 30)) for n in range(40)]
     test = [row(f"t{n}", "break the code", str(n)) for n in range(5)]
     cut = cut_validation(Splits(train, test), 10)
@@ -93,7 +93,7 @@ def test_nothing_left_to_train_on(count):
 
 @pytest.mark.parametrize("name", ["gsm8k", "text_to_sql", "games", "sop"])
 def test_families(name):
-    """Every one loads with it; the rows are the same for another order, and no demonstration can see them."""
+    """Every family loads with the setting. The rows do not depend on the order, and have no demonstrations."""
     from omegaconf import OmegaConf
 
     words = [f"experiment={name}", "data.synthetic_train_rows=64", "data.validation_rows=8"]

@@ -1,4 +1,4 @@
-"""The report of an evaluation: complete, strict JSON, readable Markdown, and HTML that no model can write into."""
+"""The report of an evaluation: complete, strict JSON, readable Markdown, and HTML with escaped text of models."""
 
 import json
 import re
@@ -105,7 +105,7 @@ def test_the_report_has_every_section():
 
 
 def test_the_schema_does_not_change_unnoticed():
-    """Keys may be added; one that goes away or changes its meaning is a new version."""
+    """Keys may be added; a removed key or a key with another meaning needs a new version."""
     found = to_dict(report_of())
     assert found.keys() == {
         "format", "version", "name", "created", "method", "models", "comparisons", "remarks", "generalisation",
@@ -211,7 +211,7 @@ def test_the_page_needs_nothing_else():
 
 
 def test_ids_of_plots_do_not_meet():
-    """A clip path that another plot defines would cut this one."""
+    """A clip path of another plot with the same id would cut this one."""
     page = Page(to_html(report_of()))
     ids = [
         attributes["id"]

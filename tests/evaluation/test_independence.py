@@ -1,5 +1,5 @@
-"""Invariant 7: a scorer shares no parsing code with the reward. Shown twice: by what the modules import, followed to
-the end, and by what really runs when an episode is paid and when it is scored."""
+"""Invariant 7: a scorer shares no parsing code with the reward. Two checks: of all direct and indirect imports,
+and of the functions that run for the reward and for the score of an episode."""
 
 import ast
 import asyncio
@@ -22,21 +22,21 @@ ROOT = Path(mtrl.__file__).parent.parent
 NEUTRAL = {"mtrl.types", "mtrl.errors", "mtrl.utils.process", "mtrl.utils.process_guard"}
 """Modules of types and errors, which parse no text of a model."""
 EXECUTOR = "mtrl.sandbox."
-"""Where SQL and commands run is one place for both sides of `RUNNING`: it is handed what each has parsed by itself."""
+"""Module in which SQL and commands of both sides of `RUNNING` run; each side has parsed them by itself."""
 RUNNING = ("text_to_sql", "mini_swe")
 
 
-# -- what is imported ------------------------------------------------------------------------------------------------
+# -- imports ---------------------------------------------------------------------------------------------------------
 
 
 def file_of(module, root):
-    """The source of a module of this tree; None if it is not of this tree."""
+    """Return the file of a module, None if it is not in this tree."""
     path = root / module.replace(".", "/")
     return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
 def imports_of(module, root):
-    """Every module of this tree that a module imports: at the top, in functions, relatively, or by `import_module`."""
+    """Return the modules of this tree that a module imports: at the top, in functions, or by `import_module`."""
     file = file_of(module, root)
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     found = set()
@@ -55,7 +55,7 @@ def imports_of(module, root):
 
 
 def reach(modules, root=ROOT):
-    """These modules and all that they import, and what those import, and so on."""
+    """Return these modules and all their direct and indirect imports."""
     found, todo = set(), set(modules)
     while todo:
         module = todo.pop()
@@ -65,14 +65,14 @@ def reach(modules, root=ROOT):
 
 
 def defined_in(function):
-    """The module that holds the code of a function, also where it is wrapped or partly applied."""
+    """Return the module with the code of a function, which may be wrapped or partial."""
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.unwrap(function).__module__
 
 
 def sides(name):
-    """Where the scorer of a family is, and where its environment and its rewards are."""
+    """Return the modules of the scorer of a family, and those of its environment and its rewards."""
     family, package = get_family(name), BUILT_IN[name]
     paid = {defined_in(family.environment)}
     paid |= {
@@ -89,7 +89,7 @@ def is_harmless(module, name):
 
 
 def shared(name, root=ROOT):
-    """Modules that both sides of a family end up importing and that could parse text of a model."""
+    """Return the modules that both sides of a family import and that could parse text of a model."""
     scored, paid = sides(name)
     return {module for module in reach(scored, root) & reach(paid, root) if not is_harmless(module, name)}
 
@@ -122,7 +122,7 @@ PLANTED = {
 @pytest.mark.parametrize("name", BUILT_IN)
 @pytest.mark.parametrize("how", PLANTED)
 def test_a_planted_import_is_found(name, how, tmp_path):
-    """In a copy of the tree's sources, whatever the family and whatever way the scorer gets at the reward's code."""
+    """The import is planted in a copy of the tree, for each family and each way to reach the code of the reward."""
     scored, paid = sides(name)
     (scorer,) = scored
     module = f"envs.{name}.environment"
@@ -145,15 +145,15 @@ def copy_sources(modules, folder):
         target.write_text(source.read_text(encoding="utf-8"), encoding="utf-8")
 
 
-# -- what runs -------------------------------------------------------------------------------------------------------
+# -- functions that run ----------------------------------------------------------------------------------------------
 
 SETTINGS = {"gsm8k": {"calculator": True}, "sop": {"domain": "aircraft_inspection"}}
-"""environment.config of the families whose shipped experiment sets some."""
+"""environment.config of the families whose shipped experiment has settings of the environment."""
 
 
 @contextmanager
 def functions_run():
-    """The functions of this tree that are called meanwhile, in any thread: `(module, name)`."""
+    """Record the functions of this tree that are called in any thread: `(module, name)`."""
     found = set()
 
     def note(frame, event, argument):

@@ -1,4 +1,4 @@
-"""Made-up runs in their folders."""
+"""Generated runs in their folders."""
 
 import json
 
@@ -17,7 +17,7 @@ __all__ = ["make_run", "rows", "study"]
 
 @pytest.fixture
 def make_run(tmp_path):
-    """Write a run; returns its folder."""
+    """Write a run, and return its folder."""
 
     def make(name="run", rows=None, seed=0, trajectories=None, spans=None, settings=None):
         folder = tmp_path / name

@@ -1,4 +1,4 @@
-"""Made-up runs, and readers of the content of figures."""
+"""Generated runs, and readers of the content of figures."""
 
 from mtrl.record.run import Run
 from mtrl.types import FinishReason, StopReason, Trajectory, Turn
@@ -34,12 +34,12 @@ def trajectory(turns, score=1.0, stop=StopReason.DONE):
 
 
 def row(step, **values):
-    """A row of metrics; `a__b` is written for `a/b`."""
+    """Return a row of metrics; the keyword `a__b` stands for `a/b`."""
     return {"step": step, **{key.replace("__", "/"): value for key, value in values.items()}}
 
 
 class MadeUpRun(Run):
-    """A run without a folder, of given settings and rows."""
+    """A run without a folder, with given settings and rows."""
 
     def __init__(self, path="run", settings=None, rows=()):
         super().__init__(path)
@@ -55,7 +55,8 @@ class MadeUpRun(Run):
 
 
 def training_rows(steps=4, lift=0.0):
-    """Rewards 0.1, 0.2, … above `lift`, and evaluations before the first and after the last step."""
+    """Return rows with rewards of `lift` + 0.1, `lift` + 0.2, …, and evaluations before the first and after the last
+    step."""
     rows = [
         row(
             step,
@@ -79,12 +80,12 @@ def training_rows(steps=4, lift=0.0):
 
 
 def panels_of(figure):
-    """Title -> panel."""
+    """Return the panels of a figure, by title."""
     return {axes.get_title(loc="left").strip(): axes for axes in figure.axes}
 
 
 def lines_of(axes):
-    """Label -> (x, y) of the lines that a legend would name."""
+    """Return (x, y) of the lines that a legend would name, by label."""
     return {
         line.get_label(): (list(line.get_xdata()), list(line.get_ydata()))
         for line in axes.lines

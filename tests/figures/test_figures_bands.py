@@ -1,4 +1,4 @@
-"""Seeds side by side: alignment, spread, and the axes that curves run along."""
+"""Curves of several seeds: alignment, spread, and axes."""
 
 import math
 from itertools import pairwise
@@ -19,7 +19,7 @@ def run(*rows, path="run"):
 
 
 def of(values, key="a"):
-    """A run that measured `key` at steps 0, 1, …"""
+    """Return a run with values of `key` at steps 0, 1, …"""
     return run(*({"step": step, key: value} for step, value in enumerate(values)))
 
 

@@ -1,4 +1,4 @@
-"""The program: a process, its files, its words."""
+"""The program as a process: its files and its messages."""
 
 import os
 import re

@@ -14,7 +14,7 @@ SPANS = [
     {"step": 2, "name": "generate", "lane": "generator", "start": 10.0, "end": 13.0},
     {"step": 2, "name": "update", "lane": "trainer", "start": 13.0, "end": 20.0},
 ]
-PLAYED = [
+ROLLOUTS = [
     trajectory([turn(reward=0.2, components={"format": 0.2}, advantages=[-1.0], metrics={"tool/add/calls": 1.0})], 0.0),
     trajectory(
         [
@@ -24,7 +24,7 @@ PLAYED = [
     ),
     trajectory([turn(reward=1.0, components={"correct": 1.0})], 0.0, StopReason.MAX_TURNS),
 ]
-WHOLE = {"trajectories": {"train_step_000001": PLAYED, "train_step_000004": PLAYED[1:]}, "spans": SPANS}
+WHOLE = {"trajectories": {"train_step_000001": ROLLOUTS, "train_step_000004": ROLLOUTS[1:]}, "spans": SPANS}
 
 
 def words_of(axes):
@@ -49,7 +49,7 @@ def test_a_figure_without_data_shows_not_measured(study, name, rows):
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_run_of_one_row_can_be_drawn_and_saved(study, name, tmp_path):
     one = [training_rows(1)[1]]
-    drawing = draw(name, study({"rows": one, "trajectories": {"train_step_000001": PLAYED[:1]}, "spans": SPANS[:1]}))
+    drawing = draw(name, study({"rows": one, "trajectories": {"train_step_000001": ROLLOUTS[:1]}, "spans": SPANS[:1]}))
     save(drawing.figure, tmp_path / f"{name}.svg", drawing.caption)
     assert (tmp_path / f"{name}.svg").stat().st_size > 5000
 
@@ -117,7 +117,7 @@ def test_claims_of_an_old_run_are_those_of_its_stored_episodes(study):
 
 
 def test_reward_against_score_shows_the_share_of_each_corner(study):
-    (axes,) = draw("reward_vs_score", study({"trajectories": {"train_step_000001": PLAYED}})).figure.axes
+    (axes,) = draw("reward_vs_score", study({"trajectories": {"train_step_000001": ROLLOUTS}})).figure.axes
     assert sorted(words_of(axes)) == ["both 33.3%", "lenient 33.3%", "neither 33.3%", "strict 0.0%"]
     offsets = [tuple(map(tuple, dots.get_offsets())) for dots in axes.collections if len(dots.get_offsets())]
     assert offsets == [((0.0, 0.2), (1.0, 1.0)), ((0.0, 1.0),)]
@@ -151,7 +151,7 @@ def test_budgets_mark_their_recommended_limits(study):
 
 
 def test_turn_rewards_by_place(study):
-    (axes,) = draw("turn_rewards", study({"trajectories": {"train_step_000001": PLAYED}})).figure.axes
+    (axes,) = draw("turn_rewards", study({"trajectories": {"train_step_000001": ROLLOUTS}})).figure.axes
     found = lines_of(axes)
     assert found["whole reward"] == ([1, 2], [pytest.approx(0.4), 1.0])
     assert found["format"][1] == [pytest.approx(0.2 / 3), 0.0] and found["correct"][1] == [pytest.approx(1 / 3), 1.0]
@@ -159,12 +159,12 @@ def test_turn_rewards_by_place(study):
 
 
 def test_advantages_by_place(study):
-    (axes,) = draw("advantages", study({"trajectories": {"train_step_000001": PLAYED}})).figure.axes
+    (axes,) = draw("advantages", study({"trajectories": {"train_step_000001": ROLLOUTS}})).figure.axes
     assert lines_of(axes)["mean"] == ([1, 2], [0.0, 4.0])
 
 
 def test_actions_are_a_table_of_counted_calls(study):
-    (axes,) = draw("actions", study({"trajectories": {"train_step_000001": PLAYED}})).figure.axes
+    (axes,) = draw("actions", study({"trajectories": {"train_step_000001": ROLLOUTS}})).figure.axes
     assert [tick.get_text() for tick in axes.get_yticklabels()] == ["add"]
     assert words_of(axes) == ["2.00"]
 

@@ -13,7 +13,7 @@ from tests.figures.made import MadeUpRun
 
 
 def group(label, *values, seeds=None, before=0.25):
-    """A group whose runs ended at these successes."""
+    """Return a group of runs with these final success rates."""
 
     def run(seed, value):
         found = [{"step": 0, "val/success/mean": before}, {"step": 9, "val/success/mean": value}, {"step": 10}]

@@ -1,4 +1,4 @@
-"""curves.png: the panels and what is in them."""
+"""curves.png: the panels and their content."""
 
 import subprocess
 import sys

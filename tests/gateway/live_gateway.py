@@ -50,7 +50,7 @@ class HeldEngine(ScriptedEngine):
             raise
 
     async def _let(self, released):
-        """False where it is released before it may answer."""
+        """Wait until the engine may answer. Return False if the trajectory is released before."""
         waiting = [asyncio.ensure_future(event.wait()) for event in (self.gate, released)]
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -61,7 +61,7 @@ class HeldEngine(ScriptedEngine):
 
 
 class Live:
-    """`with Live(codec, respond) as live:`; `respond(trajectory id, turn)` says what is answered."""
+    """`with Live(codec, respond) as live:` runs a gateway whose answers are `respond(trajectory id, turn)`."""
 
     def __init__(self, codec, respond=lambda name, turn: f"{name} {turn}", limits=LIMITS, engine=None, **options):
         self.codec = codec
@@ -85,7 +85,7 @@ class Live:
         return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(SECONDS)
 
     def call(self, function, *args):
-        """On the gateway's thread."""
+        """Call a function on the thread of the gateway."""
 
         async def call():
             return function(*args)
@@ -108,7 +108,7 @@ class Live:
         return host, int(port)
 
     def ask(self, method, path, body=None, token=None, headers=()):
-        """One request as bytes; the status, the headers and the parsed body of the answer."""
+        """Send one request, and return the status, the headers and the parsed body of the answer."""
         content = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
         lines = [f"{method} {path} HTTP/1.1", "host: x", "connection: close", f"content-length: {len(content)}"]
         lines += [f"{name}: {value}" for name, value in headers]
@@ -122,13 +122,13 @@ class Live:
         return int(first.split()[1]), found, parsed
 
     def chat(self, session, messages=HELLO, **options):
-        """The status and the body of one chat completion, by the session's URL."""
+        """Request a chat completion by the session's URL, and return the status and the body."""
         path = f"/trajectories/{session.token}/v1/chat/completions"
         status, _, body = self.ask("POST", path, {"model": "m", "messages": messages, **options})
         return status, body
 
     def send(self, data):
-        """Raw bytes; everything that comes back until the other side closes."""
+        """Send raw bytes, and return all bytes that are received until the other side closes."""
         with self.connect() as connection:
             connection.sendall(data)
             return received(connection)
@@ -147,7 +147,7 @@ def received(connection):
 
 
 def read_until(connection, end):
-    """What comes, up to and with `end`."""
+    """Return the received bytes up to and including `end`."""
     found = b""
     while end not in found:
         part = connection.recv(65536)
@@ -157,7 +157,7 @@ def read_until(connection, end):
 
 
 def request_bytes(session, body, **headers):
-    """A chat completion by the session's URL, on a connection that stays open."""
+    """Return the request of a chat completion by the session's URL, on a connection that stays open."""
     content = json.dumps(body).encode()
     lines = [f"POST /trajectories/{session.token}/v1/chat/completions HTTP/1.1", "host: x"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]

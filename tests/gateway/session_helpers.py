@@ -13,13 +13,13 @@ USER = {"role": "user", "content": "question"}
 
 
 class WatchedEngine:
-    """Says what `answer(number)` gives, as token ids, and remembers what it saw; nobody may ask it out of turn."""
+    """Samples the token ids of `answer(number)`, records its requests, and refuses two requests at the same time."""
 
     def __init__(self, answer):
         self.answer, self.version, self.stats = answer, 3, EngineStats()
         self.open_ids, self.asking, self.released = [], [], []
         self.seen = {}
-        """By seed: `(engine id, prompt, sampling, Generation)`."""
+        """`(engine id, prompt, sampling, Generation)` of each request, by seed."""
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -50,7 +50,7 @@ class WatchedEngine:
 
 
 def replies(codec, *texts):
-    """`answer` of an engine: these texts in turn, each closed by the stop token."""
+    """Return the `answer` of an engine that gives these texts one after the other, each with the stop token."""
     return lambda number: [*codec.encode(texts[number % len(texts)]), codec.stop_token_ids[0]]
 
 
@@ -61,7 +61,7 @@ def session_of(engine, codec, calls=100, at_once=8, context=2000, **sampling):
 
 
 def chat(*messages, **fields):
-    """A request as it comes in: through JSON."""
+    """Return a request as the gateway receives it, converted to JSON and back."""
     return ChatRequest.from_json(json.loads(json.dumps({"messages": messages, **fields})))
 
 
@@ -70,7 +70,7 @@ def text(prompt, **fields):
 
 
 def wire(call):
-    """An answer as a client receives it and sends it back."""
+    """Return an answer as a client receives it and sends it back, converted to JSON and back."""
     return json.loads(json.dumps(wire_message(call.message)))
 
 

@@ -59,7 +59,7 @@ class TestNaming:
         assert (status, message(body)) == (200, f"{session.name} 0")
 
     def test_an_id_that_is_the_token_is_accepted(self, live, session):
-        """One of the managed service, which signs for AWS; without a bearer, boto3's client."""
+        """The managed service sends such ids, signed for AWS, and boto3's client sends them without a bearer."""
         for bearer in ("sagemaker-api-key-QWN0aW9u", None):
             header = [("X-Amzn-SageMaker-Trajectory-Id", session.token)]
             assert live.ask("POST", CHAT, BODY, bearer, header)[0] == 200

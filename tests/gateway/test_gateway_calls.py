@@ -1,4 +1,4 @@
-"""Calls in trees of any kind: what each goes on from, and that every token is trained once behind its own context."""
+"""Calls in trees of any kind: the parent of each call, and that every token is trained once with its own context."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ MORE = {"role": "user", "content": "more"}
 
 @dataclass(eq=False)
 class Asked:
-    """What the model knows of a call."""
+    """A call, as the model of the tree describes it."""
 
     messages: list
     parent: "Asked | None"
@@ -33,9 +33,9 @@ class Asked:
     new: list
     """The messages after the parent's answer."""
     kind: str
-    """Why it is a break, should it be one."""
+    """Reason of the break, if the call is one."""
     key: str = ""
-    """Equal for the same request."""
+    """Key that is equal for equal requests."""
     answer: object = None
     ids: list = field(default_factory=list)
 
@@ -48,7 +48,7 @@ class Asked:
 
 
 class Program:
-    """Asks as `data` has it, in waves of calls that are under way together, and knows what should become of it."""
+    """Makes the calls drawn from `data`, in waves of concurrent calls, and computes the expected results."""
 
     def __init__(self, data, codec):
         self.data, self.codec, self.requested, self.number = data, codec, [], 0
@@ -67,7 +67,7 @@ class Program:
         return {"role": role, "content": f"words {self.number}"}
 
     def request(self):
-        """The next request: `Asked` for each answer."""
+        """Make the next request. Return an `Asked` for each answer."""
         kinds = ["fresh"] if not self.requested else ["extend", "extend", "extend", "retry", "compact", "edit", "fresh"]
         kind, n = self.data.draw(st.sampled_from(kinds), label="kind"), self.data.draw(st.integers(1, 3), label="n")
         before = self.data.draw(st.sampled_from(self.requested), label="before") if self.requested else None
@@ -92,7 +92,7 @@ class Program:
         return Asked([SYSTEM, before.messages[1], self.new()], None, [], "edited")
 
     def edit(self, before):
-        """The answer is not what was sampled, so it goes on from where that call did."""
+        """Return a request with an answer that was not sampled, which therefore continues the parent of `before`."""
         new = [{"role": "assistant", "content": "never sampled"}, self.new()]
         messages = [*before.messages, *new]
         if before.parent is None:
@@ -129,7 +129,7 @@ class Program:
         return answered
 
     def reasons(self):
-        """What each answered call should be, told in the order in which they began."""
+        """Return the expected break of each answered call, in the order of their starts."""
         extended, keys, reasons = set(), set(), []
         for one in self.requested:
             if one.parent is not None and one.parent not in extended:
@@ -172,11 +172,11 @@ def test_every_token_is_trained_once_behind_its_own_context(tiny_codec, data):
     assert not program.engine.open_ids
 
 
-# -- one thing at a time ----------------------------------------------------------------------------------------------
+# -- single cases -----------------------------------------------------------------------------------------------------
 
 
 async def turns_of_two_calls(codec, change, tools=None, reply="well <sql>", **fields):
-    """The turns of two calls, the second after what `change` makes of the first one's answer."""
+    """Return the turns of two calls; the second continues with the first one's answer as changed by `change`."""
     session = session_of(WatchedEngine(replies(codec, reply)), codec)
     (first,) = await session.chat(chat(USER, tools=tools, **fields))
     await session.chat(chat(USER, change(wire(first)), {"role": "tool", "content": "46"}, tools=tools, **fields))
@@ -244,7 +244,7 @@ def test_the_answer_with_the_same_white_space_is_preferred(tiny_codec):
 
 
 def test_requests_without_tools_get_the_plain_text(chatml_tokenizer):
-    """Qwen3's renderer makes out calls all the same."""
+    """Qwen3's renderer parses calls also without tools."""
     codec = Codec(chatml_tokenizer, make_renderer(chatml_tokenizer, "qwen3"))
     reply = 'I look. <tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>'
 
@@ -278,7 +278,7 @@ def test_reasoning_dropped_by_the_client_stays_in_the_context(chatml_tokenizer):
 
 
 def test_the_context_is_rendered_again_if_it_cannot_be_extended(chatml_tokenizer):
-    """Qwen3's takes no assistant's message that was not sampled into an extension."""
+    """Qwen3's renderer cannot extend a context by an assistant message that was not sampled."""
     codec = Codec(chatml_tokenizer, make_renderer(chatml_tokenizer, "qwen3"))
 
     async def scenario(*more):
@@ -345,7 +345,7 @@ def test_message_keys_distinguish_names_and_arguments():
 
 
 async def texts(codec, *made, says_stop=True, **fields):
-    """Completions in a row; each prompt is made of the call before it."""
+    """Request completions one after the other; each prompt is made from the call before."""
     answer = replies(codec, "one", "two", "three")
     engine = WatchedEngine(answer if says_stop else lambda number: answer(number)[:-1])
     session = session_of(engine, codec)
@@ -372,7 +372,7 @@ def test_a_text_without_the_closing_token_is_a_break(tiny_codec):
 
 
 def test_a_text_with_the_closing_token_continues(tiny_codec):
-    """As programs do that have a chat template of their own."""
+    """Programs with a chat template of their own send such prompts."""
     end = tiny_codec.tokenizer.decode(list(tiny_codec.stop_token_ids))
     turns, calls = run(texts(tiny_codec, lambda: "how many", lambda call: f"how many{call.text}{end} and"))
     assert [turn.break_reason for turn in turns] == [None, None]
@@ -396,7 +396,7 @@ def test_an_empty_answer_leaves_the_prompt_unchanged(tiny_codec):
 
 @given(st.lists(st.binary(min_size=1, max_size=3), max_size=9), st.lists(st.binary(max_size=3), max_size=9))
 def test_prefixes_match_their_definition(parts, others):
-    """Against the definition."""
+    """Prefixes are compared with those by the definition."""
     prefixes, added = PrefixIndex(), [b"".join(parts[:i]) for i in range(0, len(parts), 2)] + others
     for name, data in enumerate(added):
         prefixes.add(data, name)

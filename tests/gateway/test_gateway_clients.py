@@ -1,4 +1,4 @@
-"""Clients that agents are written with, each against a live gateway: OpenAI's own, LiteLLM and LangChain."""
+"""Clients of agents, each with a live gateway: OpenAI's own, LiteLLM and LangChain."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ LARGE = [{"role": "user", "content": "apples " * MOST_BYTES}]
 
 
 def respond(name, turn):
-    """Trajectories are named by what they are to say first; later they say how often they were asked."""
+    """The name of a trajectory is its first answer; later answers are the number of the call."""
     first = {"tools": CALL, "stops": "one two STOP three", "unicode": "né 漢 🍎", "broken": '<tool_call>{"name": "lo'}
     key = name.partition("#")[0].partition(":")[0]
     return first.get(key, f"{name} {turn}") if turn == 0 or key == "stops" else f"{key} {turn}"
@@ -40,7 +40,7 @@ def live(tiny_codec):
 
 @pytest.fixture
 def requested(live, monkeypatch):
-    """One entry for every request that names a trajectory."""
+    """A list with one entry for every request of a trajectory."""
     requests, find = [], live.gateway.registry.find
     monkeypatch.setattr(live.gateway.registry, "find", lambda seen: requests.append(seen) or find(seen))
     return requests
@@ -48,7 +48,7 @@ def requested(live, monkeypatch):
 
 @pytest.fixture
 def open_session(live, request):
-    """`open_session(kind)`: a session whose first answer is of this kind."""
+    """Function `open_session(kind)` that opens a session whose first answer is of this kind."""
     opened = []
 
     def open_session(kind="plain"):
@@ -62,7 +62,7 @@ def open_session(live, request):
 
 @pytest.fixture
 def client_of(live):
-    """`client_of(session)`: OpenAI's client, which repeats nothing by itself."""
+    """Function `client_of(session)` that returns OpenAI's client, without retries."""
     clients = []
 
     def client_of(session, **options):
@@ -277,7 +277,7 @@ def litellm():
 
 
 def to_litellm(live, session, **options):
-    """What a completion of LiteLLM's is asked with."""
+    """Return the arguments of a completion of LiteLLM."""
     settings = {"model": "openai/m", "messages": ASK, "num_retries": 0, "max_retries": 0}
     return {**settings, "api_base": live.gateway.base_url(session), "api_key": session.token, **options}
 
@@ -285,7 +285,7 @@ def to_litellm(live, session, **options):
 class TestLiteLLM:
     @pytest.fixture
     def ask(self, live, litellm):
-        """`ask(session, **options)`: a completion."""
+        """Function `ask(session, **options)` that returns a completion."""
         return lambda session, **options: litellm.completion(**to_litellm(live, session, **options))
 
     def test_plain_streamed_and_multiple_answers(self, live, open_session, ask):
@@ -362,7 +362,7 @@ def in_langchain(live, session, **options):
 class TestLangChain:
     @pytest.fixture
     def model_of(self, live):
-        """`model_of(session, **options)`: its chat model."""
+        """Function `model_of(session, **options)` that returns the chat model of LangChain."""
         return lambda session, **options: in_langchain(live, session, **options)
 
     def test_conversations_and_streams(self, live, open_session, model_of):
@@ -433,7 +433,7 @@ class TestTimeouts:
 
     @pytest.fixture(params=["openai", "litellm", "langchain"])
     def ask(self, request, held):
-        """`ask(session, timeout)`: the text of the answer."""
+        """Function `ask(session, timeout)` that returns the text of the answer."""
 
         def by_openai(session, timeout):
             with openai.OpenAI(base_url=held.gateway.base_url(session), api_key="x", max_retries=0) as client:

@@ -9,7 +9,7 @@ from live_gateway import HELLO, Live
 from mtrl.gateway import app
 
 SIGNED = "sagemaker-api-key-QWN0aW9uPUNhbGxXaXRoQmVhcmVyVG9rZW4"
-"""What the SDK shows as its bearer token: a request that is signed for AWS."""
+"""Bearer token of the SDK: a request that is signed for AWS."""
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def session(live, request):
 
 
 def report(live, session, path, body, by_url=True):
-    """The status and the body of a report, sent as the SDK sends it."""
+    """Send a report as the SDK does, and return the status and the body."""
     if by_url:
         status, _, answer = live.ask("POST", f"/trajectories/{session.token}{path}", body, SIGNED)
     else:
@@ -126,7 +126,7 @@ def test_a_trajectory_ends_once(live, session):
 
 
 def test_late_reports_get_a_status_that_the_sdk_ignores(live, tiny_codec):
-    """It logs whatever holds "404" and goes on; anything else it raises."""
+    """The SDK logs errors that contain "404" and continues; it raises other errors."""
     session = live.open("late")
     live.chat(session)
     live.close(session)
@@ -139,7 +139,7 @@ def test_late_reports_get_a_status_that_the_sdk_ignores(live, tiny_codec):
 
 
 def test_an_id_that_is_the_token_is_sufficient(live, session):
-    """Agents that know the gateway's address alone, by RFT_RUNTIME_ENDPOINT."""
+    """Such agents know only the gateway's address, by RFT_RUNTIME_ENDPOINT."""
     live.chat(session)
     about = {"TrajectoryId": session.token}
     assert live.ask("POST", "/update-reward", {**about, "Rewards": [0.5]}, SIGNED)[0] == 200

@@ -102,7 +102,7 @@ class TestBodies:
 
     @pytest.mark.parametrize("route", ["/health", "/v1/models", "/nowhere"])
     def test_garbage_after_an_answer_closes_the_connection(self, live, caplog, route):
-        """Where a body is on its way that nobody reads."""
+        """The answer comes before the body has been read, so the connection cannot be used again."""
         with live.connect() as connection:
             connection.sendall(f"GET {route} HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n".encode())
             read_until(connection, b"}")
@@ -111,7 +111,7 @@ class TestBodies:
         assert caplog.text == ""
 
     def test_one_byte_chunks_do_not_block_other_clients(self, live, session, monkeypatch):
-        """The parser takes long over each, and others wait for it meanwhile."""
+        """The parser needs a long time for such chunks, and other clients wait for it."""
         sizes, real = [], http_protocol.PatientProtocol.data_received
 
         def data_received(self, data):
@@ -160,7 +160,7 @@ class TestBodies:
 
 
 def ended(connection):
-    """Whether it is closed by the other side, which may say why first; it fails by the time limit of the socket."""
+    """Whether the other side closes the connection, perhaps after a message, within the time limit of the socket."""
     with suppress(ConnectionResetError):
         received(connection)
     return True
@@ -199,7 +199,7 @@ class TestTokens:
 
 class TestConcurrentClients:
     def test_concurrent_clients_get_their_own_answers(self, tiny_codec):
-        """Shuffled, every third over a stream, beside connections that say nothing or no HTTP."""
+        """The calls are shuffled, every third one is a stream, and other connections send nothing or no HTTP."""
         rng = random.Random(0)
 
         async def converse(live, session):
@@ -252,7 +252,7 @@ class TestConcurrentClients:
             assert [len(live.turns(session)) for session in (*staying, *leaving)] == [1] * 8 + [0] * 8
 
     def test_a_client_that_never_reads_blocks_no_other(self, tiny_codec, monkeypatch):
-        """A stream whose reader has gone to sleep; its trajectory can still be closed."""
+        """The client stops reading its stream; its trajectory can still be closed."""
         with Live(tiny_codec) as live:
             sleeper, bystander = live.open("sleeper"), live.open("bystander")
             with live.connect() as connection:
@@ -264,7 +264,7 @@ class TestConcurrentClients:
 
 
 async def answer(live, session, body):
-    """What the model says, on a connection of its own; clients of the real kind take ten times as long."""
+    """Return the answer of the model, by a connection of its own, which is ten times as fast as a real client."""
     reader, writer = await asyncio.open_connection(*live.address)
     writer.write(request_bytes(session, body, connection="close"))
     head, _, rest = (await reader.read()).partition(b"\r\n\r\n")

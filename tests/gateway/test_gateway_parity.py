@@ -1,6 +1,6 @@
-"""What a program plays is trained as what an environment plays: the same tokens, masks, log-probs and gradients.
+"""Episodes of a program are trained like those of an environment: same tokens, masks, log-probs and gradients.
 
-Over real sockets, with the local engine, whose weights are those that are trained.
+The tests use real sockets and the local engine, which shares the trained weights.
 """
 
 import asyncio
@@ -42,14 +42,14 @@ LAYOUTS = pytest.mark.parametrize("layout", [PADDED, PACKED], ids=["padded", "pa
 
 @pytest.fixture(scope="module")
 def rows():
-    """Each problem twice in a row."""
+    """Rows in which each problem occurs twice in sequence."""
     problems = load(DataConfig(synthetic_train_rows=64, synthetic_test_rows=1), 0, calculator=True, operations=1).train
     return [row for row in problems[: EPISODES // 2] for _ in range(2)]
 
 
 @pytest.fixture(scope="module")
 def model(tiny_recipe, tiny_codec, rows):
-    """It has seen enough to compute, to answer well and badly, and to say nonsense."""
+    """A partly trained model, which calls the calculator, answers right and wrong, and also samples nonsense."""
     torch.set_num_threads(1)
     model = make_model(replace(tiny_recipe, init_std=0.05), tiny_codec.tokenizer, 0)
     reply = []
@@ -74,7 +74,7 @@ class StoringEngine(LocalEngine):
 
 
 def run_rows(make_loop, model, codec, rows):
-    """The trajectories as the groups of their rows, and the engine."""
+    """Run episodes of these rows, and return the trajectories as groups, and the engine."""
 
     async def whole():
         engine = StoringEngine(model, codec.tokenizer, 16, CONTEXT)
@@ -99,7 +99,7 @@ def natively(engine, codec):
 
 
 def by(program, calls=TURNS):
-    """What makes the loop in which this program plays."""
+    """Return a function that makes the loop for the episodes of this program."""
 
     def make(engine, codec):
         gateway = Gateway(engine, codec, SessionLimits(calls, 4, CONTEXT))
@@ -109,7 +109,7 @@ def by(program, calls=TURNS):
 
 
 async def solve(row, client):
-    """Asks what the environment would have asked; its rewards are the environment's."""
+    """Program that sends the messages of the environment, and reports its rewards."""
     environment, messages, rewards = Gsm8kEnv(TURNS, calculator=True), list(row["prompt"]), []
     environment.reset(row)
     while True:
@@ -122,13 +122,13 @@ async def solve(row, client):
 
 
 def samples_of(groups):
-    """Advantages are rewards, and something for each turn, so that all of them have a gradient."""
+    """Return samples whose advantages are the rewards plus a number per turn, so that all turns have a gradient."""
     advantages = [[[r + 0.1 * (i + 1) for i, r in enumerate(t.rewards)] for t in g.trajectories] for g in groups]
     return [sample for pair in zip(groups, advantages, strict=True) for sample in group_samples(*pair)]
 
 
 class Capture(Optimizer):
-    """Keeps the gradients instead of applying them."""
+    """Optimiser that stores the gradients instead of applying them."""
 
     def step(self, step):
         self.grads = [p.grad.clone() for p in self.parameters]
@@ -138,7 +138,7 @@ class Capture(Optimizer):
 
 
 def update(model, samples, layout):
-    """What the trainer makes of them: its report, the micro-batches and the gradients."""
+    """Make an update, and return its report, the micro-batches and the gradients."""
     config = Config(run_dir="unused", algorithm=AlgorithmConfig(loss_fn="ppo"))
     weights = token_weights(samples, "token_mean", config.algorithm)
     dealt = micro_batches(samples, weights, 256, layout=layout)
@@ -166,7 +166,7 @@ def test_gradients_of_a_program_equal_those_of_the_environment(model, tiny_codec
 
 
 async def wander(row, client):
-    """Retries, branches, hands an answer back stripped, sends a helper, asks side by side, and compacts."""
+    """Retries, branches, returns a stripped answer, uses a helper, calls in parallel, and compacts its context."""
     requested = list(row["prompt"])
     more, other = {"role": "user", "content": "more"}, {"role": "user", "content": "other"}
     first = await client.achat(requested)
@@ -183,7 +183,7 @@ async def wander(row, client):
 
 @LAYOUTS
 def test_every_token_of_a_call_tree_is_trained_once_after_its_context(model, tiny_codec, rows, layout):
-    model = copy.deepcopy(model).double()  # so that log-probs differ by nothing but what they stand behind
+    model = copy.deepcopy(model).double()  # so that log-probs depend only on their context
     groups, engine = run_rows(by(wander, calls=9), model, tiny_codec, rows[::4])
     trajectories = [t for group in groups for t in group.trajectories]
     assert [t.error for t in trajectories] == [None] * len(trajectories) and len(engine.stored) == 9 * len(trajectories)
@@ -213,6 +213,6 @@ def test_every_token_of_a_call_tree_is_trained_once_after_its_context(model, tin
 
 @torch.no_grad()
 def alone(model, prompt, reply):
-    """Log-probs of an answer behind its own context, and nothing else."""
+    """Return the log-probs of an answer after its own context alone."""
     logits = model(input_ids=torch.tensor([prompt + reply])).logits[0, len(prompt) - 1 : -1]
     return (logits / TEMPERATURE).log_softmax(-1).gather(-1, torch.tensor(reply)[:, None])[:, 0].float()

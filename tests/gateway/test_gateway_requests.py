@@ -1,4 +1,4 @@
-"""Bodies of requests: what is taken, in which form, and what is refused by name."""
+"""Bodies of requests: accepted fields and their forms, and errors that name a refused field."""
 
 import json
 
@@ -188,7 +188,7 @@ FIELDS = ["messages", "tools", "n", "stop", "logprobs", "stream_options", "model
 
 @given(st.one_of(anything, st.dictionaries(st.sampled_from(FIELDS), anything)), st.lists(anything, max_size=3))
 def test_any_body_is_accepted_or_refused(body, reply):
-    """And what is taken can be written to any file."""
+    """An accepted body can be written to a file."""
     for make, taken in ((ChatRequest, "messages"), (CompletionRequest, "prompt")):
         for sent in (
             body,

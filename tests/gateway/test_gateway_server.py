@@ -1,4 +1,4 @@
-"""Starting and ending: inside a run, on one event loop after the other, and as a program of its own."""
+"""Start and end of a gateway: inside a run, on several event loops one after the other, and as a program."""
 
 import asyncio
 import json
@@ -96,7 +96,7 @@ class TestLife:
         old = signal.signal(signal.SIGTERM, mine)
         try:
             before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-            # Within `asyncio.run` SIGINT is the runner's.
+            # Within `asyncio.run` the runner handles SIGINT.
             with asyncio.Runner() as runner:
                 runner.get_loop().run_until_complete(use())
             assert signal.getsignal(signal.SIGTERM) is mine
@@ -193,7 +193,7 @@ class TestSessionManager:
         assert not any(t.trainable for t in found.values())
 
     def test_late_calls_open_no_second_trajectory(self, manager):
-        """What comes after the end would be a trajectory of its own, with the rest of its calls."""
+        """Otherwise calls after the end would be a further trajectory."""
         live, naming = manager.live, [("X-Mtrl-Trajectory-Id", "mine")]
         assert live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, KEY, naming)[0] == 200
         assert live.ask("POST", "/update-reward", {"TrajectoryId": "mine", "Rewards": [0.5]}, KEY)[0] == 200
@@ -241,7 +241,7 @@ class TestSessionManager:
         assert list(manager.gateway.registry) == []
 
     def test_a_failed_write_is_reported_and_leaves_no_partial_line(self, manager, monkeypatch):
-        """A disk that is full in the middle of a line."""
+        """The disk is full in the middle of a line."""
         live, real = manager.live, manager_module.write_jsonl
 
         def write_half(path, trajectories):
@@ -409,7 +409,7 @@ class TestProgram:
                 main([f"gateway.port={port}", f"gateway.out={tmp_path / 'x'}"])
 
     def test_the_gateway_starts_no_agent(self, tmp_path, monkeypatch):
-        """An experiment of an agent is as good as any other, and its own service need not be there."""
+        """The gateway accepts the experiment of an agent, whose service need not run."""
         found = []
 
         def load(config, *_):

@@ -1,4 +1,4 @@
-"""One session: its limits, end, rewards and places in the engine; and that it plays as the episode loop does."""
+"""One session: its limits, end, rewards and slots of the engine; and its equality with the episode loop."""
 
 import asyncio
 import json
@@ -32,7 +32,7 @@ async def refused(requested):
 
 
 def run_session(scenario, codec, answer=None, **limits):
-    """`play(session, engine)` to its end; the session and its engine."""
+    """Run `play(session, engine)` to its end, and return the session and its engine."""
     engine = WatchedEngine(answer or replies(codec, "one", "two", "three"))
 
     async def scene():
@@ -336,7 +336,7 @@ def test_only_the_first_end_counts(tiny_codec):
     run_session(scenario, tiny_codec)
 
 
-# -- as the episode loop does -----------------------------------------------------------------------------------------
+# -- equality with the episode loop -----------------------------------------------------------------------------------
 
 
 class Echo(BaseEnvironment):

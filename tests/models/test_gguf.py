@@ -122,7 +122,7 @@ def test_an_interrupted_conversion_leaves_no_folder(file, cache, monkeypatch):
     assert Path(as_folder(str(file), "model.path"), "config.json").is_file()
 
 
-# -- where it can be used ---------------------------------------------------------------------------------------------
+# -- uses -------------------------------------------------------------------------------------------------------------
 
 
 def test_folders_and_hub_names_stay_as_they_are(tmp_path):

@@ -1,4 +1,4 @@
-"""A task with every awkward thing that can happen while it is played; what is said decides which."""
+"""A task with every unusual event that can happen in an episode. The response decides which event happens."""
 
 import time
 from typing import Literal
@@ -30,7 +30,7 @@ class Awkward(BaseEnvironment):
 class Tools(ToolEnvironment):
     @tool
     def price(self, item: Literal["tea", "rye"]) -> int:
-        """The price of an item, in cents."""
+        """Return the price of an item, in cents."""
         return {"tea": 5, "rye": 7}[item]
 
     def answer(self, response, ground_truth):

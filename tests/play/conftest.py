@@ -1,4 +1,4 @@
-"""Plays with responses from a pipe: as a program of its own, or in this process, which is faster."""
+"""Fixtures that run `mtrl.play` with responses from a pipe, in a process of its own or, faster, in this process."""
 
 import io
 import os
@@ -16,12 +16,12 @@ from tests.play.shown import ROOT, TASK
 
 @pytest.fixture
 def program(tmp_path):
-    """`program("say this\\n", "key=value", …)`: what came of `python -m mtrl.play`."""
+    """Function `program("a response\\n", "key=value", …)` that returns the ended process of `python -m mtrl.play`."""
 
     def run(typed, *words):
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}
         command = [sys.executable, "-m", "mtrl.play", *words]
-        starts = subprocess if "PYTHONIOENCODING" in environment else forked  # Python reads it when it starts
+        starts = subprocess if "PYTHONIOENCODING" in environment else forked  # Python reads it at its start
         done = starts.run(command, cwd=tmp_path, env=environment, input=typed, capture_output=True, timeout=120)
         done.stdout, done.stderr = done.stdout.decode(), done.stderr.decode()
         return done
@@ -31,7 +31,7 @@ def program(tmp_path):
 
 @pytest.fixture
 def play(tmp_path, monkeypatch, capsys):
-    """The same in this process; the text may be bytes."""
+    """The same function in this process; the text may be bytes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.syspath_prepend(ROOT)

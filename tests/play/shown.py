@@ -1,4 +1,4 @@
-"""What the tests of play share: the tree, the words that choose their task, and how a screen is read."""
+"""Helpers of the tests of play: the root of the tree, the overrides of their task, and a reader of the screen."""
 
 import re
 from pathlib import Path
@@ -10,5 +10,5 @@ TASK = ("experiment=null", "name=awkward")
 
 
 def flat(shown):
-    """What is shown without boxes and line breaks."""
+    """Return the text of the screen without boxes and line breaks."""
     return re.sub(r"[\s│╭╮╰╯─]+", " ", shown)

@@ -1,4 +1,4 @@
-"""`python -m mtrl.play` as a program: what it shows, what it takes, and what it does about what goes wrong."""
+"""`python -m mtrl.play` as a program: its output, its input, and its errors."""
 
 import os
 import pty
@@ -211,7 +211,7 @@ def test_no_torch_is_imported(tmp_path):
 
 @pytest.mark.parametrize(("key", "status"), [(b"\x04", 0), (b"\x03", 130)], ids=["ctrl-d", "ctrl-c"])
 def test_in_a_terminal(tmp_path, key, status):
-    """Colours and a prompt; both keys end with the summary."""
+    """A terminal shows colours and a prompt, and both keys end the program with the summary."""
     words = [*TASK, "environment.target=tests.play.awkward.FAMILY"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "TERM": "xterm-256color"}
     environment.pop("NO_COLOR", None)

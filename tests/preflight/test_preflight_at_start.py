@@ -38,7 +38,7 @@ def config_of(*overrides):
 
 @pytest.fixture
 def start(tmp_path, monkeypatch):
-    """`start("key=value", …)`: the logged lines and the saved results, without time limits."""
+    """Function `start("key=value", …)` that returns the logged lines and the saved results, without time limits."""
     monkeypatch.setattr(at_start, "LIMIT", 60.0)
     monkeypatch.setattr(checklist, "CHEAP_SECONDS", 60.0)
     monkeypatch.setattr(checklist, "SLICE", 10.0)

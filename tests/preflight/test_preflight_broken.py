@@ -1,4 +1,4 @@
-"""Environments that are broken in one place each: the checklist fails on the line that says so, and on no other."""
+"""Environments with one fault each: the checklist fails in the line of that fault, and in no other line."""
 
 import copy
 import functools
@@ -52,7 +52,7 @@ EXPECTED = {
     "wrong_example": {"prompt": "gold answers in <final_output>, the prompt shows <look>, <final_response>"},
     "wrong_fields": {"prompt": "the example lacks gate and has weather in excess"},
 }
-"""Environment -> the lines that fail, no others, and what their evidence says."""
+"""Environment -> all lines that fail, with a part of their evidence."""
 WARNED = {"turn_penalty": {"growth": "reward -0.15 in 5 turns, -0.90 in 20"}}
 """Environment -> the lines that only warn."""
 WARNED_BESIDES = {
@@ -60,7 +60,7 @@ WARNED_BESIDES = {
     "spam_pays": {"range": "outside of [-1, 1]"},
     "stalling_pays": {"local_optimum": "earns 0.08 (silence)"},
 }
-"""Environment -> lines that warn beside those that fail."""
+"""Environment -> lines that warn, in addition to those that fail."""
 
 
 @functools.cache
@@ -75,7 +75,7 @@ def composed():
 
 
 def results_of(name, **settings):
-    """The checklist of one of them, without a policy."""
+    """Return the checklist of one environment, without a policy."""
     config = copy.deepcopy(composed())
     config.environment.target = f"tests.preflight.broken.{name}.FAMILY"
     for field, value in settings.items():

@@ -1,4 +1,4 @@
-"""`python -m mtrl.preflight`: the table, the JSON, the exit status; and the cheap part that a run makes first."""
+"""`python -m mtrl.preflight`: the table, the JSON, the exit status; and the fast checks at the start of a run."""
 
 import io
 import json
@@ -78,7 +78,7 @@ def test_the_shipped_tasks_pass_everything(experiment, prompt, monkeypatch):
 
 
 def test_the_guides_reward_fails_at_stalling(tmp_path):
-    """Four wrong answers of 0.04 and then the right one are paid 1.16."""
+    """Four wrong answers with 0.04 each and then the right one have a reward of 1.16."""
     wanted = ("+experiment=gsm8k", "reward=guide", "generator.max_turns=5", "preflight.model=false", *FEW_ROWS)
     done = command(tmp_path, *wanted, *QUICK, "preflight.json=out/found.json")
     assert done.returncode == 1, done.stderr
@@ -198,7 +198,7 @@ def test_the_table_keeps_to_the_width_and_shows_everything(width):
 
 @pytest.mark.slow
 def test_the_policy_plays_last(tmp_path):
-    """A warm start of two updates never succeeds: zero successes stop."""
+    """A policy with a warm start of two updates never succeeds, and a success rate of zero fails a check."""
     wanted = ["experiment=gsm8k", "debug=fast", "preflight.rollouts=8", *QUICK]
     status = main([*wanted, f"preflight.json={tmp_path / 'found.json'}"])
     found = {line["name"]: line for line in json.loads((tmp_path / "found.json").read_text())["checks"]}
@@ -214,7 +214,7 @@ def test_the_policy_plays_last(tmp_path):
     ("experiment", "rows"), [("games", 6), ("mini_swe", 2), ("search", 6), ("sop", 6), ("triviaqa", 6)]
 )
 def test_the_other_shipped_tasks_fail_nowhere(experiment, rows, monkeypatch):
-    """Their warnings are explained in their READMEs. Turns of mini_swe start sandboxes: it plays fewer."""
+    """Their READMEs explain their warnings. mini_swe has fewer episodes, since its turns start sandboxes."""
     words = (f"experiment={experiment}", f"preflight.rows={rows}", "preflight.seconds=5")
     results = results_of(monkeypatch, *words, *generated(8 * rows, 4 * rows))
     assert not [(r.name, r.evidence) for r in results if r.status == Status.FAIL]

@@ -16,7 +16,7 @@ from tests.preflight.broken.sound import Lookup, demonstrate, family, gold
 
 
 class Meeting(Lookup):
-    """Its episodes go on when two of them are there at once."""
+    """Environment whose episodes continue only when two of them run at the same time."""
 
     barrier, here, most, lock = None, 0, 0, threading.Lock()
 
@@ -46,7 +46,7 @@ def context_of(family, max_rows=16):
 
 
 def test_rows_that_the_familys_players_refuse_are_left_out():
-    """Generated rows have players, loaded ones perhaps not; that is no fault of the environment."""
+    """Generated rows have demonstrators, and loaded rows may have none, which is no fault of the environment."""
 
     def refusing(player):
         def play(row, *more):
@@ -72,7 +72,7 @@ def test_rows_that_the_familys_players_refuse_are_left_out():
 
 
 def test_tasks_that_wait_for_processes_run_in_parallel(monkeypatch):
-    """On as many threads as there are cores, 2 here: each step of 16 episodes waits for a step of another one."""
+    """There are as many threads as cores, 2 here: each step of 16 episodes waits for a step of another episode."""
     monkeypatch.setattr("mtrl.preflight.context.usable_cores", lambda: 2)
     for waits in (True, False):
         monkeypatch.setattr(Meeting, "barrier", threading.Barrier(2) if waits else None)
@@ -84,7 +84,7 @@ def test_tasks_that_wait_for_processes_run_in_parallel(monkeypatch):
 
 
 def test_players_that_would_end_the_process_fail_their_check_alone():
-    """`gold`, `decoys` and `demonstrate` are called where a run starts, too."""
+    """A run also calls `gold`, `decoys` and `demonstrate` at its start."""
 
     def exits(row, *more):
         os._exit(0)

@@ -13,7 +13,7 @@ class Slow:
 
     @lazy
     def value(self) -> int:
-        """A number, after the gate has opened."""
+        """Return a number after the gate has opened."""
         self.made += 1
         self.gate.wait(60)
         return self.made

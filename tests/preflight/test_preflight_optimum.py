@@ -30,7 +30,7 @@ def composed(*overrides):
 
 
 def context_of(*overrides, target=None, **changes):
-    """The context of the checklist, with parts of the family changed."""
+    """Return the context of the checklist, with other parts of the family."""
     config = copy.deepcopy(composed(*overrides))
     config.environment.target = target
     family = replace(get_family(config.environment.name, config.environment.target), **changes)
@@ -59,7 +59,7 @@ def test_rewards_of_the_task_alone_pass(experiment):
 
 
 def test_rewards_for_single_fields_fail():
-    """Five of six fields right earn 0.83, more than a demonstrator earns that is right in less than half."""
+    """Five right fields of six have a reward of 0.83, more than a demonstrator gets that is right in less than half."""
     result = local_optimum(context_of("experiment=sop", "reward.scheme=dense"))
     assert result.status == Status.FAIL and "earns 0.83 (a wrong answer, repeated)" in result.evidence, result
     assert result.evidence.endswith("A policy that starts there learns not to solve it")
@@ -67,7 +67,7 @@ def test_rewards_for_single_fields_fail():
 
 
 def test_a_small_reward_for_the_format_is_a_warning():
-    """The guide's reward: an episode of wrong answers in form earns 0.2, the demonstrator's successes more."""
+    """With the guide's reward, wrong answers in the right form get 0.2, and the demonstrator's successes get more."""
     result = local_optimum(context_of("experiment=gsm8k", "reward=guide"))
     assert result.status == Status.WARN and "earns 0.20 (a wrong answer, repeated)" in result.evidence, result
     assert result.evidence.endswith("A policy that starts lower may end there") and result.fix
@@ -77,13 +77,13 @@ def test_a_small_reward_for_the_format_is_a_warning():
     ("success", "status"), [(1.0, Status.WARN), (0.51, Status.WARN), (0.49, Status.FAIL), (0.0, Status.FAIL)]
 )
 def test_it_depends_on_where_the_policy_starts(success, status):
-    """The format earns 0.5, more than a policy earns that succeeds in less than half of its episodes."""
+    """The format gets 0.5, more than a policy gets that succeeds in less than half of its episodes."""
     result = compare(broken("form_beats_success"), success, "another policy")
     assert result.status == status and f"and another policy: {success:.2f}" in result.evidence
 
 
 def policy(*scores):
-    """Episodes with these scores."""
+    """Return a baseline of episodes with these scores."""
     played = [Trajectory("t", "g", i, [], StopReason.DONE, score=score) for i, score in enumerate(scores)]
     return Baseline([Group("g", {}, played)], parts=None)
 
@@ -130,7 +130,7 @@ not."""
 
 
 def left_out(**methods):
-    """The lines that are skipped of a class with these methods alone: name -> reason."""
+    """Return the skipped lines for a class with only these methods: name -> reason."""
     context = broken("sound", **{**dict.fromkeys(METHODS), **methods})
     results = run(context, [(name, check) for name, check in CHECKS.items() if name not in ALONE])
     return {result.name: result.evidence for result in results if result.status == Status.SKIP}

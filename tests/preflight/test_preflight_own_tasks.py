@@ -23,7 +23,7 @@ SUBMIT = "<submit>done</submit>"
 
 
 class Raising(sound.Lookup):
-    """Raises for one response, which no model says."""
+    """Raises an error for one response, which no model samples."""
 
     def step(self, response, ground_truth):
         if response == "unreadable patch":
@@ -32,7 +32,7 @@ class Raising(sound.Lookup):
 
 
 class Submitting(BaseEnvironment):
-    """The work is done in one turn and handed in by the next, which says the same on all rows."""
+    """The work is done in one turn and submitted in the next one, whose response is the same for all rows."""
 
     def reset(self, row):
         self.word = None
@@ -46,7 +46,7 @@ class Submitting(BaseEnvironment):
 
 
 class Dug(sound.Lookup):
-    """Breaks on a broken row, whatever is said; and in one task on any row."""
+    """Raises an error for every response on a broken row, and in one task on any row."""
 
     breaks_anyway = False
 
@@ -62,7 +62,7 @@ class Dug(sound.Lookup):
 
 
 class Seeded(BaseEnvironment):
-    """A number that follows from the seed is asked for."""
+    """The answer is a number that depends on the seed."""
 
     def reset(self, row):
         return [{"role": "user", "content": f"say {row['seed']}"}]
@@ -87,7 +87,7 @@ def told_between(opened, closed, data, seed, **config):
 
 
 def two_truths(data, seed, **config):
-    """One prompt; the seed is the problem, and there are two answers to all of them."""
+    """All rows have one prompt; the seed determines the problem, and there are only two answers."""
     rows = [
         {"id": f"game-{n}", "prompt": [{"role": "user", "content": "Play"}], "ground_truth": {"won": n % 2}, "seed": n}
         for n in range(60)
@@ -159,7 +159,7 @@ def composed():
 
 
 def result_of(family, check, seconds=30.0):
-    """One line of the checklist, without fresh processes."""
+    """Return one line of the checklist, without new processes."""
     config = copy.deepcopy(composed())
     config.environment.target = f"{__name__}.{family}"
     task = load_task(config)
@@ -185,7 +185,7 @@ def test_seeds_that_are_in_both_splits_are_found():
 
 
 def test_gold_is_tried_on_every_row():
-    """Rows 0 and 37 of 40 are broken, and 16 rows are played for the other checks."""
+    """Rows 0 and 37 of 40 are broken, and the other checks run 16 rows."""
     result = result_of("BROKEN_ROWS", "gold")
     assert result.status == Status.FAIL and result.evidence.startswith("on 70 of 70 rows, gold fails on 2.")
     assert "the patch does not apply" in result.evidence and "train-37" in result.evidence
@@ -196,7 +196,7 @@ def test_a_broken_gold_row_is_no_matter_of_the_environments_robustness():
 
 
 def test_a_player_on_a_broken_row_is_no_matter_of_the_environments_robustness_either():
-    """The demonstrator plays row 37, which is not among the 16 that gold plays first."""
+    """The demonstrator runs row 37, which is not among the first 16 rows of gold."""
     result = result_of("DUG_ROWS", "robust")
     assert result.status == Status.PASS, result.evidence
     broken = result_of("DUG_AND_BROKEN", "robust")
@@ -217,7 +217,7 @@ def test_rows_with_other_seeds_and_two_ground_truths_are_different_problems():
 
 
 def test_validation_rows_are_checked_and_held_out():
-    """Row 7 of those, on which gold is wrong, is in neither of the other splits."""
+    """Gold is wrong on row 7 of the validation rows, which is in neither of the other splits."""
     result = result_of("THREE_SPLITS", "gold")
     assert result.status == Status.FAIL and result.evidence.startswith("on 160 of 160 rows, gold fails on 1.")
     assert "train-7" in result.evidence
@@ -238,7 +238,7 @@ def test_players_that_reject_every_row_are_named(monkeypatch):
 
 
 def test_rows_without_time_for_gold_are_counted(monkeypatch):
-    """A made-up clock advances by a second at each look: gold gets 16 rows, then as many others as fit."""
+    """A simulated clock advances by a second at each call: gold gets 16 rows, and then as many others as fit."""
     ticks = count()
     monkeypatch.setattr("mtrl.preflight.stage.time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
     result = result_of("FAMILY_OF_70", "gold", seconds=30.0)

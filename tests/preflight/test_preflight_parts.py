@@ -1,4 +1,4 @@
-"""The parts that the checks are made of: where answers are, what is changed in them, what is compared."""
+"""The parts of the checks: the search for answers, their changes, and the comparisons."""
 
 import json
 

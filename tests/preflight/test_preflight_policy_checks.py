@@ -1,4 +1,4 @@
-"""What the checklist says of the policy's own rollouts, by rollouts that are made up."""
+"""The checks of the policy's own rollouts, with generated rollouts."""
 
 from types import SimpleNamespace
 
@@ -17,12 +17,12 @@ def turn(finish=FinishReason.STOP):
 
 
 def baseline(*episodes):
-    """`episodes`: finish reasons of the turns, and the stop reason."""
+    """Return a baseline of `episodes`: finish reasons of the turns, and the stop reason."""
     played = [Trajectory("t", "g", i, [turn(f) for f in turns], stop) for i, (turns, stop) in enumerate(episodes)]
     return Baseline([Group("g", {}, played)], parts=None)
 
 
-def told(check, *episodes):
+def result_of(check, *episodes):
     config = Config()
     config.generator.max_turns, config.generator.sampling_params.max_generate_length = 5, 16
     return check(SimpleNamespace(config=config), baseline(*episodes))
@@ -31,15 +31,17 @@ def told(check, *episodes):
 def test_an_episode_counts_as_cut_whichever_of_its_turns_is():
     """One of 20 episodes is 5 %, though but one of their 200 turns is cut."""
     whole, cut = [FinishReason.STOP] * 10, [FinishReason.STOP] * 9 + [FinishReason.LENGTH]
-    result = told(token_cap, (cut, LAST), *[(whole, LAST)] * 19)
+    result = result_of(token_cap, (cut, LAST), *[(whole, LAST)] * 19)
     assert result.status == Status.WARN and result.evidence.startswith("5.0% of 20 episodes have a turn that reaches")
     assert result.fix == "set generator.sampling_params.max_generate_length=32"
-    assert told(token_cap, (cut, LAST), *[(whole, LAST)] * 20).status == Status.PASS
+    assert result_of(token_cap, (cut, LAST), *[(whole, LAST)] * 20).status == Status.PASS
 
 
 @pytest.mark.parametrize("stop", [StopReason.MAX_TURNS, StopReason.TURN_TOKEN_LIMIT])
 def test_a_tenth_without_a_final_answer_is_too_many(stop):
-    result = told(out_of_turns, ([FinishReason.STOP], stop), *[([FinishReason.STOP], LAST)] * 9)
+    result = result_of(out_of_turns, ([FinishReason.STOP], stop), *[([FinishReason.STOP], LAST)] * 9)
     assert result.status == Status.WARN and result.evidence.startswith("10.0% of 10 episodes run out of turns")
     assert result.fix == "set generator.max_turns=8, or teach the policy to answer"
-    assert told(out_of_turns, ([FinishReason.STOP], stop), *[([FinishReason.STOP], LAST)] * 10).status == Status.PASS
+    assert (
+        result_of(out_of_turns, ([FinishReason.STOP], stop), *[([FinishReason.STOP], LAST)] * 10).status == Status.PASS
+    )

@@ -1,4 +1,4 @@
-"""Made-up rows and trajectories for the tests of tracking."""
+"""Generated rows and trajectories for the tests of tracking."""
 
 import io
 import math
@@ -11,14 +11,14 @@ from mtrl.types import FinishReason, StopReason, Trajectory, Turn
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch):
-    """No setting of the person who runs the tests changes what a console prints."""
+    """Remove the user's settings that change the output of a console."""
     for name in ("FORCE_COLOR", "NO_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
         monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture
 def rows():
-    """Twelve steps with an evaluation at 0, 6 and 12."""
+    """Rows of twelve steps with evaluations at steps 0, 6 and 12."""
 
     def row(step):
         success = 0.3 + 0.05 * step
@@ -61,7 +61,7 @@ def turn():
 
 @pytest.fixture
 def episode(turn):
-    """A solved one."""
+    """Return a solved trajectory."""
     turns = [
         turn("<calc>3*4</calc>", "3 boxes of 4 marbles: how many?", 0.1, {"format": 0.1}),
         turn("<answer>12</answer>", "12", 0.9, {"correct": 0.9}, role="tool"),
@@ -71,7 +71,7 @@ def episode(turn):
 
 @pytest.fixture
 def printed():
-    """`printed(console => …, width=80)`: what a console without a terminal prints."""
+    """Function `printed(console => …, width=80)` that returns the output of a console without a terminal."""
 
     def run(act, width=80, **options):
         file = io.StringIO()

@@ -1,4 +1,4 @@
-"""A generated corpus, and questions about it."""
+"""Fixtures with a generated corpus and questions about it."""
 
 import random
 
@@ -31,5 +31,5 @@ def passages():
 
 @pytest.fixture(scope="session")
 def questions(passages):
-    """One question per passage; it contains the title of the passage."""
+    """One question per passage, which contains the title of the passage."""
     return [f"Who built the bridge of {passage.title}?" for passage in passages]

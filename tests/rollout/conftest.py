@@ -18,7 +18,7 @@ from mtrl.types import FinishReason
 
 @pytest.fixture(scope="session")
 def generation():
-    """`generation(ids, cut=False)`: a sampled turn whose log-probs can be told apart."""
+    """Function `generation(ids, cut=False)` that returns a sampled turn with distinct log-probs."""
 
     def make(ids, cut=False, version=0):
         finish = FinishReason.LENGTH if cut else FinishReason.STOP
@@ -29,10 +29,11 @@ def generation():
 
 @pytest.fixture(scope="session")
 def sample_turns():
-    """Plays many trajectories of a `LocalEngine` at once and returns `{index: [Generation of each turn]}`.
+    """Function that samples many trajectories of a `LocalEngine` at the same time and returns
+    `{index: [Generation of each turn]}`.
 
-    `prompts[i]` begins trajectory i; after each turn some fixed ids are its observation. `pause(i, turn)` seconds pass
-    before each request.
+    `prompts[i]` begins trajectory i, and fixed ids are the observation after each turn. `pause(i, turn)` is the delay
+    of each request in seconds.
     """
 
     async def one(engine, i, prompt, turns, sampling, pause):
@@ -63,7 +64,8 @@ def sample_turns():
 
 @pytest.fixture(scope="session")
 def contexts():
-    """`contexts(prompts, played)`: `(context before the turn, Generation)` of every turn, as `play` made them."""
+    """Function `contexts(prompts, sampled)` that returns `(context before the turn, Generation)` of every turn that
+    `sample_turns` returned."""
 
     def unroll(prompts, sampled):
         for i, prompt in enumerate(prompts):
@@ -96,16 +98,15 @@ class Counting(BaseEnvironment):
 
 @pytest.fixture
 def counting():
-    """The class `Counting`, with an empty memory."""
+    """The class `Counting`, without recorded instances."""
     Counting.made = []
     return Counting
 
 
 @pytest.fixture
 def make_loop(tiny_tokenizer, tiny_codec):
-    """`make_loop(environment, respond, layout=Conversation, **limits)`: episodes with fixed responses.
-
-    Responses are a list that all trajectories say, or a function of trajectory id and turn.
+    """Function `make_loop(environment, respond, layout=Conversation, **limits)` that returns an episode loop with fixed
+    responses: a list for all trajectories, or a function of trajectory id and turn.
     """
     pools = []
 
@@ -140,7 +141,7 @@ def row():
 
 @pytest.fixture
 def run_episode(sampling, row):
-    """`play_episode(loop)`: the trajectory of one episode."""
+    """Function `run_episode(loop)` that returns the trajectory of one episode."""
 
     def run_episode(loop, row=row, sampling=sampling):
         return asyncio.run(asyncio.wait_for(loop.run(row, "g", 0, sampling), 60))

@@ -11,7 +11,7 @@ from mtrl.types import FinishReason, StopReason, Turn
 
 
 class Engine:
-    """The part of an engine that a worker uses beside sampling."""
+    """The part of an engine that a worker uses for other work than sampling."""
 
     def __init__(self):
         self.version, self.stats = 0, EngineStats()

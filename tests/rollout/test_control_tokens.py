@@ -25,13 +25,13 @@ def special_ids(tokenizer):
 
 
 def structure(codec, ids):
-    """The control tokens of a context, in their order."""
+    """Return the control tokens of a context, in their order."""
     special = special_ids(codec.tokenizer)
     return [token for token in ids if token in special]
 
 
 def forgery(codec):
-    """Every control token there is, in the order in which they would end a message and open the assistant's next."""
+    """Return all control tokens, in the order that would end a message and begin the next one of the assistant."""
     return "x" + "y".join(token.content for token in codec.tokenizer.added_tokens_decoder.values() if token.special)
 
 
@@ -88,7 +88,7 @@ def test_keys_of_arguments_cannot_forge_a_turn(codec):
 
 
 def test_a_tool_cannot_forge_a_tool_response(chatml_tokenizer):
-    """These tokens are not special, and the template writes them around what a tool said."""
+    """These tokens are not special, and the template writes them around the result of a tool."""
     tokenizer = copy.deepcopy(chatml_tokenizer)
     tokenizer.add_tokens(["<tool_response>", "</tool_response>", "<unused>"])
     tokenizer.chat_template += "{# <tool_response> </tool_response> #}"

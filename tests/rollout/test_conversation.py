@@ -1,4 +1,4 @@
-"""The tokens of an episode, to the id."""
+"""The token ids of an episode."""
 
 from types import SimpleNamespace
 
@@ -38,7 +38,7 @@ def samples(conversation):
 
 
 def layout(tokenizer, sample):
-    """`(text, trained)` runs of a sample."""
+    """Return the pieces `(text, trained)` of a sample."""
     runs = []
     for token, trained in zip(sample.token_ids, sample.loss_mask, strict=True):
         if runs and runs[-1][1] == trained:
@@ -48,7 +48,7 @@ def layout(tokenizer, sample):
     return [(tokenizer.decode(tokens), trained) for tokens, trained in runs]
 
 
-# -- every turn its own message ---------------------------------------------------------------------------------------
+# -- one message per turn ---------------------------------------------------------------------------------------------
 
 
 def test_multi_turn_layout(codec, ids, generation):
@@ -158,7 +158,7 @@ sampled_turns = st.lists(
 
 @given(sampled_turns, st.sampled_from([Conversation, SingleMessageConversation]))
 def test_turns_concatenate_to_the_next_prompt(template_codec, turns, layout_class):
-    """Whatever ids were sampled: what the turns hold, in order, is exactly what the engine sees next."""
+    """For any sampled ids, the tokens of the turns in order are exactly the next prompt of the engine."""
     conversation = layout_class(template_codec, QUESTION)
     end = template_codec.tokenizer.eos_token_id
     for action, ending, received in turns:
@@ -218,7 +218,7 @@ def test_a_turn_of_only_the_end_token_becomes_empty(codec, ids, generation):
 
 
 class Stub:
-    """A renderer that says what the test wants: `bridge(previous ids)` and `again()` are ids or None."""
+    """A renderer with the results of the test: `bridge(previous ids)` and `again()` return ids or None."""
 
     def __init__(self, bridge=lambda previous: None, again=lambda: None):
         self.bridge, self.again, self.rendered = bridge, again, 0
@@ -245,7 +245,7 @@ class Letters:
 
 
 PREVIOUS = [10, 11, 12, 13]
-"""The prompt of `Stub`, and what is sampled after it."""
+"""The prompt of `Stub`, and the tokens that are sampled after it."""
 
 
 @pytest.mark.parametrize(

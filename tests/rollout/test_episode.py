@@ -19,7 +19,7 @@ from mtrl.types import StopReason
 
 @pytest.fixture
 def stepping(counting):
-    """`stepping(step, **methods)`: an environment class with this `step(self, response, ground_truth)`."""
+    """Function `stepping(step, **methods)` that returns an environment class with this `step` method."""
 
     def make(step=counting.step, **methods):
         return type("Env", (counting,), {"step": step, **methods})
@@ -31,7 +31,7 @@ def closed(counting):
     return [environment.closed for environment in counting.made]
 
 
-# -- how it ends ------------------------------------------------------------------------------------------------------
+# -- ends of an episode -----------------------------------------------------------------------------------------------
 
 
 def test_max_turns_ends_the_episode(make_loop, run_episode, counting):
@@ -136,7 +136,7 @@ def test_an_invalid_truncation_reward_fails_the_episode(make_loop, run_episode, 
 
 
 def test_a_prompt_that_does_not_fit_fails_the_episode(make_loop, run_episode, stepping, counting):
-    """Here `reset` made it too long, so no check of the rows could know."""
+    """`reset` makes the prompt too long, so no check of the rows can detect it."""
     opening = [{"role": "user", "content": "1" * 300}]
     trajectory = run_episode(make_loop(stepping(reset=lambda self, row: opening)))
     assert trajectory.stop_reason == StopReason.ENV_ERROR and trajectory.turns == [] and not trajectory.trainable
@@ -164,7 +164,7 @@ def test_an_engine_that_closes_aborts_the_episode(make_loop, run_episode, counti
     assert trajectory.stop_reason == StopReason.ABORTED and not trajectory.trainable and closed(counting) == [1]
 
 
-# -- what the environment may do --------------------------------------------------------------------------------------
+# -- environments -----------------------------------------------------------------------------------------------------
 
 
 def test_reset_may_replace_the_prompt(make_loop, run_episode, stepping, row):
@@ -337,7 +337,7 @@ def test_the_episode_timeout(make_loop, run_episode, stepping, counting):
     free.set()
     assert trajectory.stop_reason == StopReason.TIMEOUT and closed(counting) == [1]
     assert trajectory.error.splitlines()[0].endswith("the episode took longer than environment.episode_timeout=0.05 s")
-    assert [t.text for t in trajectory.turns] == ["a"], "what was played is kept, to look at"
+    assert [t.text for t in trajectory.turns] == ["a"], "finished turns are kept"
 
 
 def test_hanging_episodes_do_not_exhaust_the_threads(make_loop, run_episode, stepping):
@@ -381,7 +381,7 @@ def test_an_error_with_unpaired_surrogates_can_be_written(make_loop, run_episode
     assert "bad ? text" in trajectory.error
 
 
-# -- what step returns ------------------------------------------------------------------------------------------------
+# -- results of step --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from mtrl.types import StopReason
 
 
 class MyMultiTurnEnv(BaseEnvironment):
-    """The guide's, word for word; the hooks are the author's own."""
+    """The environment of the guide, unchanged, with hooks of these tests."""
 
     def __init__(self, max_turns: int = 5):
         self.max_turns = max_turns
@@ -47,7 +47,7 @@ class MyMultiTurnEnv(BaseEnvironment):
 
 
 class FinalOnly(MyMultiTurnEnv):
-    """It overrides the `step` that counts, and the base class counts for it."""
+    """Overrides the `step` that counts turns, so that the base class counts them."""
 
     def step(self, response, ground_truth):
         if self.is_correct(response, ground_truth):
@@ -68,7 +68,7 @@ class TurnLevel(MyMultiTurnEnv):
 
 class Progress(MyMultiTurnEnv):
     def step(self, response, ground_truth):
-        self.current_turn += 1  # without which the guide's pattern never pays the partial credit
+        self.current_turn += 1  # without this the guide's pattern never gives the partial credit
         progress = self.calculate_progress(response, ground_truth)
         if progress >= 1.0:
             return 1.0, None, True
@@ -94,7 +94,7 @@ def test_the_patterns_of_the_guide(make_loop, run_episode, environment, text, re
     trajectory = run_episode(make_loop(partial(environment, max_turns=3), list(text)))
     assert trajectory.error is None, trajectory.error
     assert [turn.reward for turn in trajectory.turns] == pytest.approx(rewards)
-    ended = environment is not TurnLevel or rewards[-1] == 1.0  # which goes on for ever, so that the loop ends it
+    ended = environment is not TurnLevel or rewards[-1] == 1.0  # never ends, so the loop ends the episode
     assert trajectory.stop_reason == (StopReason.DONE if ended else StopReason.MAX_TURNS)
     received = [message["content"] for message in trajectory.messages if message["role"] == "user"][1:]
     assert received == [f"{word} is wrong" for word in text][: len(rewards) - ended]

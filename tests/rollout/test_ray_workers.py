@@ -1,4 +1,4 @@
-"""Rollout workers on Ray: the same groups as in one process, killed processes, new weights, and what is left over."""
+"""Rollout workers on Ray: the same groups as in one process, killed processes, new weights, and remaining processes."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""Groups of episodes: whole or replaced, and an end with a sentence when too many fail."""
+"""Groups of episodes: complete or replaced, and one sentence of an error if too many fail."""
 
 import asyncio
 from itertools import count
@@ -16,7 +16,7 @@ def rows(*names):
 
 @pytest.fixture
 def collect(make_loop, counting, sampling):
-    """`collect(step, names, …)`: a report, with `step(env, truth)` deciding over each episode."""
+    """Function `collect(step, names, …)` that returns a report; `step(env, truth)` decides on each episode."""
 
     def collect(step, names, size=2, replacements=None, max_failed_share=1.0, seen=None):
         environment = type("Env", (counting,), {"step": lambda self, response, truth: step(self, truth["name"])})
@@ -40,7 +40,7 @@ def dry(environment, name):
 
 
 def second_is_dry():
-    """Every second step on a bad row fails: never the whole group, whichever thread comes first."""
+    """Return a step that fails every second time on a bad row, so that no group fails as a whole."""
     steps = count(1)
 
     def step(environment, name):
@@ -110,7 +110,7 @@ def test_the_error_names_a_hanging_environment(make_loop, counting, sampling):
 
 
 def test_replacement_rounds_are_limited(collect):
-    """Whatever share is allowed: if nothing but failures comes, it ends."""
+    """If all episodes fail, the rollouts end for every allowed share."""
     supply = (f"bad{i}" for i in range(10_000))
     with pytest.raises(UserError, match=f"none of the last {MAX_FAILED_ROUNDS} rounds .* ValueError: bad.* is dry"):
         collect(dry, ["bad", "bad"], replacements=supply, max_failed_share=1.0)
@@ -129,7 +129,7 @@ def test_streams_differ_by_seed_group_and_index():
 
 
 def test_groups_are_reproducible_with_a_model(make_loop, counting, sampling, tiny_model, tiny_tokenizer):
-    """With a model, fewer slots than episodes, and threads that finish in any order."""
+    """There is a model, there are fewer slots than episodes, and threads finish in any order."""
     from mtrl.engines.local.engine import LocalEngine
 
     def sample_turns():
@@ -144,7 +144,7 @@ def test_groups_are_reproducible_with_a_model(make_loop, counting, sampling, tin
 
 
 def test_an_error_leaves_no_episode_running(make_loop, counting, sampling):
-    """What the run itself raises, or its end in the middle, stops the other episodes; their environments are closed."""
+    """An error of the run, or its cancellation, stops the other episodes, and their environments are closed."""
 
     class Endless(counting):
         async def step(self, response, truth):

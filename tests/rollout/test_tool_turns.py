@@ -22,7 +22,7 @@ BROKEN = '<tool_call>\n{"name": "double", "arguments": {"n": \n</tool_call>'
 
 
 class Doubling(ToolEnvironment):
-    """One tool; the answer is what it gave."""
+    """Environment with one tool, whose result is the right answer."""
 
     @tool
     def double(self, n: int) -> int:
@@ -52,7 +52,7 @@ def codec(request, chatml_tokenizer, make_chatml_tokenizer, tiny_codec):
 
 @pytest.fixture
 def run_tools(make_loop, codec, run_episode, sampling, row):
-    """`play_tools(responses, environment)`: the trajectory of one episode."""
+    """Function `run_tools(responses, environment)` that returns the trajectory of one episode."""
 
     def sample_turns(responses, environment=Doubling, layout=Conversation, **limits):
         loop = make_loop(environment, engine=_engine(codec, responses), **{"max_context_length": 9000, **limits})
@@ -86,7 +86,7 @@ def test_a_call_its_result_and_the_answer(run_tools, codec):
 
 
 def test_the_model_sees_the_tools(run_tools, codec):
-    """Only the tiny policy does not: its family writes its prompts."""
+    """Only the tiny policy does not see them, since its family writes its prompts."""
     text = context(codec, run_tools([CALL, "it is 42"]))
     assert ("Twice the number." in text) == (codec.tokenizer.chat_template != TINY_TEMPLATE)
     assert text.count("42") >= 2
@@ -153,7 +153,7 @@ def test_tools_may_depend_on_the_row(run_tools, codec):
     assert trajectory.error is None and "Twice" not in context(codec, trajectory)
 
 
-# -- whoever does not care notices nothing ----------------------------------------------------------------------------
+# -- environments without tools ---------------------------------------------------------------------------------------
 
 
 def test_text_environments_receive_text(run_tools):
@@ -194,7 +194,7 @@ turns = st.lists(st.tuples(st.lists(piece, max_size=4), st.booleans()), min_size
 @settings(deadline=None)
 @given(turns, st.sampled_from([Conversation, SingleMessageConversation]))
 def test_every_sampled_id_is_trained_once(codec, turns, layout):
-    """Any turns with calls, broken and whole, closed and cut: one sample, mask True exactly on what was sampled."""
+    """Any turns with calls, broken or whole, closed or cut, are one sample with mask True exactly on sampled ids."""
     environment = Doubling(max_turns=99)
     conversation = layout(codec, QUESTION, environment.tools)
     sampled, prompts = [], []

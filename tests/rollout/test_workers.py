@@ -23,13 +23,13 @@ def rows(count):
 
 
 def plain(trajectory):
-    """What does not depend on time."""
+    """Return the part of a trajectory that does not depend on time."""
     turns = [(turn.observation_ids, turn.action_ids, turn.version_spans, turn.reward) for turn in trajectory.turns]
     return trajectory.task_id, trajectory.group_id, trajectory.index, trajectory.stop_reason, turns
 
 
 def collect(cluster, loop, count, groups=8, beside=None, version=None):
-    """Play groups by `count` workers, with `beside(workers)` at the same time, and return the groups and statistics."""
+    """Sample groups by `count` workers, with `beside(workers)` at the same time. Return the groups and statistics."""
 
     async def play():
         workers = Workers(cluster, count, timeout=60)

@@ -1,4 +1,4 @@
-"""What saves the tests of SageMaker time."""
+"""Fixtures that make the tests of SageMaker faster."""
 
 import jsonschema
 import pytest
@@ -8,7 +8,7 @@ from mtrl.command.compose import compose
 
 @pytest.fixture(scope="module", autouse=True)
 def _schema_believed():
-    """The SDK checks its own schema of configurations a dozen times for each job; what it checks by it still counts."""
+    """Skip the check of the SDK's own schema, which it repeats a dozen times for each job. Its checks by it remain."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jsonschema.validators.validator_for({}), "check_schema", lambda *_, **__: None)
         yield
@@ -16,7 +16,7 @@ def _schema_believed():
 
 @pytest.fixture(scope="module")
 def composed_once():
-    """The same run is composed once: what is wrong with a job is not in it."""
+    """Compose equal runs only once, since the faults of jobs in these tests are not in the run."""
     kept = {}
 
     def remembered(words):

@@ -1,4 +1,4 @@
-"""What the tests of SageMaker share: words of commands, and the same command's settings."""
+"""Helpers of the tests of SageMaker: the words of commands, and their settings."""
 
 import pytest
 
@@ -29,7 +29,7 @@ SHARED = (
 
 
 def sdk():
-    """The SDK, or the test is skipped with the extra named."""
+    """Return the SDK. Without it the test is skipped with the name of the extra."""
     pytest.importorskip("sagemaker.train", reason="needs pip install 'mtrl-agents[sagemaker]'")
 
 

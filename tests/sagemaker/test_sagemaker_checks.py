@@ -1,4 +1,4 @@
-"""What is wrong with a job is said in one sentence, before anything is built or asked."""
+"""Errors of a job are one sentence, before any build or request."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The guide, the policies and the notebook hold."""
+"""The guide, the policies and the notebook agree with the code."""
 
 import json
 import re

@@ -27,12 +27,12 @@ SMALL = (
     "tracker.project='it\\'s $(touch hacked) `x`'",
 )
 PATIENCE = 120
-"""Seconds for what takes a few."""
+"""Time limit in seconds for work of a few seconds."""
 
 
 @pytest.fixture
 def job(tmp_path):
-    """The archive, unpacked where the container has it, and the variables that SageMaker sets."""
+    """The archive, unpacked in the container's place, and the variables that SageMaker sets."""
     source.pack(tmp_path / "code.tar.gz", [*SMALL, "trainer.max_steps=4"], [".[data]"])
     with tarfile.open(tmp_path / "code.tar.gz") as tar:
         tar.extractall(tmp_path / "code", filter="data")
@@ -73,7 +73,7 @@ def test_an_interrupted_job_resumes_and_leaves_its_model(tmp_path, job):
     assert not (tmp_path / "model").exists()
     assert "SIGTERM" in (tmp_path / "output" / "failure").read_text()
 
-    # What SageMaker may have put back: the folder as it was, with one checkpoint that was copied by half.
+    # SageMaker may restore the folder with one incompletely copied checkpoint.
     torn = run / "checkpoints" / "step_000099"
     torn.mkdir()
     for file in (run / "checkpoints" / saved[-1]).iterdir():

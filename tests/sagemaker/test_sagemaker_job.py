@@ -1,4 +1,4 @@
-"""A job's request: made by the SDK's own classes, with nothing sent, and the same that a mocked AWS receives."""
+"""The request of a job: the SDK's own classes make it in a dry run, and a mocked AWS receives the same."""
 
 import json
 import logging
@@ -34,7 +34,7 @@ SHAPES = {"one": (), "spot": SPOT, "two": SHARED, "two, spot": (*SHARED, *SPOT),
 
 @pytest.fixture
 def no_network(monkeypatch, tmp_path):
-    """No credentials, no configuration, and a connection is a failure."""
+    """Remove credentials and configuration, and let every connection fail."""
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_REGION"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -96,7 +96,7 @@ def test_aws_receives_the_request_of_the_dry_run(no_network, monkeypatch):
 
 
 def anonymous(request):
-    """Without the time that is part of a job's name."""
+    """Return the request without the time in the name of the job."""
     return json.loads(json.dumps(request).replace(request["TrainingJobName"], NAME))
 
 
@@ -150,7 +150,7 @@ def test_requests_that_the_service_would_refuse(change, told):
 
 
 def test_the_sdks_driver_starts_the_entry(monkeypatch, tmp_path):
-    """Its torchrun command, for the second of two instances."""
+    """The test runs the driver's torchrun command for the second of two instances."""
     import runpy
 
     from sagemaker.train.constants import SM_DRIVERS_LOCAL_PATH

@@ -1,4 +1,4 @@
-"""The managed service: what the SDK's own classes would ask of it, and what it does not offer."""
+"""The managed service: the requests of the SDK's own classes, and settings that the service does not have."""
 
 import json
 import os
@@ -77,7 +77,7 @@ def test_a_training_as_the_sdk_would_ask_for_it(capsys, tmp_path, monkeypatch):
     }
     sent = document["TrainingConfig"]["HyperParameters"]
     assert sent.items() >= {("global_batch_size", "32"), ("advantage_method", "rloo"), ("max_steps", "60")}
-    assert "loss_fn" not in sent  # ppo is the service's default, and the SDK sends what differs
+    assert "loss_fn" not in sent  # ppo is the service's default, and the SDK sends only other values
     assert {"Key": "team", "Value": "rl"} in request["Tags"]
     assert "nothing was sent" in said.err and not os.listdir(tmp_path)
 
@@ -100,7 +100,7 @@ def test_an_evaluation_as_the_sdk_would_ask_for_it(evaluated, tmp_path, monkeypa
 
 
 def test_the_started_job_equals_the_dry_run():
-    """On a connection that leads nowhere, since moto does not know these jobs."""
+    """The connection fails, since moto does not know these jobs."""
     sdk()
     from mtrl.sagemaker import stand_in
     from mtrl.sagemaker.wire import Wire, offline
@@ -109,7 +109,7 @@ def test_the_started_job_equals_the_dry_run():
     wire = Wire(stand_in.answers(job))
     with offline(wire, "us-west-2") as session:
         arn, warnings = submit(job, session)
-    # The second is the job's: the one of its own dry run was heard here, too.
+    # The second request is that of the job; the first is that of its own dry run.
     dry, real = wire.asked("CreateJob")
     assert arn.endswith(real["JobName"]) and not warnings
     assert real["JobConfigDocument"] == dry["JobConfigDocument"]

@@ -15,6 +15,6 @@ def processes_with(marker):
         try:
             if entry.name.isdigit() and marker.encode() in (entry / "cmdline").read_bytes():
                 found.append(int(entry.name))
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             pass
     return found

@@ -1,4 +1,4 @@
-"""The numbers of a run's evaluations: by hand, and the same as before they had a module of their own."""
+"""The figures of a run's evaluations, compared with numbers worked by hand and with those of an earlier version."""
 
 import asyncio
 import os
@@ -104,7 +104,7 @@ def test_the_claim_has_a_threshold_of_its_own():
 
 
 def test_pass_at_k_of_the_reward_is_that_of_the_reward():
-    """R111: a mean reward of 1 beside a score of 0 is a pass@1 of 1 by the reward, and of 0 by the scorer."""
+    """R111: with a mean reward of 1 and a score of 0, pass@1 is 1 by the reward and 0 by the scorer."""
     groups = {"greedy": groups_of([made_episode(score=0.0, reward=1.0)] * 3)}
     metrics = val_metrics(groups, EvaluationConfig(), family_of())
     assert (metrics["val/reward/mean"], metrics["val/reward/pass_k_1"], metrics["val/success/pass_k_1"]) == (1, 1, 0)

@@ -1,4 +1,4 @@
-"""Which tools were called: from tool calls and from text, hostile text included."""
+"""Counts of called tools, from tool calls and from text, including hostile text."""
 
 import pytest
 from hypothesis import given
@@ -91,7 +91,7 @@ def test_any_text_is_read(answer):
 
 @pytest.mark.parametrize("answer", ["<a>" * 300_000, "</think>" * 100_000, "```bash\n" * 100_000, "<" * 10**6])
 def test_long_text_is_read_at_once(answer):
-    """By its square this would take hours."""
+    """With quadratic time this would take hours."""
     assert len(tool_use([made_episode(answer)])) <= NAMES + 1
 
 

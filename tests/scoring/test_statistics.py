@@ -26,7 +26,7 @@ def test_wilson_as_published(successes, trials, low, high):
 
 @given(trials=st.integers(1, 400), data=st.data(), level=st.sampled_from([0.8, 0.95, 0.99]))
 def test_wilson_solves_its_equation(trials, data, level):
-    """Its ends are the rates p whose z-score, at the true standard error, is the quantile."""
+    """The ends of the interval are the rates p whose z-score, with the true standard error, is the quantile."""
     from statistics import NormalDist
 
     successes = data.draw(st.integers(0, trials))
@@ -65,7 +65,7 @@ def test_samples_that_repeat_their_prompt_add_nothing():
 
 
 def test_independent_samples_count_in_full():
-    """Prompts that do not differ: as many trials as samples, and never more."""
+    """If prompts do not differ, there are as many trials as samples, and never more."""
     alike = [[1.0, 0.0] * 4] * 10
     assert success_rate(alike).effective_samples == 10  # no spread at all between prompts: not known, so cautious
     rng = random.Random(3)
@@ -100,7 +100,7 @@ def test_rates_refuse_nonsense(outcomes):
 
 
 def coverage(interval, runs=400, prompts=60, samples=8):
-    """Share of simulated evaluations whose interval holds the truth, 0.3; prompts are easy (0.9) or hard (0.1)."""
+    """Return the share of simulated evaluations whose interval holds 0.3, on easy (0.9) and hard (0.1) prompts."""
     rng = random.Random(0)
     held = 0
     for _ in range(runs):
@@ -156,7 +156,7 @@ def test_compare_needs_pairs(first, second):
 
 
 def test_the_interval_of_a_difference_as_published():
-    """Bonett and Price's formula on the discordant counts, written out for 40 pairs of which 2 and 12 changed."""
+    """The formula of Bonett and Price for the discordant counts, with 40 pairs of which 2 and 12 changed."""
     differences = [1.0] * 12 + [-1.0] * 2 + [0.0] * 26
     won, lost = 13 / 42, 3 / 42
     half = 1.959964 * ((won + lost - (won - lost) ** 2) / 42) ** 0.5
@@ -185,7 +185,7 @@ def test_a_difference_refuses_nonsense(arguments):
 
 
 def difference_coverage(draw, prompts, truth, runs=1500):
-    """Share of simulated comparisons whose interval holds the true difference."""
+    """Return the share of simulated comparisons whose interval holds the true difference."""
     rng = random.Random(1)
     held = 0
     for _ in range(runs):
@@ -195,13 +195,13 @@ def difference_coverage(draw, prompts, truth, runs=1500):
 
 
 def binary(rng, better=0.2, worse=0.1):
-    """One greedy episode of each policy on a prompt: the second is better on 20 % of them, worse on 10 %."""
+    """Return one greedy episode per policy and prompt: the second policy is better on 20 % and worse on 10 %."""
     coin = rng.random()
     return 1.0 if coin < better else -1.0 if coin < better + worse else 0.0
 
 
 def clustered(rng, samples=4):
-    """Rates of four samples each, on prompts that are easy or hard for both; the second policy is 0.1 better."""
+    """Return rates of four samples each, on prompts that are easy or hard for both; the second policy is 0.1 better."""
     first = 0.8 if rng.random() < 0.5 else 0.1
     rates = [fmean(rng.random() < p for _ in range(samples)) for p in (first, first + 0.1)]
     return rates[1] - rates[0]
@@ -214,7 +214,7 @@ def test_the_interval_of_a_greedy_difference_covers(prompts):
 
 @pytest.mark.parametrize("prompts", [20, 100])
 def test_the_interval_of_a_sampled_difference_covers(prompts):
-    """It may err to the wide side only."""
+    """The interval may only be too wide."""
     assert difference_coverage(clustered, prompts, 0.1) >= 0.94
 
 
@@ -247,7 +247,7 @@ def test_holm_by_hand(p_values, adjusted):
 
 @given(p_values=st.lists(st.floats(0, 1), min_size=1, max_size=8), level=st.floats(0.001, 0.5))
 def test_holm_rejects_what_its_definition_rejects(p_values, level):
-    """Step down: while the smallest p-value left is at most level / (number left)."""
+    """The definition rejects p-values in order while each is at most level / (number of those left)."""
     rejected = set()
     for rank, place in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
         if (len(p_values) - rank) * p_values[place] > level:

@@ -29,7 +29,7 @@ def test_a_link_that_leads_nowhere_is_an_error(tmp_path, monkeypatch, capfd):
 
 
 def test_showing_it_ends_quietly(monkeypatch, capfd):
-    """Ctrl-C is how; and nothing was written to tell of."""
+    """Ctrl-C ends the server without output."""
 
     def interrupted(command, env):
         assert command[3] == "serve"

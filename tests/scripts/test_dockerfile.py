@@ -1,4 +1,4 @@
-"""The Dockerfile names what is there. That it builds is not tested: no test has Docker."""
+"""The files and packages that the Dockerfile names exist. Its build is not tested, since no test has Docker."""
 
 import json
 import os
@@ -17,7 +17,7 @@ def test_scripts_that_it_copies_and_runs_are_there():
 
 
 def test_it_trains_on_all_gpus_that_it_sees():
-    """One process would take the first and leave the others."""
+    """One process would use only the first GPU."""
     steps = dict(STEPS)
     assert json.loads(steps["ENTRYPOINT"]) == [f"{steps['WORKDIR']}/scripts/run_local.sh"]
     assert os.access(ROOT / "scripts" / "run_local.sh", os.X_OK)

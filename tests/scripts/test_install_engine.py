@@ -1,6 +1,6 @@
-"""Installing an engine: what it refuses, what it skips, and how it goes on after it was cut off.
+"""Installation of an engine: errors, skipped steps, and continuation after an interruption.
 
-The packages here are two of this machine's own making; the engines' real lists are installed by CI.
+The tests make two packages; CI installs the real lists of the engines.
 """
 
 import fcntl
@@ -29,15 +29,15 @@ LISTS = {
     "vllm": ("torch==2.13.0", "nvidia-nccl-cu13==2.29.7 ; sys_platform == 'linux'"),
     "sglang": ("torch==2.14.1", "nvidia-nccl-cu13==2.30.7 ; sys_platform == 'linux'"),
 }
-"""The lists of packages, with PyTorch and the NCCL that it brings: the engines have different ones."""
+"""The lists of packages, with PyTorch and its NCCL, which differ between the engines."""
 
 
 @pytest.fixture
 def script(monkeypatch):
-    """The script as a module, fresh, so that a test may change it."""
+    """A new module of the script, which a test may change."""
     monkeypatch.syspath_prepend(ROOT / "scripts")
     module = importlib.util.module_from_spec(SPEC)
-    sys.modules["install_engine"] = module  # its dataclass asks for it
+    sys.modules["install_engine"] = module  # its dataclass reads sys.modules
     SPEC.loader.exec_module(module)
     return module
 
@@ -48,7 +48,7 @@ def interpreter(version=(3, 12), glibc=(2, 36), machine="x86_64"):
 
 @pytest.fixture
 def toy(script, monkeypatch, tmp_path):
-    """`toy()` installs an engine whose list is one package; what was done is in `toy.done`."""
+    """Function `toy()` that installs an engine with a list of one package, and records its commands in `toy.done`."""
     done = []
     lists = tmp_path / "requirements"
     lists.mkdir()
@@ -115,7 +115,7 @@ def test_another_list_is_installed_anew(toy, capsys):
 
 
 def test_an_environment_without_its_python_is_made_anew(toy, capsys):
-    """As in a cache that outlives the machine's Python."""
+    """A cache can exist longer than the machine's Python."""
     toy()
     toy.python.rename(toy.python.with_name("newer"))
     assert toy() == ["venv", "packages", "mtrl"]
@@ -239,7 +239,7 @@ def wheel(folder, name, version="1"):
 
 @pytest.fixture
 def offline(tmp_path, monkeypatch):
-    """A folder of wheels that is all that pip knows."""
+    """A folder of wheels, which is the only index of pip."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
@@ -261,9 +261,9 @@ def test_pip_installs_without_uv_and_completes_a_partial_install(script, offline
     venv, packages = tmp_path / "venv", tmp_path / "toy.txt"
     packages.write_text("mtrl_toy==1\n")
     script.ROOT = tmp_path
-    create_venv(venv, system_site_packages=True, symlinks=True)  # with pip, and in a moment
+    create_venv(venv, system_site_packages=True, symlinks=True)  # with pip, which is fast here
     (site,) = venv.glob("lib/python*/site-packages")
-    (site / "mtrl_toy-1.dist-info").mkdir()  # an installer that was killed over it
+    (site / "mtrl_toy-1.dist-info").mkdir()  # a killed installer left it
     (site / "mtrl_toy-1.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: mtrl_toy\nVersion: 1\n")
     assert imported(venv, "mtrl_toy") == ""
     script.install_packages(venv, packages, "cpu")

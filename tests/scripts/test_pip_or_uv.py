@@ -1,4 +1,4 @@
-"""The installer of packages: uv where it can be installed, else pip, and modules compiled only where that pays."""
+"""The installer of packages: uv where it can be installed, otherwise pip, and compilation only if it saves time."""
 
 import importlib.util
 import sys

@@ -1,4 +1,4 @@
-"""The retriever server as a process: many at once, hostile requests, tokens, and its end."""
+"""The retriever server as a process: concurrent requests, hostile requests, tokens, and its end."""
 
 import http.client
 import json
@@ -49,7 +49,7 @@ def corpus(tmp_path_factory):
 
 @contextmanager
 def running(corpus, *words, **more):
-    """A server; its address, its process, and the line that said it was ready."""
+    """Start a server, and yield its address, its process, and its first line of output."""
     command = [*COMMAND, "--corpus", str(corpus), "--port", "0", *words]
     with subprocess.Popen(
         command, env=environment(**more), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -70,7 +70,7 @@ def server(corpus):
 
 
 def send(url, body, method="POST", path="/retrieve", **headers):
-    """Status and text of the answer to bytes, sent on a connection of its own."""
+    """Send bytes by a connection of their own, and return the status and the text of the answer."""
     connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
     try:
         connection.request(method, path, body, {"Content-Type": "application/json", **headers})
@@ -104,7 +104,7 @@ def test_health(server):
 
 
 def at_once(works):
-    """The results of calls from a thread each, all started together."""
+    """Return the results of calls that start at the same time, each in its own thread."""
     results, start = [None] * len(works), threading.Barrier(len(works))
 
     def work(index):
@@ -268,7 +268,7 @@ def test_a_missing_package_names_the_extra(corpus):
 
 
 def test_a_failed_search_is_answered_and_the_server_continues():
-    """In process: a retriever that breaks must not reach the client as a traceback."""
+    """The server runs in this process. The client must not get the traceback of a failing retriever."""
     from concurrent.futures import ThreadPoolExecutor
 
     from fastapi.testclient import TestClient

@@ -1,4 +1,4 @@
-"""scripts/run_local.sh: what it starts for how many GPUs, and a run of it."""
+"""scripts/run_local.sh: its command for each number of GPUs, and a run."""
 
 import os
 import signal
@@ -70,7 +70,7 @@ def test_a_log_is_added_to(tmp_path):
 
 @pytest.mark.parametrize("send", [os.killpg, os.kill], ids=["group", "process"])
 def test_the_output_after_a_signal_is_logged(tmp_path, send):
-    """One to the whole group, as Ctrl-C is, reaches the program of the log too; one to the script is the run's."""
+    """A signal to the group, like Ctrl-C, also reaches the program of the log; one to the script reaches the run."""
     run = tmp_path / "run"
     run.write_text("#!/bin/sh\ntrap 'echo saved; exit 75' TERM\necho begun\nwhile :; do sleep 0.1; done\n")
     run.chmod(0o755)
@@ -96,7 +96,7 @@ def test_ranks_have_time_to_save(tmp_path):
 
 
 def test_in_the_background(tmp_path):
-    """A command that is refused leaves its sentence in the log."""
+    """The error of a refused command is in the log."""
     words = ("-b", "-l", "log", "algorithm.group_size=1")
     status, said = started(*words, folder=tmp_path, PYTHON=sys.executable, PYTHONPATH=str(ROOT))
     assert status == 0 and said.startswith("process ") and "writes to log" in said

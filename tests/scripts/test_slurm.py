@@ -36,7 +36,7 @@ done
 exit $status
 """
 ENDLESS = 10**6
-"""Steps."""
+"""Number of training steps."""
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def test_a_stopped_job_is_queued_again_and_resumes(cluster):
         while len(steps(run)) < 3:
             assert job.poll() is None and time.monotonic() < deadline, logs(cluster)
             time.sleep(0.2)
-        job.send_signal(signal.SIGTERM)  # what --signal=B:TERM@120 does: to the script alone
+        job.send_signal(signal.SIGTERM)  # as --signal=B:TERM@120, which signals only the script
         said, _ = job.communicate(timeout=120)
     finally:
         job.kill()

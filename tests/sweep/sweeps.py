@@ -1,4 +1,4 @@
-"""Helpers of the sweep tests: an environment with a configured reward, a stand-in for training, made-up jobs."""
+"""Helpers of the sweep tests: an environment with a configured reward, a stand-in for training, and finished jobs."""
 
 import json
 import os
@@ -81,14 +81,14 @@ sys.modules["mtrl.trainer.run"] = types.SimpleNamespace(train=train)
 
 
 def program(folder, *words, module="mtrl.main", run=forked.run):
-    """Run a module of this tree in `folder`, where programs find its modules too."""
+    """Run a module of this tree in `folder`, with the modules of `folder` in the path."""
     environment = {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", module, *map(str, words)]
     return run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def make_job(folder, number, overrides, value=None, status="finished", said="", **more):
-    """A job that is over, as it leaves its outcome."""
+    """Write the outcome of a finished job."""
     outcome = Outcome.begin(number, overrides, "success_after", more.pop("direction", "maximize"))
     outcome.end(status, said, value)
     outcome.started, outcome.ended = 100.0, 112.5

@@ -1,4 +1,4 @@
-"""Commands that docs/sweeps.md and docs/launching.md show and tests/test_docs.py does not run: each composes."""
+"""The commands of docs/sweeps.md and docs/launching.md that tests/test_docs.py does not run compose."""
 
 import re
 import shlex

@@ -14,7 +14,7 @@ from mtrl.trainer.hooks import nothing
 
 @pytest.fixture
 def trained(tmp_path, monkeypatch):
-    """The configurations that were trained; a test may set `trained.train`."""
+    """A list of the trained configurations; a test may set its attribute `train`."""
     seen = types.SimpleNamespace(cfgs=[], train=lambda cfg, on_evaluation: {"success_after": cfg.seed / 10})
 
     def train(cfg, hooks):
@@ -90,12 +90,12 @@ def test_a_stopped_sweep_resumes(trained, tmp_path, capsys):
     stopped.write(tmp_path / "sweep" / "0")
     main_module.cli(again.split()[3:])
     assert [o.status for o in outcomes(tmp_path / "sweep")] == ["finished"] * 2
-    assert [o.seconds > 100 for o in outcomes(tmp_path / "sweep")] == [True, False]  # with what it took before
+    assert [o.seconds > 100 for o in outcomes(tmp_path / "sweep")] == [True, False]  # including its time before
     assert [cfg.resume for cfg in trained.cfgs[1:]] == ["latest", "none"]
 
 
 def test_a_job_that_its_scheduler_starts_again_resumes(trained, tmp_path, monkeypatch):
-    """SLURM repeats the first command; only then does a job start in a folder that holds one."""
+    """SLURM repeats the first command, so that a job starts in the folder of a job."""
     from mtrl.sweep.outcome import Outcome
 
     def train(cfg, on_evaluation):
@@ -152,7 +152,7 @@ SPACE = ("sweep=optuna", "trainer.optimizer.lr=1e-3", "seed=interval(0,1000)", "
 
 
 def curve(cfg, on_evaluation):
-    """A run whose score at its evaluations is its seed."""
+    """A run whose score in all evaluations is its seed."""
     for step in (0, 5, 10):
         on_evaluation(step, {"val/success/mean": cfg.seed / 1000})
     return {"success_after": cfg.seed / 1000}
@@ -184,7 +184,7 @@ def test_the_worse_ones_are_pruned(optuna, trained, tmp_path):
     """A job that is worse at step 5 than the median of the finished jobs is pruned; the others continue."""
     trained.train = curve
     pruner = "hydra.sweeper.pruner.n_startup_trials=1"
-    minimize = "hydra.sweeper.direction=minimize"  # the other direction really runs in test_sweep_runs.py
+    minimize = "hydra.sweeper.direction=minimize"  # test_sweep_runs.py tests the other direction with real runs
     main_module.cli([*SPACE, "hydra.sweeper.n_trials=4", pruner, minimize, "trainer.max_steps=10"])
     found, finished = outcomes(tmp_path / "sweep"), []
     for outcome in found:
@@ -222,7 +222,7 @@ def test_a_stopped_study_resumes_its_running_trial(optuna, trained, tmp_path):
     assert status_of(*words) == 75
     main_module.cli([*words, "resume=latest"])
     seeds = [cfg.seed for cfg in trained.cfgs]
-    assert len(seeds) == 3 and seeds[0] == seeds[1]  # the first began again with what it had been proposed
+    assert len(seeds) == 3 and seeds[0] == seeds[1]  # the first job began again with its earlier proposal
     assert [trial.params["seed"] for trial in study(optuna, tmp_path / "sweep").trials] == seeds[1:]
 
 

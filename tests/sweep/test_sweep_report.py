@@ -1,4 +1,4 @@
-"""The report: order, what differs, means over seeds, and folders that hold anything else."""
+"""The report: order, differing settings, means over seeds, and folders with other content."""
 
 import json
 import math
@@ -56,7 +56,7 @@ def test_the_program_prints_failures_without_markup(tmp_path, capsys):
 
 
 def test_a_job_that_died_is_not_running(tmp_path):
-    """Its folder says running, and nothing has been written there for long."""
+    """Its status is running, and its files have not changed for a long time."""
     import os
 
     job = make_job(tmp_path, 0, ["seed=0"])
@@ -134,7 +134,7 @@ def test_folders_without_a_sweep_are_refused(tmp_path):
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf" / "sweep").glob("*.yaml")), ids=lambda path: path.stem)
 def test_prepared_sweeps_compose(path):
-    """With the command that its file gives, too."""
+    """They also compose with the command in their file."""
     if path.stem == "optuna":
         pytest.importorskip("optuna", reason="pip install -e '.[sweep]'")
     told = [line.partition("mtrl.main ")[2] for line in path.read_text().splitlines() if "python -m mtrl.main" in line]

@@ -1,4 +1,4 @@
-"""Sweeps that really run: proposed and pruned by Optuna; in two processes at a time; as jobs of submitit."""
+"""Sweeps that really run: with proposals and pruning by Optuna, in two processes, and as jobs of submitit."""
 
 import json
 import multiprocessing
@@ -20,7 +20,7 @@ from mtrl.utils.files import replace_text
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    """Four trials of an environment whose payoff is what is tried, and what the command said."""
+    """Four trials of an environment whose payoff is the varied setting, and the output of the command."""
     pytest.importorskip("optuna", reason="pip install -e '.[sweep]'")
     folder = tmp_path_factory.mktemp("swept")
     replace_text(folder / "payoff.py", PAYOFF)
@@ -34,7 +34,7 @@ def swept(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.xdist_group("swept")
 def test_a_sweep_finishes_and_reports_its_best(swept):
-    """The best is the one with the largest payoff, and the table begins with it."""
+    """The best job is the one with the largest payoff, and it is first in the table."""
     folder, done = swept
     outcomes = [read_outcome(folder / str(number)) for number in range(4)]
     payoffs = [float(o.overrides[-1].partition("=")[2]) for o in outcomes]
@@ -53,7 +53,7 @@ def test_a_sweep_finishes_and_reports_its_best(swept):
 def test_unpromising_jobs_are_pruned_and_saved(swept):
     folder, done = swept
     pruned = [number for number in range(4) if read_outcome(folder / str(number)).status == "pruned"]
-    assert pruned == [2, 3]  # the seed's proposals; the first two had none to be compared with
+    assert pruned == [2, 3]  # the proposals of the seed; the first two jobs had no others to be compared with
     for number in pruned:
         run = folder / str(number)
         rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -93,7 +93,7 @@ LAUNCHERS = {
 
 @pytest.mark.parametrize(("name", "seeds", "words"), [(name, *of) for name, of in LAUNCHERS.items()], ids=LAUNCHERS)
 def test_jobs_side_by_side(tmp_path, name, seeds, words):
-    """In other processes, which train in no time; the one that fails is told, and the others are there."""
+    """Jobs run in other processes with fast training. The failed job is reported, and the others are in the table."""
     pytest.importorskip(f"hydra_plugins.hydra_{name}_launcher", reason="pip install -e '.[sweep]'")
     replace_text(tmp_path / "sitecustomize.py", STAND_IN)
     done = program(tmp_path, "sweep=seeds", seeds, *words, "run_dir=sweep", run=subprocess.run)
@@ -107,7 +107,7 @@ def test_jobs_side_by_side(tmp_path, name, seeds, words):
 
 
 def test_a_signal_saves_the_jobs_of_all_workers(tmp_path):
-    """Ctrl-C reaches the whole group; joblib alone would kill what saves itself. No job begins after it."""
+    """Ctrl-C reaches the whole group, and joblib alone would kill jobs while they save. No job begins after it."""
     optuna = pytest.importorskip("optuna", reason="pip install -e '.[sweep]'")
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="pip install -e '.[sweep]'")
     replace_text(tmp_path / "sitecustomize.py", PATIENT)
@@ -150,7 +150,7 @@ def test_a_killed_worker_is_one_sentence():
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_sweep_without_workers_ends_at_once(number):
-    """Children of others are none: here one that would go on."""
+    """Other child processes are no workers; the test has one that would run on."""
     child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
     child.start()
     try:

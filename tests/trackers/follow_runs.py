@@ -1,4 +1,4 @@
-"""Made-up folders of runs for the tests of the followers."""
+"""Generated folders of runs for the tests of the followers."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ HOSTILE = "\x1b[2J\ud800 <script>alert(1)</script> \0 end"
 
 
 def row(step, **other):
-    """The metrics of one step."""
+    """Return the metrics of one step."""
     return {"rollout/reward/mean": step / 10, "train/loss": 1 / (1 + step), "time/step": 1.5, **other}
 
 
 def tool_episode(task="task-0", text="the answer is 12", reward=1.0, score=1.0):
-    """Two turns; the first calls a tool, which answers."""
+    """Return a trajectory of two turns, of which the first calls a tool."""
     call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 5, "b": 7}'}}
     turns = [
         Turn(
@@ -42,7 +42,7 @@ def tool_episode(task="task-0", text="the answer is 12", reward=1.0, score=1.0):
 
 
 def make_run(folder, steps=0, name="gsm8k"):
-    """A run that has made some steps, with trajectories of the even ones."""
+    """Write a run with some steps, and with trajectories of the even steps."""
     run = RunDir(folder).create()
     run.config.write_text(f"name: {name}\nseed: 3\nenvironment:\n  name: {name}\ntrainer:\n  optimizer:\n    lr: 0.5\n")
     for step in range(steps):
@@ -84,7 +84,7 @@ def steps_of(run):
 
 
 class Memory:
-    """A tracker that stores the sent pieces in lists that outlive it, and fails by plan."""
+    """A tracker that appends the sent items to given lists, and fails as planned."""
 
     name = "memory"
     place = None
@@ -94,7 +94,7 @@ class Memory:
     def __init__(self, store, episodes_at_once=2):
         self.store, self.episodes_at_once = store, episodes_at_once
         self.plan = []
-        """Outcomes of the next calls: ok | down (nothing arrives) | late (it arrives, and the answer is lost)."""
+        """Outcomes of the next calls: ok | down (nothing is received) | late (the answer to an item is lost)."""
 
     def url(self, remote):
         return "memory"

@@ -171,7 +171,7 @@ def test_the_url_names_the_run(sent):
     url = f"http://127.0.0.1:5000/#/experiments/{remote['experiment_id']}/runs/{remote['run_id']}"
     assert mlflow_url(with_trackers("mlflow"), run) == url
     server = with_trackers("mlflow", uri="http://tracking.example:80/")
-    assert mlflow_url(server, run) == "http://tracking.example:80"  # nothing has arrived there
+    assert mlflow_url(server, run) == "http://tracking.example:80"  # nothing was sent there
     assert follower.hint() == f"mlflow server --backend-store-uri sqlite:///{run.path.parent / 'mlflow.db'}"
 
 
@@ -227,7 +227,7 @@ def test_a_killed_server_loses_and_duplicates_nothing(tmp_path, monkeypatch):
         while not any("metrics.jsonl" in path.read_text() for path in journal.glob("mlflow-*")):
             group.poke()
             time.sleep(0.05)
-        kill(server)  # it may be in the middle of anything
+        kill(server)  # it may be doing any step
         for step in range(3, 8):
             add_step(run, step)
         while not warnings:

@@ -65,7 +65,7 @@ def test_a_resumed_run_replaces_repeated_steps(tmp_path):
 
 
 def test_repeated_rows_are_shown_once(tmp_path):
-    """A kill between the event file and the journal."""
+    """The process is killed after it has written the event file and before the journal."""
     run = make_run(tmp_path / "run", steps=3)
     follower = send(run, close=False)
     lines = follower.receipts.path.read_text().splitlines(keepends=True)

@@ -50,7 +50,7 @@ def records(run):
 
 
 def history(run):
-    """The rows of the copy, when W&B's own process has written all of it."""
+    """Wait until W&B's own process has written the copy, and return its rows."""
     while not any(record.WhichOneof("record_type") == "exit" for record in records(run)):
         time.sleep(0.05)
     rows = []

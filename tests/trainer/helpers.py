@@ -1,4 +1,4 @@
-"""Trajectories with random tokens, for tests of what comes after rollouts."""
+"""Trajectories with random tokens, for tests of the work after the rollouts."""
 
 import random
 

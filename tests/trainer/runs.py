@@ -12,7 +12,7 @@ from tests import forked
 
 ROOT = Path(mtrl.__file__).parent.parent
 QUIET = ["tracker.plots=false", "preflight.at_start=none", "diagnosis.live=none"]
-"""These do not change a run, and would take as long as its training."""
+"""Overrides that turn off work which does not change a run and would take as long as its training."""
 SMALL = [
     "model.tiny.hidden_size=64",
     "model.tiny.intermediate_size=128",

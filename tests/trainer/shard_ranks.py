@@ -29,7 +29,7 @@ def on_ranks(count, folder, work, *arguments):
 
 
 class Failure(str):
-    """A traceback."""
+    """Traceback of a rank that raised an error."""
 
 
 def _rank(queue, rank, count, store, work, arguments):

@@ -17,7 +17,7 @@ POLICIES = [Admission, RequeueAdmission]
 
 @dataclass
 class Play:
-    """A simulated run of admission only, with a queue of events: ends of episodes and ends of updates."""
+    """A simulated run of the admission alone, with a queue of events: ends of episodes and ends of updates."""
 
     admission: Admission
     seconds: object

@@ -43,7 +43,7 @@ def beside_agents(folder):
     return folder / "run"
 
 
-def played(run_dir, pattern="train_*.jsonl"):
+def trajectories_of(run_dir, pattern="train_*.jsonl"):
     files = sorted((run_dir / "trajectories").glob(pattern))
     return [trajectory for file in files for trajectory in read_trajectories(file)]
 
@@ -59,7 +59,7 @@ def undisturbed(tmp_path_factory):
 def test_a_run_by_an_agent_function_equals_the_run_by_the_environment(undisturbed, tmp_path):
     """Token ids, masks, rewards and weights are equal bit for bit."""
     finish(start(tmp_path / "run", *SAVED))
-    pairs = list(zip(played(undisturbed), played(tmp_path / "run"), strict=True))
+    pairs = list(zip(trajectories_of(undisturbed), trajectories_of(tmp_path / "run"), strict=True))
     assert len(pairs) == 4 * 4 * 4
     for ours, native in pairs:
         assert ours.task_id == native.task_id and ours.rewards == native.rewards and ours.score == native.score
@@ -137,7 +137,7 @@ def until_it_listens(port, agent):
 
 def check_learnt(run_dir, episodes):
     """Assert that trajectories are saved and that there were gradients."""
-    found = played(run_dir)
+    found = trajectories_of(run_dir)
     assert len(found) == episodes and all(t.error is None and t.turns and t.score is not None for t in found)
     assert any(turn.advantages != [0.0] for t in found for turn in t.turns)
     assert any(row.get("train/grad_norm", 0) > 0 for row in rows_of(run_dir))

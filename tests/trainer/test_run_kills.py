@@ -42,7 +42,7 @@ SOON = Moments({"step": 1.0}, step_seconds=0.05, least_steps=3, steps=3)
 def test_a_killed_run_continues(name, tmp_path):
     target = next(target for target in TARGETS if target.name == name)
     words = [*SMALL, *QUICK, *(["generator.local.process=false"] if name == "overlap" else [])]
-    story = Killer(target, tmp_path / "run", words, random.Random(name), SOON).play(1)
+    story = Killer(target, tmp_path / "run", words, random.Random(name), SOON).run(1)
     assert not story.faults, (tmp_path / "run.log").read_text()
     assert len(story.kills) == 1 and story.kills[0].step < 12 and story.kills[0].audit.checkpoints
     started = (tmp_path / "run.log").read_text()

@@ -52,7 +52,7 @@ def test_no_group_is_lost_repeated_or_too_old(lag, on_stale, gpus, tail, colocat
     assert sorted([*trained, *left]) == list(range(admission.admitted))
     assert all(len(step.trained) == job.batch for step in job.steps)
     assert all(0 <= age <= lag for step in job.steps for age in step.ages)
-    assert admission.outstanding == {*job.playing, *job.finished}
+    assert admission.outstanding == {*job.running, *job.finished}
     assert not job.requeued or on_stale == "requeue"
     assert all(before.ended == after.begun < after.ended for before, after in pairwise(job.steps))
 

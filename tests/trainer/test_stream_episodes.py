@@ -79,8 +79,8 @@ class Hanging(Slow):
 
 @pytest.fixture
 def play(tiny_tokenizer, tiny_codec):
-    """`play(kind, engine, lag, environment=Slow, **settings)`: a producer of this kind, with episodes of three
-    turns."""
+    """Function `play(kind, engine, lag, environment=Slow, **settings)` that makes a producer of this kind, with
+    episodes of three turns."""
     pools, numbers = [], []
 
     def make(kind, engine, lag, environment=Slow, **settings):

@@ -36,7 +36,7 @@ def samples_of(groups, cfg):
 
 
 def test_the_attention_mask_covers_observations(make_tiny_model, tmp_path):
-    """A sampled token's log-prob depends on the environment's tokens before it, though they are not trained."""
+    """The log-prob of a sampled token depends on the untrained tokens of the environment before it."""
     model = make_tiny_model(3)
     group = make_group(1, model.config.vocab_size, size=1, turns=1)
     (sample,) = group_samples(group, [[1.0] * len(group.trajectories[0].turns)])

@@ -117,7 +117,7 @@ def test_runs_that_start_together_make_one_warm_start():
     def other():
         measuring.wait(60)
         others_wait.set()
-        return warm_start(config_of(), echo_task(), Script())  # which has no measurement to give
+        return warm_start(config_of(), echo_task(), Script())  # whose success rate is not measured
 
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(warm_start, config_of(), echo_task(), measure)

@@ -53,7 +53,7 @@ def test_a_second_signal_waits_for_the_report():
 
 
 def test_under_torchrun_only_the_first_signal_counts(monkeypatch):
-    """It and the scheduler both send them, and a second one must not cost the checkpoint."""
+    """torchrun and the scheduler both send signals, and a second signal must not prevent the checkpoint."""
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with Interrupt() as interrupt:
@@ -71,12 +71,12 @@ def test_a_follower_forwards_only_the_first_signal():
         assert message.get(timeout=10) == "SIGTERM"
     assert message.empty()
     with Relay(message.put):
-        pass  # nothing came, and nothing is waited for
+        pass  # no signal came, and no code waits for one
     assert [signal.getsignal(number) for number in SIGNALS] == handlers and signal.set_wakeup_fd(-1) == -1
 
 
 def test_a_follower_forwards_signals_while_its_main_thread_is_busy():
-    """Inside of one long step of Python, as a collective is."""
+    """The main thread is inside of one long call, such as a collective."""
     lock, when = threading.Lock(), []
     lock.acquire()
 
@@ -85,7 +85,7 @@ def test_a_follower_forwards_signals_while_its_main_thread_is_busy():
         lock.release()
 
     with Relay(report):
-        threading.Timer(0.1, signal.raise_signal, [signal.SIGUSR1]).start()  # lands in another thread
+        threading.Timer(0.1, signal.raise_signal, [signal.SIGUSR1]).start()  # is delivered to another thread
         assert lock.acquire(timeout=10) and when == ["SIGUSR1"]
 
 

@@ -1,4 +1,4 @@
-"""A viewer that several tests look through."""
+"""Fixtures with viewers that several tests share."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.view.made_runs import make_run
 
 @pytest.fixture
 def api_of():
-    """An `Api` of these folders whose trajectories are all indexed."""
+    """Return an `Api` of these folders, with all trajectories indexed."""
 
     def make(*paths):
         from mtrl.view.export import wait_for_indexes
@@ -24,7 +24,7 @@ def api_of():
 
 @pytest.fixture(scope="module")
 def browser():
-    """One for a file of tests. Not for all: while it is there, an event loop runs in the main thread."""
+    """One browser per test module. Modules do not share it, because it runs an event loop in the main thread."""
     from tests.view.page_browser import chromium
 
     with chromium() as found:

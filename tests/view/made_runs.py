@@ -1,4 +1,4 @@
-"""Small runs made by hand, and a viewer that serves them in a process of its own."""
+"""Small generated runs, and a viewer that serves them in a process of its own."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def make_trajectory(task="t", group="g", index=0, rewards=(0.0, 1.0), score=None
 
 
 def random_trajectory(rng, group, index):
-    """Trajectories of every sort: failed, cut, without a score, without an advantage."""
+    """Return a random trajectory, which may be failed, cut, without a score, or without an advantage."""
     turns = [
         make_turn(
             text=rng.choice(["apple", "Apple pie", "pear", "nothing"]),
@@ -64,7 +64,7 @@ def random_trajectory(rng, group, index):
 
 
 def make_run(path, steps=3, groups=3, size=4, seed=0, config=None, name="made"):
-    """A run of a few files."""
+    """Write a run of a few files."""
     rng = random.Random(seed)
     (path / "trajectories").mkdir(parents=True, exist_ok=True)
     for step in range(1, steps + 1):
@@ -83,7 +83,7 @@ def make_run(path, steps=3, groups=3, size=4, seed=0, config=None, name="made"):
 
 @contextmanager
 def viewing(*words, token=TOKEN):
-    """`python -m mtrl.view` in a process of its own: its address, and a client that has the token."""
+    """Run `python -m mtrl.view` in a process of its own, and yield its address and a client with the token."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MTRL_VIEW_TOKEN": token}
     command = [sys.executable, "-m", "mtrl.view", *map(str, words), "--no-browser"]
     process = forked.Popen(

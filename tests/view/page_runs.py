@@ -1,4 +1,4 @@
-"""A run made by hand that holds whatever the page can show: disagreements, cut turns, hostile text, drift, alarms."""
+"""A generated run with all content that the page can show: disagreements, cut turns, hostile text, drift, alarms."""
 
 import json
 
@@ -16,7 +16,7 @@ TASKS = ("apples", "pears", "plums")
 
 
 def write_tokenizer(folder):
-    """Bytes as tokens, and three special ones."""
+    """Write a tokenizer with bytes as tokens and three special tokens."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -30,7 +30,7 @@ def write_tokenizer(folder):
 
 
 def token_turn(tokenizer, observed, text, step, reward=0.0, advantage=None, **more):
-    """A turn whose ids are those of its texts."""
+    """Return a turn whose ids are those of its texts."""
     action = [*tokenizer.encode(text).ids, END]
     logprobs = [-0.01 - 0.5 * (place % 7) for place in range(len(action))]
     values = {
@@ -53,31 +53,31 @@ def token_turn(tokenizer, observed, text, step, reward=0.0, advantage=None, **mo
     return Turn(**{**values, **more})
 
 
-def episode(tokenizer, step, task, group, index, paid=1.0, score=1.0, advantage=None, text="the answer is 7"):
+def episode(tokenizer, step, task, group, index, reward=1.0, score=1.0, advantage=None, text="the answer is 7"):
     turns = [
         token_turn(tokenizer, f"count the {task}", f"I look at the {task}\nand think", step, 0.0, advantage),
-        token_turn(tokenizer, "you see 7", text, step, paid, advantage),
+        token_turn(tokenizer, "you see 7", text, step, reward, advantage),
     ]
     return Trajectory(task, group, index, turns, StopReason.DONE, score=score)
 
 
 def train_groups(tokenizer, step):
-    """Three groups; of each, member 1 is lenient in step 2, member 2 is strict, member 3 ends at a limit."""
+    """Return three groups. In each, trajectory 1 has a lenient reward, 2 a strict one, and 3 ends at a limit."""
     groups = []
     for place, task in enumerate(TASKS):
         name = f"step{step - 1}/{place}"
         of = [episode(tokenizer, step, task, name, index, advantage=0.5) for index in range(SIZE)]
         if step == 2:
-            of[1] = episode(tokenizer, step, task, name, 1, paid=1.0, score=0.0, advantage=0.75, text="hacked")
-        of[2] = episode(tokenizer, step, task, name, 2, paid=0.25, score=1.0, advantage=-0.5, text="strictly")
-        of[3] = episode(tokenizer, step, task, name, 3, paid=0.0, score=0.0, advantage=-0.75, text="no idea")
+            of[1] = episode(tokenizer, step, task, name, 1, reward=1.0, score=0.0, advantage=0.75, text="hacked")
+        of[2] = episode(tokenizer, step, task, name, 2, reward=0.25, score=1.0, advantage=-0.5, text="strictly")
+        of[3] = episode(tokenizer, step, task, name, 3, reward=0.0, score=0.0, advantage=-0.75, text="no idea")
         of[3].stop_reason = StopReason.MAX_TURNS
         groups.append(Group(name, {}, of))
     return groups
 
 
 def tool_episode(tokenizer):
-    """A call of a tool and the answer of the tool."""
+    """Return a trajectory with a tool call and the answer of the tool."""
     call = {"type": "function", "id": "c", "function": {"name": "look_up", "arguments": '{"what": ["figs", 2]}'}}
     message = {"role": "assistant", "content": "", "tool_calls": [call]}
     tool_answer = [{"role": "tool", "name": "look_up", "content": '{"figs": 7}'}]
@@ -117,7 +117,8 @@ def write_config(path, **more):
 
 
 def rich_run(path):
-    """Steps 1 to 3, an evaluation at 3 with hostile text in it, metrics, a timeline, an alarm, a summary."""
+    """Write a run with steps 1 to 3, an evaluation at step 3 with hostile text, metrics, a timeline, an alarm and a
+    summary."""
     tokenizer = write_tokenizer(path / "tokenizer")
     folder = path / "trajectories"
     folder.mkdir()
@@ -142,7 +143,7 @@ def rich_run(path):
 
 
 def finish_run(path):
-    """The summary of a run that is over."""
+    """Write the summary of a finished run."""
     summary = {"success_before": 0.0, "success_after": 0.6, "reward_after": 0.5, "steps": 3, "seconds": 12.0, "seed": 0}
     (path / "summary.json").write_text(json.dumps(summary), encoding="utf-8")
     (path / "status.txt").write_text("finished\n", encoding="utf-8")
@@ -161,7 +162,7 @@ def add_step(path, step):
 
 
 def long_run(path, count=5000):
-    """Many trajectories in few files, and one of many tokens."""
+    """Write a run with many trajectories in few files, one of which has many tokens."""
     folder = path / "trajectories"
     folder.mkdir(parents=True)
     for step in range(1, 6):

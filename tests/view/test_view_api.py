@@ -21,7 +21,7 @@ BADLY = {"env_error", "timeout", "parse_error", "aborted"}
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory):
-    """`answers(what, **words)` of a run with 72 trajectories, and what its files hold, read without an index."""
+    """Function `answers(what, **words)` for a run with 72 trajectories, and its content, read without an index."""
     from mtrl.record.library import Library
     from mtrl.view.api import Api
     from mtrl.view.export import wait_for_indexes
@@ -45,7 +45,7 @@ def answers(tmp_path_factory):
 
 
 def naive_rows(folder):
-    """(kind, step, file, line, trajectory or None), newest first."""
+    """Return (kind, step, file, line, trajectory or None) of all lines, newest first."""
     files = sorted(folder.glob("*.jsonl"), key=lambda p: p.name)
     files.sort(key=lambda p: kind_and_step(p)[0])
     files.sort(key=lambda p: -(kind_and_step(p)[1] or 0))
@@ -223,7 +223,7 @@ def test_invalid_parameters_are_refused(answers, what, words, sentence):
 
 
 def one(api_of, tmp_path, *made, kind="train"):
-    """The answer for the first of these."""
+    """Return the answer for the first of these trajectories."""
     path = tmp_path / "run"
     write_groups(make_run(path, steps=0) / "trajectories", kind, 1, [Group(t.group_id, {}, [t]) for t in made])
     api = api_of(path)
@@ -337,7 +337,7 @@ json_values = (
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_any_line_can_be_shown(data):
-    """Any value at any place of a line is shown or reported as unreadable, in strict JSON."""
+    """A line with any value in any place is shown or reported as unreadable, in strict JSON."""
     from mtrl.view.detail import Unreadable, parse, turns_of
 
     tree = json.loads(to_json(make_trajectory(turns=[make_turn(advantages=[1.0], trainer_logprobs=[-1.0] * 3)])))

@@ -13,7 +13,7 @@ WIDE = "[" + ", ".join(["*a"] * 9) + "]"
 
 
 def bomb():
-    """Nine to the power of nine values in nine lines."""
+    """Return nine lines of YAML with nine to the power of nine values."""
     lines = [f"k{n}: &k{n} [{', '.join([f'*k{n - 1}'] * 9)}]" for n in range(1, 10)]
     return "\n".join(["k0: &k0 x", *lines])
 

@@ -37,7 +37,7 @@ BREAKERS = [
 
 @pytest.fixture
 def static(tmp_path, monkeypatch):
-    """A page of four files: what is tested here is the packing."""
+    """A page of four files, since the tests are only about the packing."""
     folder = tmp_path / "static"
     folder.mkdir()
     files = {
@@ -58,7 +58,7 @@ def static(tmp_path, monkeypatch):
 
 
 class Reader(html.parser.HTMLParser):
-    """Elements of a page with their attributes and texts, as a browser would part them."""
+    """Parser of a page: its elements with their attributes and texts, as in a browser."""
 
     def __init__(self, text):
         super().__init__(convert_charrefs=True)

@@ -1,4 +1,4 @@
-"""Runs and their files: found, indexed in the background, followed while they grow, and shown when they are broken."""
+"""Runs and their files are found, indexed in the background, followed while they grow, and shown if damaged."""
 
 import json
 import os
@@ -181,7 +181,7 @@ def test_a_folder_of_trajectories_outside_of_the_run_is_not_read(run, tmp_path):
 
 
 def test_a_file_that_is_replaced_during_the_read_is_read_again(run, monkeypatch):
-    """Its lines are of the old file; the stamp of the new one must not vouch for them."""
+    """Lines of the old file must not be stored with the time of the new file."""
     path = write(run)
     index_path(path).unlink()
     other = run / "other.jsonl"
@@ -290,7 +290,7 @@ def test_the_status_of_a_run(tmp_path):
 
 
 def test_a_copy_of_a_finished_run_is_finished(tmp_path):
-    """A copy's files are all new, the summary older than the metrics or not."""
+    """All files of a copy are new, and the summary may be older than the metrics."""
     run = make_run(tmp_path / "one", steps=2)
     (run / "summary.json").write_text(json.dumps({"steps": 2}))
     for status in ("finished\n", None):  # an earlier version of mtrl wrote no status
@@ -317,7 +317,7 @@ def test_differences_and_seeds():
     other = {"seed": 1, "loss": "ppo", "run_dir": "b", "new.key": 3}
     third = {"seed": 0, "loss": "cispo", "run_dir": "c"}
     keys = differences.differing([one, other, third])
-    assert keys == ["loss", "seed"]  # a key that only one has is no difference, nor is the place
+    assert keys == ["loss", "seed"]  # a key of only one run is no difference, and neither is the folder
     assert differences.families([("n", one), ("n", other), ("n", third)], keys) == ["n · loss=ppo"] * 2 + [
         "n · loss=cispo"
     ]
@@ -349,7 +349,7 @@ def test_records_follow_a_file(tmp_path):
 
 
 def test_records_of_a_resumed_run_are_read_again(tmp_path):
-    """It cuts the file and writes on, so that it may soon be longer than it was."""
+    """A resumed run truncates the file and continues it, so that it may soon be longer than before."""
     path = tmp_path / "metrics.jsonl"
     path.write_text("".join(f'{{"step": {n}, "value": 1}}\n' for n in range(10)))
     records = Records(path, has_step)
@@ -369,7 +369,7 @@ def test_thinning_retains_the_extremes(points, most):
     assert len(thinned) <= most
     assert thinned == points or len(points) > most
     remaining = iter(points)
-    assert all(any(point == other for other in remaining) for point in thinned)  # in order, none made up
+    assert all(any(point == other for other in remaining) for point in thinned)  # in order, without invented values
     numbers = [value for _, value in points if value is not None]
     if numbers:
         shown = [value for _, value in thinned if value is not None]

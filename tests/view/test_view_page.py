@@ -1,4 +1,4 @@
-"""The page in Chromium: from the overview down to a token, by mouse and by keyboard, and back by a link."""
+"""The page in Chromium: from the overview to a single token, by mouse and by keyboard, and back by a link."""
 
 import re
 
@@ -28,7 +28,7 @@ def page(browser, address):
 
 
 def at(page, words):
-    """The same page at another place."""
+    """Return the address of the same page with another fragment."""
     page.evaluate("words => { location.hash = words }", words)
 
 

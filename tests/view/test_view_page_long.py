@@ -1,4 +1,4 @@
-"""The page of a long run: few elements for many rows, and tokens that are made when they come into sight."""
+"""The page of a long run: few elements for many rows, and tokens whose elements are made when they are visible."""
 
 import pytest
 from playwright.sync_api import expect

@@ -34,7 +34,7 @@ SPANS = [
 
 
 def odd_line(name):
-    """Every name in it is that of something that each JavaScript object has."""
+    """Return a line in which every name is a property of all JavaScript objects."""
     nested = "[" * DEEP + "]" * DEEP
     message = {"role": name, "content": name, "tool_calls": [{"name": name, "arguments": nested}]}
     messages = [{"role": name, "content": name, "name": name}, {"role": "tool", "content": nested}]
@@ -66,7 +66,7 @@ def test_unreadable_parts_are_reported_and_the_rest_is_shown(page):
     expect(table).to_contain_text("alarms.jsonl: 5 lines cannot be read (1, 2, 3, 4, 5)")
     expect(table).to_contain_text("timeline.jsonl: 2 lines cannot be read (3, 4)")
     expect(table).to_contain_text(str(2**60))
-    expect(page.locator(".before-after")).to_have_text("50\u2009%")  # one evaluation is no before and after
+    expect(page.locator(".before-after")).to_have_text("50\u2009%")  # one evaluation only
     expect(page.get_by_text(ALARM["title"])).to_be_visible()
     expect(page.locator(".chart-legend", has_text="RLO")).to_be_visible()
     assert fits(page)

@@ -22,7 +22,7 @@ ANSWER = "I multiply 12 by 1,234 first.\n\n<calc>12*1234</calc> gives 14808 🍞
 
 
 def trajectory(tokenizer, index):
-    """A conversation of the form that SmolLM2's own template gives, about 2,000 tokens long."""
+    """Return a conversation of about 2,000 tokens in the form of SmolLM2's own template."""
     turns = []
     for number in range(TURNS):
         role = "user" if number else "system\nYou solve problems.<|im_end|>\n<|im_start|>user"

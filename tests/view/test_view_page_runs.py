@@ -1,4 +1,4 @@
-"""Several runs side by side in the page: seeds joined or apart, runs hidden and shown, one of them browsed."""
+"""Several runs in the page: seeds joined or separate, runs hidden and shown, and one run opened."""
 
 import pytest
 from playwright.sync_api import expect

@@ -1,4 +1,4 @@
-"""Search: what is found, in which order, and that no request takes long."""
+"""Search: its matches, their order, and the short time of each request."""
 
 import itertools
 import json
@@ -15,7 +15,7 @@ from tests.view.made_runs import HOSTILE, make_run, make_trajectory, make_turn
 
 
 def all_of(api, run, **words):
-    """Every find of every request, and how many requests that took."""
+    """Return all matches, and the number of requests."""
     found, cursor = [], None
     for requests in itertools.count(1):
         pairs = [(k, str(v)) for k, v in {**words, **({"cursor": cursor} if cursor else {})}.items()]
@@ -55,7 +55,7 @@ def test_every_place_where_words_are(api_of, tmp_path):
     for words in ("at the end", "altona", "lookup", "hm"):
         assert len(all_of(api, run, q=words)[0]) == 1, words
     assert all_of(api, run, q="t")[0][0]["summary"]["line"] in (0, 1)
-    assert all_of(api, run, q="action_ids")[0] == []  # a name of the file format, and no message
+    assert all_of(api, run, q="action_ids")[0] == []  # a name of the file format, which is in no message
 
 
 @pytest.mark.parametrize(

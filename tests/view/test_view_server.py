@@ -29,7 +29,7 @@ def client(made_run):
 
 
 def raw(client, lines):
-    """Status line of an answer to a request that is written by hand."""
+    """Send a request as raw text, and return the status line of the answer."""
     with socket.create_connection((client.base_url.host, client.base_url.port), timeout=60) as sock:
         sock.sendall("\r\n".join([*lines, "Connection: close", "", ""]).encode())
         answer = b"".join(iter(lambda: sock.recv(65536), b""))
@@ -40,7 +40,7 @@ def test_the_page_and_its_files(client):
     page = client.get("/", headers={"Authorization": ""})
     assert page.status_code == 200 and page.headers["content-type"] == "text/html; charset=utf-8"
     assert page.text == (STATIC / "index.html").read_text(encoding="utf-8")
-    assert "<script>" not in page.text and "style=" not in page.text  # what its policy would not run
+    assert "<script>" not in page.text and "style=" not in page.text  # which the content security policy would block
     for path in sorted(STATIC.iterdir()):
         found = client.get(f"/static/{path.name}", headers={"Authorization": ""})
         assert found.content == path.read_bytes(), path
@@ -99,7 +99,7 @@ def test_a_foreign_host_name_is_refused(client, host):
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1:9999", "127.0.0.2:80", "[::1]:80", "LOCALHOST:1"])
 def test_names_of_this_machine_are_answered(client, host):
-    """Also at another port: one that was forwarded."""
+    """The port may differ, since it may be forwarded."""
     answer = raw(client, ["GET /api/runs HTTP/1.1", f"Host: {host}", f"Authorization: Bearer {TOKEN}"])
     assert answer.startswith("HTTP/1.1 200")
 

@@ -1,4 +1,4 @@
-"""The page of sweeps: the table with the best first, the picture, hostile settings, and the same in an export."""
+"""The page of sweeps: the table with the best job first, the picture, hostile settings, and the same in an export."""
 
 import json
 from itertools import pairwise
@@ -20,7 +20,7 @@ def add_job(run, number, words, value, status="finished", reason=""):
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    """Five jobs over rate, method and seed, one pruned and one failed; and a run beside them."""
+    """Five jobs over rate, method and seed, of which one is pruned and one failed; and another run."""
     folder = tmp_path_factory.mktemp("runs")
     tried = [
         (1e-5, "grpo", 0.25),
@@ -71,7 +71,7 @@ def test_the_page_shows_the_jobs(browser, swept):
 
 
 def test_the_end_of_a_job_is_shown(browser, tmp_path):
-    """What a job has written last is its outcome: no metric comes after it."""
+    """A job writes its outcome last, after all metrics."""
     for number in (0, 1):
         run = make_run(tmp_path / "sweep" / str(number), steps=1, groups=1, size=1, seed=number)
         outcome = Outcome.begin(number, [f"seed={number}"], "success_after", "maximize")

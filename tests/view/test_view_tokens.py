@@ -26,7 +26,7 @@ def write(path, vocab, decoder, added=(), byte_fallback=False):
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    """One token per byte: the hardest case."""
+    """A tokenizer with one token per byte, which is the hardest case."""
     path = tmp_path_factory.mktemp("run") / "tokenizer" / "tokenizer.json"
     vocab = {char: byte for char, byte in byte_alphabet().items()}
     return Tokenizer(write(path, vocab, {"type": "ByteLevel"}, [SPECIAL, ADDED]))

@@ -1,8 +1,8 @@
-"""The real engines, each server started once for the tests of a module (`serving`).
+"""Fixtures with servers of the real engines, each started once for the tests of a module (`serving`).
 
-Their interpreters are found as the trainer finds them: `MTRL_VLLM_PYTHON`, `MTRL_SGLANG_PYTHON`, or what
-`scripts/install_engine.py` made. Where an engine is not installed its tests are skipped with the command that installs
-it.
+Their interpreters are found as by the trainer: `MTRL_VLLM_PYTHON`, `MTRL_SGLANG_PYTHON`, or the environment that
+`scripts/install_engine.py` made. The tests of an engine that is not installed are skipped with the command that
+installs it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ WORDS = {
 }
 
 STARTING = 240.0
-"""Seconds within which a server must be ready; on a busy machine the import of the engine takes most of them."""
+"""Time limit in seconds for the start of a server. On a busy machine the import of the engine takes most of it."""
 LOOK = 0.25
 """Seconds between two requests that ask whether the server is ready."""
 
@@ -59,7 +59,7 @@ def make_backend(name: str, model: Path, context=CONTEXT, max_num_seqs=16, max_l
 
 @dataclass
 class Served:
-    """A real server that is ready."""
+    """A running server of a real engine."""
 
     backend: Backend
     place: Place
@@ -71,7 +71,7 @@ class Served:
 
     @asynccontextmanager
     async def api(self, token: str | None = None):
-        """`async with server.api() as api`: for one event loop; by another token where one is given."""
+        """`async with server.api() as api`: an API for one event loop, perhaps with another token."""
         api: ServerApi = self.backend.make_api(self.url, self.place.token if token is None else token)
         try:
             yield api
@@ -79,7 +79,7 @@ class Served:
             await api.close()
 
     def ask(self, act, seconds: float = 120.0):
-        """`ask(lambda api: api.version())`: the result of one coroutine, in a loop of its own, within a time limit."""
+        """Run one coroutine such as `ask(lambda api: api.version())` in an event loop of its own, with a time limit."""
 
         async def once():
             async with asyncio.timeout(seconds), self.api() as api:
@@ -90,7 +90,7 @@ class Served:
 
 @contextmanager
 def served(backend: Backend, log: Path):
-    """Start a server and wait until it can sample; it is gone afterwards, with all that it has started."""
+    """Start a server, wait until it is ready, and end it with all its processes afterwards."""
     place = Place(free_port(), secrets.token_hex(16))
     server = Served(backend, place, ServerProcess(backend.make_command(place), log, backend.name))
     try:
@@ -112,7 +112,7 @@ async def _until_ready(server: Served) -> None:
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory):
-    """`serving(name, model, **settings)`: a `Served` of the real engine, which all tests of the module may share."""
+    """Function `serving(name, model, **settings)` that returns a `Served`, which the tests of the module share."""
     with ExitStack() as exits:
 
         def start(name: str, model: Path, **settings) -> Served:

@@ -1,4 +1,4 @@
-"""A tiny model that every engine loads, and the trainer's log-probs of sampled tokens."""
+"""A tiny model that every engine can load, and the trainer's log-probs of sampled tokens."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 CONTEXT = 512
 PARITY = 1e-4
-"""Nats that log-probs of an engine and of the trainer may differ by in float32."""
+"""Greatest difference in nats of log-probs of an engine and of the trainer in float32."""
 
 
 def make_model(folder: Path, tokenizer: Any, *, is_tied: bool = True, seed: int = 0) -> Path:
-    """Write a random Qwen3 of two layers, in float32, as a Hugging Face folder; the folder."""
+    """Write a random Qwen3 of two layers in float32 as a Hugging Face folder, and return the folder."""
     config = Qwen3Config(
         vocab_size=len(tokenizer), hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, max_position_embeddings=CONTEXT, initializer_range=0.2,
@@ -29,12 +29,12 @@ def make_model(folder: Path, tokenizer: Any, *, is_tied: bool = True, seed: int 
 
 
 def load_model(folder: Path) -> Any:
-    """The trainer's side of it."""
+    """Load the model as the trainer does."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
 def changed(model: Any, seed: int, by: float = 0.05) -> Any:
-    """Move every parameter of the model a little, as a training step does; the model."""
+    """Change every parameter of the model a little, as a training step does, and return the model."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -43,7 +43,7 @@ def changed(model: Any, seed: int, by: float = 0.05) -> Any:
 
 
 def named_weights(model: Any) -> dict[str, torch.Tensor]:
-    """As a sync sends them: tied ones once."""
+    """Return the weights by name as a sync sends them, without duplicates of tied ones."""
     tied = set(getattr(model, "all_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
     return {name: value.detach().clone() for name, value in model.state_dict().items() if name not in tied}
 
@@ -52,12 +52,12 @@ def named_weights(model: Any) -> dict[str, torch.Tensor]:
 def reference_logprobs(
     model: Any, prompt: Sequence[int], sampled: Sequence[int], temperature: float = 1.0
 ) -> list[float]:
-    """Log-softmax of the logits divided by the temperature (1 when greedy) at each sampled id."""
+    """Return the log-softmax of the logits, divided by the temperature (1 when greedy), at each sampled id."""
     ids = torch.tensor([[*prompt, *sampled]])
     logits = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float() / (temperature or 1.0)
     return logits.log_softmax(-1)[torch.arange(len(sampled)), ids[0, len(prompt) :]].tolist()
 
 
 def worst(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The largest difference; the lists are as long as each other."""
+    """Return the largest difference of two lists of the same length."""
     return max((abs(a - b) for a, b in zip(ours, theirs, strict=True)), default=0.0)

@@ -7,11 +7,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 ENDS_OF_UPDATES = ("/finish_weight_update", "/update_weight_version")
-"""Of vLLM and SGLang: what gives new weights their version."""
+"""Path, for vLLM and SGLang, of the request that gives new weights their version."""
 
 
 class FaultyProxy(ThreadingHTTPServer):
-    """In front of the server at `target`, as `url`. Runs in threads until `close`."""
+    """Proxy for the server at `target`, with the address `url`. It runs in threads until `close`."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -21,11 +21,11 @@ class FaultyProxy(ThreadingHTTPServer):
         self.target = urlsplit(target)
         self.url = f"http://127.0.0.1:{self.server_address[1]}"
         self.errors = 0
-        """So many requests for turns are answered by HTTP 500."""
+        """Number of requests for turns that get HTTP 500."""
         self.lost = 0
-        """So many updates end here, and are said to be done."""
+        """Number of updates that are reported as done, and not passed on."""
         self.delay = 0.0
-        """Seconds before each request is passed on."""
+        """Delay of each request in seconds."""
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
     def close(self):
@@ -68,4 +68,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *args):
-        """Nothing."""
+        """Write no log."""

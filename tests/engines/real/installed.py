@@ -1,4 +1,4 @@
-"""Where the real engines are."""
+"""Finds the interpreters of the real engines."""
 
 import os
 
@@ -9,7 +9,7 @@ from mtrl.errors import UserError
 
 
 def engine_python(name: str) -> str:
-    """The interpreter of an engine; the test is skipped where there is none, and fails where one is named in vain."""
+    """Return the interpreter of an engine. Without one the test is skipped; with a wrong variable it fails."""
     try:
         return find_python(name, None)
     except UserError:

@@ -1,4 +1,4 @@
-"""The addresses at which the processes of a server listen."""
+"""Finds the addresses at which the processes of a server listen."""
 
 import os
 from contextlib import suppress
@@ -8,18 +8,18 @@ from pathlib import Path
 from mtrl.engines.server.supervisor import below, processes
 
 LISTENS = "0A"
-"""TCP_LISTEN, as /proc writes it."""
+"""TCP_LISTEN as in /proc."""
 
 
 def listeners(pid: int) -> set[IPv4Address | IPv6Address]:
-    """Addresses at which a process and all that it has started listen for TCP."""
+    """Return the addresses at which a process and its descendants listen for TCP."""
     return {address for each in (pid, *below([pid], processes())) for address in _of_process(Path("/proc", str(each)))}
 
 
 def _of_process(folder: Path):
     held = set()
     for link in (folder / "fd").iterdir():
-        with suppress(FileNotFoundError):  # it is closed meanwhile
+        with suppress(FileNotFoundError):  # it was closed meanwhile
             held.add(os.readlink(link))
     for table in ("tcp", "tcp6"):
         for line in (folder / "net" / table).read_text().splitlines()[1:]:
@@ -29,6 +29,6 @@ def _of_process(folder: Path):
 
 
 def _address(text: str) -> IPv4Address | IPv6Address:
-    """Words of 32 bits, each in the machine's (little-endian) order."""
+    """Parse an address of words of 32 bits, each in the machine's (little-endian) order."""
     words = [bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8)]
     return ip_address(b"".join(words))

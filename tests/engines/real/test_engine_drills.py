@@ -25,9 +25,9 @@ pytestmark = pytest.mark.slow
 LONG = SamplingParams(max_generate_length=250)
 SHORT = SamplingParams(max_generate_length=8)
 TURNS = 24
-"""More than one server runs at once, and fewer than two do."""
+"""Number of turns: more than one server samples at the same time, and fewer than two do."""
 SECONDS = 420
-"""For the whole story, most of it the second and third start of a server."""
+"""Time limit of a whole test in seconds; the second and third start of a server take most of it."""
 
 
 class Drill:
@@ -52,7 +52,7 @@ class Drill:
         self.pids = set()
 
     def behind_proxy(self, url):
-        if url.count(":") < 2:  # only asked for its pause modes
+        if url.count(":") < 2:  # used only for its pause modes
             return url
         self.proxies.append(FaultyProxy(url))
         return self.proxies[-1].url
@@ -90,7 +90,7 @@ class Drill:
             while not condition():
                 await asyncio.sleep(0.2)
 
-    # -- what happens ------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------------
 
     async def story(self):
         async with asyncio.timeout(SECONDS):
@@ -110,7 +110,7 @@ class Drill:
                     proxy.close()
 
     async def one_is_killed_in_the_middle(self):
-        """Turns that were sampled by two versions, and turns of a server that is gone."""
+        """Kill one server during an update, so that turns have two versions or lose their server."""
         turns = [self.ask(i) for i in range(TURNS)]
         await asyncio.sleep(0.3)
         await self.engine.load_weights(named_weights(self.models[1]), 1)
@@ -126,7 +126,7 @@ class Drill:
         assert any(len(answer.version_spans) == 2 for answer in answers)
 
     async def errors_and_delays(self):
-        """The server that is left answers late, and then not at all."""
+        """Let the remaining server answer late, and then not at all."""
         proxy, resent = self.proxy_of(self.servers[0]), self.engine.stats.extra["resent"]
         proxy.errors, proxy.delay = 3, 2.0
         turns = [self.ask(i, SHORT) for i in range(4)]
@@ -136,7 +136,7 @@ class Drill:
         assert proxy.errors == 0 and self.engine.stats.extra["resent"] > resent
 
     async def a_conversation(self):
-        """Its second turn finds the first one in the cache."""
+        """Run a conversation whose second turn finds the first one in the cache."""
         prompt, sampling = [(5 * k) % self.vocabulary for k in range(100)], SamplingParams(max_generate_length=30)
         first = await self.engine.generate("talk/0", prompt, sampling)
         self.check(first, prompt, sampling)
@@ -155,7 +155,7 @@ class Drill:
         assert server.process.running
 
     async def it_comes_back(self):
-        """With the newest weights."""
+        """Wait until the killed server has restarted, with the newest weights."""
         await self.until(lambda: len(self.servers) == 2)
         self.note_processes()
         probes = await self.engine.probe(self.prompt(0), SHORT)
@@ -164,7 +164,7 @@ class Drill:
             self.check(probe, self.prompt(0), SHORT)
 
     async def an_update_is_lost(self):
-        """One server is said to have the weights, and has another version: it is sent them once more."""
+        """Lose the update of one server, which reports another version and gets the weights again."""
         proxy = self.proxy_of(self.servers[0])
         proxy.lost = 1
         await self.engine.load_weights(named_weights(self.models[2]), 2)
@@ -174,7 +174,7 @@ class Drill:
             self.check(probe, self.prompt(0), SHORT)
 
     async def the_disk_is_full(self):
-        """In the middle of a file. Nothing can be sent any more, so the run ends, and says why."""
+        """Fill the disk in the middle of a file. No weights can be sent, so the run ends with the reason."""
         whole = disk_sync.write_model
 
         def half(*words):

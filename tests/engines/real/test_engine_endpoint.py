@@ -34,7 +34,7 @@ def policy():
 
 @pytest.fixture(scope="module")
 def server(serving, policy):
-    """vLLM, told how to find the calls of tools."""
+    """A vLLM server that parses tool calls."""
     return serving("vllm", policy, context=1024, args={"enable_auto_tool_choice": True, "tool_call_parser": "hermes"})
 
 
@@ -46,7 +46,7 @@ def _known(server, monkeypatch):
 
 @pytest.fixture
 def ask(server, policy):
-    """`ask(messages, tools, model=…, **sampling)`: one turn, and the engine that was asked."""
+    """Function `ask(messages, tools, model=…, **sampling)` that returns one turn, and the engine that sampled it."""
 
     def once(messages=PROMPT, tools=(), model=policy, **sampling):
         engine = EndpointEngine(Address(str(model), f"{server.url}/v1"), EndpointConfig(KEY, timeout=60.0))

@@ -1,4 +1,4 @@
-"""Whole runs whose turns are sampled by the real engines: they train, overlap, and bear the loss of a server."""
+"""Whole runs whose turns the real engines sample: they train, overlap, and survive the loss of a server."""
 
 import json
 import os
@@ -33,13 +33,13 @@ def engine(request):
 
 
 def tree_of(pid):
-    """Processes that this one has started, and those that they have."""
+    """Return the ids of all descendants of this process."""
     found = [int(child) for task in Path(f"/proc/{pid}/task").glob("*/children") for child in task.read_text().split()]
     return [*found, *(pid for child in found for pid in tree_of(child))]
 
 
 def servers_of(pid, engine):
-    """Process ids of the servers of a run."""
+    """Return the process ids of the servers of a run."""
     entry = f"mtrl.engines.{engine}.serve"
     commands = {child: Path(f"/proc/{child}/cmdline").read_bytes().decode().split("\0") for child in tree_of(pid)}
     return [child for child, words in commands.items() if entry in words and "supervisor" not in " ".join(words)]
@@ -85,7 +85,7 @@ def test_an_overlapping_run_survives_the_loss_of_a_server(engine, workers, tmp_p
 
 @pytest.fixture(scope="module")
 def adapted(engine, serving, tmp_path_factory):
-    """A run of adapters whose servers run already, and which went on from its checkpoint; and what it said then."""
+    """A run of adapters on running servers that was resumed from its checkpoint, and the output after that."""
     run_dir = tmp_path_factory.mktemp("adapted") / "run"
     config = OmegaConf.to_object(compose([*SMALL, f"run_dir={run_dir}"]))
     policy = setup.start_of(config, load_task(config), lambda step, loss: None)
@@ -113,7 +113,7 @@ def test_external_servers_train_adapters_with_resume(adapted):
 
 
 def test_servers_evaluate_a_checkpoint(engine, adapted, tmp_path, capsys):
-    """Its adapters are merged for them; greedily they say what the embedded engine says."""
+    """The adapters are merged for the servers, whose greedy turns equal those of the embedded engine."""
     from mtrl.evaluation.command import main
 
     (run_dir, _), message = adapted, {}

@@ -37,7 +37,7 @@ def server(engine, serving, tied_model):
 
 @pytest.fixture
 def make(engine, tied_model):
-    """The way that is called so."""
+    """Return the weight sync of this name."""
     return lambda way, **more: make_sync(
         CONFIGS[engine](weight_sync=way, sync_timeout=60.0), model=str(tied_model), dtype="float32",
         **{"lora_scaling": None, **more},
@@ -45,7 +45,7 @@ def make(engine, tied_model):
 
 
 async def check(api, model, version):
-    """The server samples as this model does, and says so."""
+    """Check that the server samples as this model does, and reports its version."""
     sampling = SamplingParams(temperature=0.8, seed=version)
     turn = await api.generate(TurnRequest(f"check-{next(requests)}", PROMPT, sampling, 24))
     assert await api.version() == version
@@ -54,7 +54,7 @@ async def check(api, model, version):
 
 
 async def send(api, sync, weights, version):
-    """An update between two turns."""
+    """Send weights between two turns."""
     await api.pause("drain")
     try:
         await sync.send([api], weights, version)

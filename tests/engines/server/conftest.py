@@ -8,7 +8,7 @@ from toy_servers import Cluster, VirtualPolicy, make_engine
 
 @pytest.fixture
 def virtual_time():
-    """Every event loop of the test is a `VirtualLoop`."""
+    """Make every event loop of the test a `VirtualLoop`."""
     asyncio.set_event_loop_policy(VirtualPolicy())
     yield
     asyncio.set_event_loop_policy(None)
@@ -21,7 +21,7 @@ def cluster(virtual_time):
 
 @pytest.fixture
 def make(monkeypatch, cluster):
-    """`make(**settings)`: an engine whose servers are in memory."""
+    """Function `make(**settings)` that returns an engine whose servers are in memory."""
 
     def make(**settings):
         return make_engine(monkeypatch, cluster, **settings)

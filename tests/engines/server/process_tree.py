@@ -1,4 +1,4 @@
-"""Programs that stand in for servers with many processes, and which of the processes still run."""
+"""Programs that stand in for servers with many processes, and functions that find their processes."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ open(sys.argv[1] + ".ready", "w").close()
 STAY = "time.sleep(600)"
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + STAY
 COUNT = 10
-"""Processes of a tree."""
+"""Number of processes of a tree."""
 TRAINER = """
 import os, sys, time
 from pathlib import Path
@@ -64,12 +64,12 @@ time.sleep(600)
 
 
 def tree(folder: Path, then: str = STAY) -> Command:
-    """A server that starts nine other processes, each of a kind that is easily missed, and then runs `then`."""
+    """Return a server that starts nine processes, each of a kind that is easily missed, and then runs `then`."""
     return Command([sys.executable, "-S", "-c", SPREAD + then, str(folder / "pids")])
 
 
 def pids(folder: Path) -> list[int]:
-    """The processes of the tree, once they all run; the server is the first."""
+    """Wait until all processes of the tree run, and return their ids, the server first."""
     wait_for(lambda: (folder / "pids.ready").exists())
     found = [int(line) for line in (folder / "pids").read_text().split()]
     assert len(found) == COUNT

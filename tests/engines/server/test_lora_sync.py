@@ -28,7 +28,7 @@ def start(tmp_path_factory, make_tiny_model, tiny_tokenizer):
 
 @pytest.fixture
 def adapted(make_tiny_model):
-    """A module whose adapters have learnt something."""
+    """A module whose adapters are not 0."""
     module = add_adapters(make_tiny_model(), ModelConfig(lora_rank=3, lora_alpha=5))
     for name, value in adapter_state(module).items():
         value += 0.1 * torch.randn(value.shape, generator=torch.Generator().manual_seed(len(name)))

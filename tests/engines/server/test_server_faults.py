@@ -134,7 +134,7 @@ class Story:
 
 
 NO_SHRINKING = (Phase.explicit, Phase.reuse, Phase.generate)
-"""A smaller story is another one: it would take minutes to find that."""
+"""Phases without shrinking: a smaller example has other events, and shrinking would take minutes."""
 kinds = st.sampled_from(["dies", "hangs", "stalls", "slow", "errors", "ignores", "breaks"])
 faults = st.lists(st.tuples(st.floats(0, 120), kinds, st.integers(0, 50)), max_size=8)
 

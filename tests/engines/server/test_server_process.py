@@ -21,7 +21,7 @@ SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
 
 @pytest.fixture
 def start(tmp_path):
-    """`start(code, **env)`: a `ServerProcess` of this Python code; ended after the test."""
+    """Function `start(code, **env)` that returns a `ServerProcess` of this Python code, which ends with the test."""
     started = []
 
     def make(code, **env):
@@ -111,7 +111,7 @@ def test_an_empty_log_has_no_error_line(start):
 
 
 def test_secrets_are_redacted(start, monkeypatch):
-    """Neither its own nor the one of the trainer's that it gets as well."""
+    """Neither the server's own secret nor that of the trainer, which the server also gets, is in the log."""
     monkeypatch.setenv("HF_TOKEN", "hf_0815")
     for name in ("TOY_TOKEN", "HF_TOKEN"):
         server = start(f"import os; raise ValueError(os.environ['{name}'])", TOY_TOKEN="4711-0815")

@@ -20,7 +20,7 @@ from mtrl.engines.server.process import ServerProcess
 
 @pytest.fixture
 def start(tmp_path):
-    """`start(then)`: a `ServerProcess` with a tree of processes below it; ended after the test, whatever it did."""
+    """Function `start(then)` that returns a `ServerProcess` with a tree of processes, which end with the test."""
     started = []
 
     def make(then=STAY):
@@ -135,7 +135,7 @@ def test_a_signal_to_a_supervisor_ends_the_process_tree(start, tmp_path, number,
     "end",
     [
         "os.kill(os.getpid(), 9)",
-        "os.fork() and os.kill(os.getpid(), 9)",  # a copy of it lives on, and holds its end of the channel
+        "os.fork() and os.kill(os.getpid(), 9)",  # a copy of the process runs on, and keeps its end of the channel open
         "sys.exit()",
         "raise RuntimeError('a bug')",
     ],
@@ -167,7 +167,7 @@ def test_an_idle_supervisor_does_not_wake_up(start, tmp_path):
 
 
 def test_the_supervisor_reaps_orphans(tmp_path):
-    """Children of children that have ended would be zombies for as long as the server runs."""
+    """Otherwise ended grandchildren would be zombies while the server runs."""
     orphans = "import os, time\nfor _ in range(5):\n    if os.fork() == 0:\n        os.fork(); os._exit(0)\n"
     code = orphans + f"    os.wait()\nopen({str(tmp_path / 'done')!r}, 'w').close(); time.sleep(600)"
     server = ServerProcess(Command([sys.executable, "-S", "-c", code]), tmp_path / "log", "toy")

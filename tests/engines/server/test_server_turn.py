@@ -17,7 +17,7 @@ PROMPT = [5, 6]
 
 @given(parts=st.lists(st.integers(0, 6), min_size=1, max_size=8), room=st.integers(1, 30))
 def test_parts_become_one_turn(parts, room):
-    """Each token once and in order, with its log-prob and version; never more than there is room for."""
+    """The turn has each token once and in order, with its log-prob and version, and not more tokens than allowed."""
     turn, sampled, whole = PartialTurn(PROMPT, SamplingParams(), room), [], None
     for version, size in enumerate(parts):
         request = turn.request("name", "salt", None)

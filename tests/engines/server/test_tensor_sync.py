@@ -116,7 +116,7 @@ def test_the_shared_memory_manager_does_not_hold_the_output_open():
     ) as trainer:
         try:
             ((_, tensor),) = pickle.loads(base64.b64decode(trainer.stdout.readline()))
-            trainer.communicate(timeout=60)  # to the end of its output, which nobody else has open
+            trainer.communicate(timeout=60)  # to the end of its output, which no other process has open
         finally:
             trainer.kill()
             trainer.stdout.close()

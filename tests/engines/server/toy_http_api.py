@@ -15,7 +15,7 @@ from tests.engines.server.toy_servers import CONTEXT, VOCABULARY, ToySync, logpr
 
 SERVER = str(Path(__file__).with_name("toy_http_server.py"))
 TICK = 0.02
-"""Seconds that a token takes."""
+"""Seconds per token."""
 
 
 class HttpApi:
@@ -61,7 +61,7 @@ class HttpApi:
         await self.post("/load", version=version)
 
     async def drop_cache(self):
-        """Nothing is cached."""
+        """Do nothing: the server has no cache."""
 
     async def version(self):
         return await self.post("/version")

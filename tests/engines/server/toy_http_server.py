@@ -1,4 +1,4 @@
-"""`python toy_http_server.py PORT`: a server of the toy model over HTTP; its token comes by the environment."""
+"""`python toy_http_server.py PORT`: a server of the toy model over HTTP. Its token is in the environment."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 VOCABULARY = 50
-"""As in toy_servers.py, which is not imported here: a server starts in a moment."""
+"""The same value as in toy_servers.py, which is not imported here, so that a server starts fast."""
 
 
 class Server(ThreadingHTTPServer):
@@ -59,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *args):
-        """Nothing."""
+        """Write no log."""
 
 
 if __name__ == "__main__":

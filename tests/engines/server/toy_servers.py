@@ -1,5 +1,5 @@
-"""Servers in memory, of a model whose tokens and log-probs tell what they were sampled after and by which version; and
-an event loop whose time passes at once."""
+"""Servers in memory with a model whose tokens and log-probs encode their context and the version of the weights, and an
+event loop with virtual time."""
 
 import asyncio
 import itertools
@@ -22,7 +22,7 @@ from mtrl.types import FinishReason
 VOCABULARY = 50
 CONTEXT = 200
 TICK = 0.1
-"""Seconds that a token takes."""
+"""Seconds per token."""
 STOP = 7
 PROMPT = [3, 1, 4]
 LONG = SamplingParams(max_generate_length=40)
@@ -42,7 +42,7 @@ def weights_of(version):
 
 
 def check_turn(turn, prompt, sampling, versions=None):
-    """Every token is the one that its version samples there, with its log-prob; none is missing."""
+    """Check that the turn has all its tokens, each as its version samples it, with its log-prob."""
     spans = [version for version, count in turn.version_spans for _ in range(count)]
     assert len(spans) == len(turn.token_ids) == len(turn.logprobs)
     context = list(prompt)
@@ -61,7 +61,7 @@ def check_turn(turn, prompt, sampling, versions=None):
 
 
 def run_engine(engine, coroutine, close=True):
-    """Run it, in at most an hour of virtual time."""
+    """Run a coroutine for at most an hour of virtual time."""
 
     async def whole():
         try:
@@ -78,7 +78,7 @@ def ask(engine, name="g/0", prompt=PROMPT, sampling=LONG):
 
 
 class Flag:
-    """Like `asyncio.Event`, from one event loop to the next."""
+    """Like `asyncio.Event`, for several event loops one after the other."""
 
     def __init__(self, value):
         self.value, self.waiting = value, []
@@ -103,24 +103,24 @@ class Flag:
 
 
 class ToyServer:
-    """What runs in the process of a server."""
+    """The server that runs in a `ToyProcess`."""
 
     def __init__(self, start_seconds):
         self.start_seconds = start_seconds
         self.dead, self.awake, self.unpaused = Flag(False), Flag(True), Flag(True)
         self.version, self.mode, self.asleep = 0, None, False
         self.running = {}
-        """Request id -> whether it is to end."""
+        """Request id -> whether the request is aborted."""
         self.cache = {}
         """(salt, context) -> version of its keys and values."""
         self.adapters = {}
         """Version of the policy by the name of its adapter."""
         self.stale = 0
-        """Turns that began with keys and values of older weights."""
+        """Number of turns that began with keys and values of older weights."""
         self.faults = []
-        """What the next turns get instead of an answer."""
+        """Errors that the next turns get instead of an answer."""
         self.ignored = 0
-        """So many updates are lost."""
+        """Number of updates that are lost."""
         self.broken = set()
         """Calls that fail."""
         self.slow = 1
@@ -134,7 +134,7 @@ class ToyServer:
             raise ServerError(f"HTTP 500 {name} is broken")
 
     async def alive(self, waiting):
-        """Wait as long as it lives."""
+        """Wait while the server lives."""
         tasks = [asyncio.ensure_future(waiting), asyncio.ensure_future(self.dead.wait())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -347,7 +347,7 @@ class ToySync:
 
 
 class ToyAdapterSync(AdapterSync):
-    """The same for adapters, whose folder is the version."""
+    """Weight sync of adapters, in which the name of the folder is the version."""
 
     def __init__(self):
         pass
@@ -367,13 +367,13 @@ class ToyAdapterSync(AdapterSync):
 
 
 class Cluster:
-    """A machine with servers on it."""
+    """A machine with servers."""
 
     def __init__(self):
         self.servers, self.processes, self.ports = {}, [], itertools.count(1)
         self.start_seconds = 20.0
         self.stillborn = 0
-        """So many servers die while they start."""
+        """Number of servers that die while they start."""
 
     def new_server(self, url):
         server = self.servers[url] = ToyServer(self.start_seconds)
@@ -393,7 +393,7 @@ class Cluster:
 
 
 def make_engine(monkeypatch, cluster, sync=None, in_flight="continue", max_num_seqs=4, log_folder=Path(), **settings):
-    """A `ServerEngine` whose servers are in memory. Runs on a `VirtualLoop`."""
+    """Return a `ServerEngine` whose servers are in memory. It runs on a `VirtualLoop`."""
     monkeypatch.setattr(replica, "ServerProcess", cluster.start_process)
     monkeypatch.setattr(replica, "free_port", lambda: next(cluster.ports))
     settings = ServerConfig(**settings)
@@ -431,7 +431,7 @@ class StuckError(AssertionError):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """When nothing can go on, it is the time of the next timer; a loop without any is stuck."""
+    """Event loop that jumps to the time of the next timer if no task can continue. A loop without a timer is stuck."""
 
     def __init__(self):
         super().__init__()
@@ -453,7 +453,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._now
 
     async def shutdown_default_executor(self, timeout=None):
-        """There are no threads."""
+        """Do nothing: the loop has no threads."""
 
 
 class VirtualPolicy(asyncio.DefaultEventLoopPolicy):

@@ -1,7 +1,8 @@
-"""A server that takes weights and nothing else, in a process of its own, to be told what to do line by line.
+"""A server in a process of its own that only receives weights. It reads its orders line by line.
 
-`WeightServer` is the trainer's side: as much of a `ServerApi` as a `WeightSync` needs. An ill one dies (`kill`), stops
-(`stop`) or refuses (`refuse`) when it is asked for a step. All are forks of one process that has imported torch.
+`WeightServer` is the trainer's side, with the part of a `ServerApi` that a `WeightSync` needs. A faulty server dies
+(`kill`), stops (`stop`) or refuses (`refuse`) when it gets the order of a step. All servers are forks of one process
+that has imported torch.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class WeightServer:
                 self._writer.write(json.dumps(order).encode() + b"\n")
                 async with asyncio.timeout(self.seconds):
                     message: dict[str, Any] = {}
-                    while message.get("number") != number:  # answers that nobody waited for come before
+                    while message.get("number") != number:  # answers to cancelled orders come first
                         if not (answer := await self._reader.readline()):
                             raise ConnectionError
                         message = json.loads(answer)
@@ -69,7 +70,7 @@ class WeightServer:
         return message["value"]
 
     async def state(self) -> tuple[int, str]:
-        """Version, and checksum of all weights."""
+        """Return the version, and the checksum of all weights."""
         version, word = await self.ask("state")
         return version, word
 
@@ -112,7 +113,7 @@ class WeightServer:
 
 
 class Cast:
-    """A `WeightExport` that takes any weights."""
+    """A `WeightExport` of any weights."""
 
     def __init__(self, dtype: str):
         self.dtype = dtype
@@ -126,7 +127,7 @@ class Cast:
 
 
 class Weights:
-    """The process."""
+    """The state of the process of a server."""
 
     def __init__(self) -> None:
         self.version, self.tensors, self.groups = 0, {}, {}
@@ -165,7 +166,7 @@ class Weights:
                 if group := self.groups.pop(order["group"], None):
                     broadcast.leave(group)
             case "receive_tensors":
-                for payload in order["payloads"]:  # as many workers as payloads
+                for payload in order["payloads"]:  # one worker per payload
                     self.take(dict(pickle.load(io.BytesIO(base64.b64decode(payload)))), order["checksum"])
             case "load_adapter":
                 return sorted(path.name for path in Path(order["folder"]).iterdir())
@@ -179,7 +180,7 @@ class Weights:
 
 
 def serve(connection: socket.socket) -> None:
-    """Until the trainer is gone."""
+    """Execute orders until the trainer has disconnected."""
     weights, stream = Weights(), connection.makefile("rw")
     for line in stream:
         order = json.loads(line)
@@ -199,7 +200,7 @@ def serve(connection: socket.socket) -> None:
 
 
 def main(path: str) -> None:
-    """Fork a server for every connection, until nobody holds our input any more."""
+    """Fork a server for every connection, until stdin is closed."""
     import mtrl.distributed.broadcast
     import mtrl.engines.server.checksum  # noqa: F401 - what every fork needs
 
@@ -222,7 +223,7 @@ def main(path: str) -> None:
 
 @lru_cache(maxsize=1)
 def _mother() -> str:
-    """Where the process that forks listens; it goes when this one does."""
+    """Start the process that forks, which ends with this process, and return its address."""
     path = str(Path(tempfile.mkdtemp()) / "socket")
     process = subprocess.Popen(
         [sys.executable, __file__, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

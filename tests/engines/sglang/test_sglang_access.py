@@ -15,7 +15,7 @@ rendezvous = import_module("torch.distributed.rendezvous")  # the package has a 
 
 @pytest.fixture
 def made(monkeypatch):
-    """Options of the stores that torch's own code was asked for; and its name as it was, afterwards."""
+    """The options of all stores that torch's own code makes. Its class is restored afterwards."""
     options = []
 
     def make_store(**given):
@@ -32,7 +32,7 @@ def meet(host, port, rank=0):
 
 
 def is_free(address, port):
-    """Whether no process listens there; a listener at every address would conflict."""
+    """Whether no process listens at this address; a listener at all addresses would conflict."""
     try:
         socket.create_server((address, port)).close()
     except OSError:

@@ -14,7 +14,7 @@ def command(settings=None, place=GPUS, **changes):
 
 
 def value(argv, name):
-    """What follows an argument: None where it is missing or a bare flag."""
+    """Return the value of an argument, None if it is missing or a flag without a value."""
     at = list(argv).index(name) if name in argv else len(argv)
     following = [*argv[at + 1 :], "--"][0]
     return None if following.startswith("--") else following

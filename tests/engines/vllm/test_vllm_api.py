@@ -17,7 +17,7 @@ from mtrl.types import FinishReason
 
 
 class Answering:
-    """In place of `Http`: the same answer to everything, or an error."""
+    """Stand-in for `Http` that gives the same answer to all requests, or raises an error."""
 
     def __init__(self, answer):
         self.answer, self.requests = answer, []

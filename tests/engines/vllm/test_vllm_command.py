@@ -16,7 +16,7 @@ def command(settings=None, place=GPUS, **changes):
 
 
 def value(argv, name):
-    """What follows an argument."""
+    """Return the value of an argument."""
     return argv[list(argv).index(name) + 1]
 
 

@@ -16,7 +16,7 @@ from mtrl.engines.vllm.payload import unpack
 
 @pytest.fixture
 def guarded(monkeypatch):
-    """`guarded(app)`: behind a gate whose token is `sesame`."""
+    """Function `guarded(app)` that puts an application behind a gate with the token `sesame`."""
     monkeypatch.setattr(gate, "expected_token", None)
     monkeypatch.setenv(gate.TOKEN, "sesame")
     gate.take_token()
@@ -24,7 +24,7 @@ def guarded(monkeypatch):
 
 
 def ask(app, *shown, kind="http"):
-    """What is sent for a request with these `Authorization` headers."""
+    """Return the messages that are sent for a request with these `Authorization` headers."""
     sent = []
 
     async def send(message):

@@ -46,7 +46,7 @@ def test_invalid_guesses(truths, move):
 
 
 def test_gold_breaks_every_code_within_four_guesses():
-    """Six turns are then half as many again as needed."""
+    """An episode has six turns, half as many again as needed."""
     longest = max(len(solve(Mastermind("".join(code), "8901"))) for code in product("8901", repeat=3))
     assert longest <= 4
 

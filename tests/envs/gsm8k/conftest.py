@@ -7,7 +7,7 @@ from mtrl.types import FinishReason, Trajectory, Turn
 
 
 def play_episode(row, act, max_turns=5, reward="default", calculator=False):
-    """The trajectory of `act(observation) -> response`, with the reward of each turn."""
+    """Function that returns the trajectory of `act(observation) -> response`, with the reward of each turn."""
     env = FAMILY.environment(max_turns=max_turns, reward=reward, calculator=calculator)
     env.reset(row)
     trajectory, observation = Trajectory(row["id"], row["id"], 0), None

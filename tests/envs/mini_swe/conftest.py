@@ -41,13 +41,13 @@ def play():
 
 @pytest.fixture(scope="session")
 def score():
-    """Success of these responses, by the scorer."""
+    """Return the success of these responses, by the scorer."""
     return lambda responses, row: FAMILY.score(cut_off(responses), row)
 
 
 @pytest.fixture(scope="session")
 def judged():
-    """Reward and score of one episode."""
+    """Return the reward and the score of one episode."""
 
     def both(row, responses, **settings):
         results = play_family(row, responses, **settings)
@@ -64,7 +64,7 @@ def say():
 
 @pytest.fixture(scope="session")
 def submit():
-    """The command that submits."""
+    """Return the command that submits."""
     return f"echo {SUBMIT}"
 
 

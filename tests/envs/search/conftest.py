@@ -54,7 +54,7 @@ def play():
 
 @pytest.fixture(scope="session")
 def score():
-    """Success of these responses, by the scorer."""
+    """Return the success of these responses, by the scorer."""
     return lambda responses, row: FAMILY.score(trajectory_of(responses), row)
 
 
@@ -65,7 +65,7 @@ def splits():
 
 @pytest.fixture
 def squad(tmp_path):
-    """A file in SQuAD's form: 24 articles of one passage each."""
+    """A file in the format of SQuAD with 24 articles of one passage each."""
     path = tmp_path / "squad.json"
     articles = [
         {

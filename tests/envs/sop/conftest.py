@@ -12,7 +12,7 @@ from tests.envs.episodes import trajectory_of
 
 
 def play_responses(row, responses, **settings):
-    """The step results of an episode, up to its end; the environment is closed."""
+    """Return the step results of an episode up to its end, and close the environment."""
     return asyncio.run(play_async(row, responses, **settings))
 
 
@@ -45,7 +45,7 @@ def play_at_once():
 
 @pytest.fixture(scope="session")
 def score():
-    """Success of these responses, by the scorer."""
+    """Return the success of these responses, by the scorer."""
     return lambda responses, row: FAMILY.score(trajectory_of(responses), row)
 
 

@@ -205,7 +205,7 @@ def test_concurrent_episodes_do_not_share_a_store(by_domain, play_at_once):
     """32 concurrent episodes, each with its own thread and database, have the results of sequential ones."""
     rows = (by_domain["order_fulfilment"] * 2)[:31]
     rows.append(rows[0])  # twice the same order: still two stores
-    spoil = do("moveOverflow", "reserveStock")  # of another order: must not reach anybody
+    spoil = do("moveOverflow", "reserveStock")  # of another order: must not change other stores
 
     async def all_at_once():
         played = [play_at_once(row, FAMILY.gold(row)) for row in rows]
@@ -246,7 +246,7 @@ def test_reset_starts_a_new_episode():
     assert replies[0] == replies[1]
 
 
-# -- how episodes end --------------------------------------------------------------------------------------------------
+# -- ends of episodes --------------------------------------------------------------------------------------------------
 
 
 def test_a_turn_without_calls_is_the_answer(by_domain, play):

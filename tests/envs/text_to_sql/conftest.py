@@ -22,7 +22,7 @@ def make_row(sql="select max(fee) from goods where hue = 'RED'", style="short", 
 
 
 def trajectory_of(responses):
-    """A trajectory with these responses; scorers read nothing else of it."""
+    """Return a trajectory with these responses; scorers read nothing else of it."""
     turns = [
         Turn([], [], [], [], FinishReason.STOP, text, {"role": "assistant", "content": text}) for text in responses
     ]
@@ -30,7 +30,7 @@ def trajectory_of(responses):
 
 
 def play(row, responses, **config):
-    """The step results of an episode, up to its end."""
+    """Return the step results of an episode up to its end."""
     environment = FAMILY.environment(**config)
     try:
         environment.reset(row)

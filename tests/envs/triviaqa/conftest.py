@@ -49,7 +49,7 @@ def make_trajectory():
 
 @pytest.fixture(scope="session")
 def score():
-    """Success of these responses, by the scorer."""
+    """Return the success of these responses, by the scorer."""
     return lambda responses, row: FAMILY.score(trajectory_of(responses), row)
 
 

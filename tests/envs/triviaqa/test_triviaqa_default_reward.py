@@ -133,7 +133,7 @@ def test_an_answer_that_is_part_of_a_word_is_not_found(components_of):
 
 @pytest.mark.parametrize("scheme", ["default", "original", "aws"])
 def test_turn_rewards_add_up_to_the_function_of_the_whole(play, make_row, corpus, scheme):
-    """A turn with an error has the negative reward by which the share of successful calls decreases."""
+    """The negative reward of a turn with an error is the decrease of the share of successful calls."""
     responses = [CALL, BROKEN_CALL, "what?", search("Berlin"), RIGHT]
     results = play(make_row(["Paris"]), responses, corpus=corpus, max_turns=6, reward=scheme)
     scale = 2.6 if scheme == "default" else 1.0

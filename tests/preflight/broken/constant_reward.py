@@ -1,4 +1,4 @@
-"""The weak player is never paid: groups of it teach nothing."""
+"""The demonstrator is never rewarded, so that its groups have no advantages."""
 
 from types import SimpleNamespace
 
@@ -7,7 +7,7 @@ from tests.preflight.broken.sound import Lookup, family, make_row
 
 
 def load(data, seed, **config):
-    """More rows than the weak player plays."""
+    """Return more rows than the pre-flight runs with the demonstrator."""
     return Splits([make_row(n, "train") for n in range(120)], [make_row(n, "test") for n in range(120, 150)])
 
 

@@ -1,4 +1,4 @@
-"""A reply without a tag is an error of the environment."""
+"""A response without a tag raises an error in the environment."""
 
 from tests.preflight.broken.sound import Lookup, family
 

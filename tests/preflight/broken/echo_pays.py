@@ -1,4 +1,4 @@
-"""Overlap of words with the question is paid: saying the question back is nearly right."""
+"""The reward counts words of the question in the response, so that a copy of the question gets nearly all of it."""
 
 from tests.preflight.broken.sound import Lookup, family
 

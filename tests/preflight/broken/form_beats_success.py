@@ -1,4 +1,5 @@
-"""An answer in the right form is paid half, and the weak player is right in a fifth of its episodes: form pays more."""
+"""The form of an answer gets half of the reward. The demonstrator is right in a fifth of its episodes, so that the form
+is worth more than success."""
 
 from types import SimpleNamespace
 
@@ -11,7 +12,7 @@ class HalfForForm(Lookup):
 
 
 def demonstrate(row, rng):
-    """Right in every fifth episode, else out of form."""
+    """Return a demonstrator that is right in every fifth episode, and otherwise breaks the form."""
     moves = iter(gold(row) if int(row["id"].split("-")[1]) % 5 == 0 else ["it is 12321"])
     return SimpleNamespace(act=lambda observation: next(moves, ""))
 

@@ -1,4 +1,4 @@
-"""Any answer in the right form is paid nearly as a right one."""
+"""The reward of any answer in the right form is nearly that of a right answer."""
 
 from tests.preflight.broken.sound import Lookup, family
 

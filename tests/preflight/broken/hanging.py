@@ -1,4 +1,4 @@
-"""A tool that never answers a word that it does not know."""
+"""A tool that never returns for an unknown word."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""The order of a set of texts depends on the hash seed of the process."""
+"""An observation with the order of a set of texts, which depends on the hash seed of the process."""
 
 from tests.preflight.broken.sound import Lookup, family
 

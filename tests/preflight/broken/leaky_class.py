@@ -1,4 +1,4 @@
-"""State on the class: what one episode looks up, the next ones can see."""
+"""State on the class: later episodes can see the lookups of an episode."""
 
 from tests.preflight.broken.sound import Lookup, family
 

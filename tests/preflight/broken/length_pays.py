@@ -1,4 +1,4 @@
-"""Long replies are paid, wrong ones too."""
+"""Long responses are rewarded, even if they are wrong."""
 
 import re
 

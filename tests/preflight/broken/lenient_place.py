@@ -1,4 +1,4 @@
-"""The reward takes an answer anywhere in the text."""
+"""The reward accepts an answer anywhere in the text."""
 
 from tests.preflight.broken.sound import Lookup, family
 

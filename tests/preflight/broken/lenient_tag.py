@@ -1,4 +1,4 @@
-"""The reward takes `<final_response>` as well, which the scorer does not read."""
+"""The reward also accepts `<final_response>`, which the scorer does not read."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A division by nothing: a wrong answer is paid NaN."""
+"""A division by zero: the reward of a wrong answer is NaN."""
 
 from tests.preflight.broken.sound import Lookup, family
 

@@ -1,4 +1,4 @@
-"""Held-out problems that are trained on, under other ids."""
+"""Held-out problems that are also in the training rows, with other ids."""
 
 from mtrl.datasets import Splits
 from tests.preflight.broken import sound

@@ -1,4 +1,4 @@
-"""A tool that answers differently every time."""
+"""A tool whose answers to equal calls differ."""
 
 import random
 

@@ -1,4 +1,4 @@
-"""The task that the others break in one place: a word is looked up, its code is the answer. This one is sound."""
+"""The sound task, which each of the other modules breaks in one place: look up a word and answer with its code."""
 
 import re
 from types import SimpleNamespace
@@ -30,13 +30,13 @@ def gold(row):
 
 
 def demonstrate(row, rng):
-    """Right half of the time."""
+    """Return a demonstrator that is right in half of its episodes."""
     moves = iter(gold(row) if rng.random() < 0.5 else ["<final_output>12321</final_output>"])
     return SimpleNamespace(act=lambda observation: next(moves, ""))
 
 
 def score(trajectory, row):
-    """Strict, and without the environment's regular expressions."""
+    """Return 1.0 for exactly the right answer, without the environment's regular expressions."""
     said = [m["content"] for m in trajectory.messages if m["role"] == "assistant"]
     answer = f"<final_output>{row['ground_truth']['answer']}</final_output>"
     return float(bool(said) and said[-1].strip() == answer)

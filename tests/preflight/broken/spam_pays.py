@@ -1,4 +1,4 @@
-"""Every tool call is paid."""
+"""Every tool call is rewarded."""
 
 from tests.preflight.broken.sound import Lookup, family
 

@@ -1,4 +1,4 @@
-"""Every unusable reply is paid a little, four times at most: dawdling, then right, earns more than right at once."""
+"""Up to four unusable responses get a small reward each, so that a late right answer gets more than an early one."""
 
 from tests.preflight.broken.sound import Lookup, family
 

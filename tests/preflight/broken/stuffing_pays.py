@@ -1,4 +1,4 @@
-"""The answer counts wherever it stands among others, for the reward and for the scorer."""
+"""Reward and scorer accept the right answer anywhere among other answers."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""A result that passes through the module: right as long as nobody else looks at the same time."""
+"""A result that is stored in the module, which is right only if no other thread looks up a word at the same time."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Looking up takes more turns than there are."""
+"""The lookups of a solution take more turns than an episode has."""
 
 from tests.preflight.broken import sound
 

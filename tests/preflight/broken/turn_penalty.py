@@ -1,4 +1,4 @@
-"""Every turn after the second costs, so a policy answers before it has looked everywhere."""
+"""Every turn after the second lowers the reward, so that a policy answers before it has looked everywhere."""
 
 from tests.preflight.broken.sound import Lookup, family
 

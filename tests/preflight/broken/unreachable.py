@@ -1,4 +1,4 @@
-"""An answer that nobody can give: the ground truth is written in another way than answers are read."""
+"""A ground truth that no response can match, because answers are parsed into another form."""
 
 from mtrl.datasets import Splits
 from tests.preflight.broken import sound

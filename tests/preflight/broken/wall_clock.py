@@ -1,4 +1,4 @@
-"""The date in an observation."""
+"""An observation with the current date."""
 
 import datetime
 

@@ -1,4 +1,4 @@
-"""The example in the prompt has another tag than the one that is read."""
+"""The example in the prompt has another tag than the one that the reward reads."""
 
 from mtrl.datasets import Splits
 from tests.preflight.broken import sound

@@ -1,4 +1,4 @@
-"""The trainer's side of the tests with a real SGLang server: which weights it has just now."""
+"""The weights that a real SGLang server has, as the trainer knows them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mtrl.engines.base import Generation, SamplingParams
 from mtrl.engines.server.api import ServerApi, TurnRequest
 
 LONG = 2048
-"""Tokens of a context in which a turn takes long enough to be met in its middle."""
+"""Number of tokens of a context in which a turn takes long enough for a test to act during the turn."""
 _ids = count()
 
 
 def long_model(source: Path, folder: Path) -> Path:
-    """A copy that takes `LONG` contexts."""
+    """Write a copy of the model for contexts of `LONG` tokens."""
     shutil.copytree(source, folder)
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"max_position_embeddings": LONG}))
@@ -29,7 +29,7 @@ def long_model(source: Path, folder: Path) -> Path:
 
 @dataclass
 class Policy:
-    """Weights that take turns: every update gives the server the next ones."""
+    """Three sets of weights; each update gives the server the next one."""
 
     folders: list[Path]
     models: list = field(init=False)
@@ -40,7 +40,7 @@ class Policy:
 
     @classmethod
     def of(cls, start: Path, folder: Path) -> Policy:
-        """Three: those of the start, and two that are others."""
+        """Return a policy with the initial weights and two other sets."""
         folders = [start]
         for seed in (1, 2):
             other = shutil.copytree(start, folder / str(seed))
@@ -54,21 +54,21 @@ class Policy:
 
     @property
     def model(self):
-        """What the server has now."""
+        """The model with the weights that the server has now."""
         return self.model_of(self.version)
 
     def model_of(self, version: int):
         return self.models[version % len(self.models)]
 
     async def update(self, api: ServerApi, send: Callable[[], Awaitable[None]] | None = None) -> None:
-        """The next weights; by a folder where nothing else is said. The server is paused, or samples nothing."""
+        """Send the next weights, by default as a folder. The server must be paused, or must sample nothing."""
         self.version += 1
         await api.begin_update()
         await (send() if send else api.receive_folder(str(self.folder), self.version))
         await api.end_update(self.version)
 
     def distance(self, prompt: Sequence[int], turn: Generation, temperature: float = 1.0) -> float:
-        """Worst difference of its log-probs from ours, each under the version that it says it was sampled by."""
+        """Return the largest difference of its log-probs from the trainer's, each for its reported version."""
         versions = [version for version, tokens in turn.version_spans for _ in range(tokens)]
         ours = {
             version: reference_logprobs(self.model_of(version), prompt, turn.token_ids, temperature)

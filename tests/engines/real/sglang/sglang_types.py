@@ -1,7 +1,7 @@
-"""Runs inside SGLang's environment: builds SGLang's own types of what the trainer's side would send.
+"""Runs inside SGLang's environment, and parses what the trainer would send by SGLang's own types.
 
-In: JSON of `{"bodies": [[path, body], …], "arguments": [[…], …], "served": […]}` on stdin. Out: one line of JSON on
-stdout, with what was wrong. Then it is a server with the arguments of `served`, to save another import of SGLang.
+Input: JSON of `{"bodies": [[path, body], …], "arguments": [[…], …], "served": […]}` on stdin. Output: one line of JSON
+on stdout with the errors. Then it is a server with the arguments of `served`, to save another import of SGLang.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def main() -> None:
     routes = {getattr(route, "path", None): route for route in app.routes}
     for path, body in requested["bodies"]:
         try:
-            if body is None:  # nothing to be wrong; the tests with a server ask these
+            if body is None:  # nothing to check; the tests with a server send these requests
                 continue
             if path not in routes:
                 raise LookupError("no such route")
             kind = getattr(io_struct, TYPES[path])
-            TypeAdapter(kind).validate_python(body)  # what FastAPI does with it
-            built = kind(**body)  # which knows every field, or says so
+            TypeAdapter(kind).validate_python(body)  # as FastAPI does
+            built = kind(**body)  # raises an error for an unknown field
             if path == "/generate":
                 params = SamplingParams(**built.sampling_params)
                 params.verify(1000)
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def parsed(words: list[str]) -> str:
-    """Empty, or what SGLang says of its arguments."""
+    """Return SGLang's error for these arguments, empty without one."""
     from sglang.srt.server_args import prepare_server_args
 
     message = io.StringIO()

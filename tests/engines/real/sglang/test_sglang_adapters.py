@@ -1,4 +1,4 @@
-"""LoRA adapters on a real SGLang server: the trainer's own, as it saves them."""
+"""LoRA adapters of the trainer on a real SGLang server, in the trainer's own format."""
 
 import asyncio
 import random
@@ -18,7 +18,7 @@ TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 def with_adapter(folder, out, seed):
-    """A model with adapters that say something, saved in `out` as peft does."""
+    """Return a model with adapters that change its outputs, saved in `out` as peft does."""
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=TARGETS, task_type="CAUSAL_LM")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

@@ -37,7 +37,7 @@ TURN = {
 
 
 class Recorder:
-    """In the place of `Http`: notes what is sent, and answers well."""
+    """Stand-in for `Http` that records requests and answers with success."""
 
     def __init__(self):
         self.sent = []
@@ -52,7 +52,7 @@ class Recorder:
 
 
 async def use_all(api):
-    """Every method that `ServerApi` has."""
+    """Call every method of `ServerApi`."""
     whole = SamplingParams(50, 0.7, 0.9, 20, ("</a>", "\n"), (1, 2), 7)
     for sampling in (whole, SamplingParams(), SamplingParams(temperature=0.0)):
         await api.generate(TurnRequest("a", [1, 2, 3], sampling, 50, "salt", "policy-1"))
@@ -80,7 +80,7 @@ async def use_all(api):
 
 
 def record():
-    """All `(path, body)` that are sent, and the paths."""
+    """Return all sent `(path, body)`, and the paths."""
     sent = []
     for settings in (
         SglangConfig(),
@@ -104,7 +104,7 @@ def interpreter():
 
 @pytest.fixture(scope="module")
 def requested(interpreter, tmp_path_factory):
-    """What SGLang's own types, parser and platform say; one process for all tests here."""
+    """The results of SGLang's own types, parser and platform, from one process for all tests of this module."""
     sent, _ = record()
     variants = [
         arguments(),

@@ -20,7 +20,7 @@ from mtrl.types import FinishReason
 pytestmark = pytest.mark.slow
 
 ENDLESS = LONG - 128
-"""Tokens of a turn that nobody waits for."""
+"""Number of tokens of a turn whose end the test does not wait for."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def prompt(tiny_tokenizer):
 
 @asynccontextmanager
 async def in_its_middle(api, request):
-    """A turn that is being sampled."""
+    """Start a turn, and wait until it is being sampled."""
     turn = asyncio.create_task(api.generate(request))
     while not (await api.waiting())[0]:
         assert not turn.done()
@@ -135,10 +135,10 @@ def test_weights_change_during_a_turn(server, policy, prompt, mode):
     versions = [version for version, _ in turn.version_spans]
     if mode == "continue":
         assert versions == [old, old + 1] and len(turn.token_ids) == tokens
-        assert policy.distance(prompt, turn) < PARITY  # keys and values were computed anew
+        assert policy.distance(prompt, turn) < PARITY  # keys and values were computed again
     elif mode == "in_place":
         assert versions == [old, old + 1] and len(turn.token_ids) == tokens
-        assert policy.distance(prompt, turn) > 100 * PARITY  # they were not: what the trainer has to correct for
+        assert policy.distance(prompt, turn) > 100 * PARITY  # the trainer has to correct for the old keys
     elif mode == "abort":
         assert versions == [old] and turn.finish is FinishReason.ABORT and 0 < len(turn.token_ids) < tokens
         assert policy.distance(prompt, turn) < PARITY
@@ -153,7 +153,7 @@ def test_every_weight_sync_gives_the_weights_of_the_trainer(server, policy, prom
     async def scenario(api):
         sync = make_sync(SglangConfig(weight_sync=way), model=str(start), dtype="float32", lora_scaling=None)
         try:
-            for _ in range(2):  # a group is met once, and used again
+            for _ in range(2):  # a group is joined once, and used again
                 policy.version += 1
                 await api.pause("continue")
                 await sync.send([api], named_weights(policy.model), policy.version)

@@ -22,7 +22,7 @@ def server(serving, untied_model):
 
 
 def adapted(model, seed: int):
-    """The model with adapters of rank 4 that do something."""
+    """The model with adapters of rank 4 that change its outputs."""
     import torch
 
     peft = get_peft_model(model, LoraConfig(r=4, lora_alpha=8, target_modules=MATRICES)).eval()

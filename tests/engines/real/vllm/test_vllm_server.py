@@ -25,14 +25,14 @@ pytestmark = pytest.mark.slow
 
 PROMPT = list(range(20, 84))
 CONTEXT = 2048
-"""So that a turn goes on for seconds, on a busy machine too."""
+"""Context in which a turn can take seconds."""
 LONG = CONTEXT - len(PROMPT) - 1
 WHOLE = 600
-"""Tokens of turns that are sampled to their end, also seconds."""
+"""Number of tokens of a turn that is sampled to its end, which also takes seconds."""
 TOKENS: dict[str, str] = {}
 """Token of each server, by its URL."""
 BLOCK = 32
-"""Tokens that the prefix cache holds together."""
+"""Number of tokens of a block of the prefix cache."""
 _numbers = itertools.count()
 
 
@@ -64,7 +64,7 @@ class Policy:
         self.model, self.version = load_model(folder), 0
 
     def step(self):
-        """The version and the weights after a training step."""
+        """Return the version and the weights after a training step."""
         self.version += 1
         return self.version, named_weights(changed(self.model, self.version))
 
@@ -79,7 +79,7 @@ def policy(folder):
 
 
 async def metric(api, name) -> float:
-    """A number that vLLM counts."""
+    """Return a counter of vLLM."""
     async with httpx.AsyncClient(headers={"Authorization": f"Bearer {TOKENS[api.url]}"}, trust_env=False) as client:
         page = (await client.get(f"{api.url}/metrics")).text
     return sum(float(line.split()[-1]) for line in page.splitlines() if line.startswith(f"vllm:{name}{{"))
@@ -87,7 +87,7 @@ async def metric(api, name) -> float:
 
 @asynccontextmanager
 async def sampling_now(api, request):
-    """A turn in the middle of its tokens, as a task."""
+    """Start a turn, wait for its first tokens, and return its task."""
     before = await metric(api, "generation_tokens_total")
     task = asyncio.create_task(api.generate(request))
     try:
@@ -102,7 +102,7 @@ async def sampling_now(api, request):
 
 
 async def has_ended(api) -> bool:
-    """Whether nothing is sampled any more, long before a long turn would be over; vLLM tells after the next turn."""
+    """Whether sampling stops long before the end of a long turn; vLLM updates its counters after the next turn."""
     for _ in range(10):
         await api.generate(turn())
         if not await metric(api, "num_requests_running"):
@@ -111,7 +111,7 @@ async def has_ended(api) -> bool:
 
 
 async def held_back(api):
-    """A new turn, which is not sampled now, as a task."""
+    """Start a turn, check that it is not sampled now, and return its task."""
     before = await metric(api, "generation_tokens_total")
     task = asyncio.create_task(api.generate(turn()))
     await asyncio.sleep(0.5)
@@ -430,7 +430,7 @@ def test_all_processes_listen_only_on_loopback(server):
 
 
 class Recorder:
-    """In place of `Http`: what would be sent."""
+    """Stand-in for `Http` that records requests."""
 
     def __init__(self):
         self.sent = []
@@ -443,7 +443,7 @@ class Recorder:
 
 
 async def send_everything(api: VllmApi):
-    """Call every method with everything that it can send."""
+    """Call every method with all kinds of its arguments."""
     await api.is_alive()
     full = SamplingParams(temperature=0.5, top_p=0.9, top_k=5, stop=("x",), stop_token_ids=(1,), seed=2**63)
     for request in (turn(), TurnRequest("r", [1], full, 3, "salt", "adapter"), turn(temperature=0.0)):

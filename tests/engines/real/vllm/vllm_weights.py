@@ -1,4 +1,4 @@
-"""Every way by which weights reach one server, step by step as a sync does it."""
+"""The steps of a weight sync to one server, for each way of sending weights."""
 
 import asyncio
 import base64
@@ -49,7 +49,7 @@ async def by_tensors(api, weights, version, checksum=None):
 
 @asynccontextmanager
 async def broadcast_group(api, seconds=20.0):
-    """The trainer and this server's worker in a group, and its name."""
+    """Join the trainer and the worker of this server in a group, and yield the group and its name."""
     store, name = broadcast.open_store("127.0.0.1", seconds), f"weights-{next(_groups)}"
     joining = asyncio.create_task(api.join(Rendezvous("127.0.0.1", store.port, 2, 1, "gloo", name)))
     meeting = ("gloo", "127.0.0.1", store.port, 2, 0, name, seconds, store)

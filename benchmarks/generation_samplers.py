@@ -1,4 +1,4 @@
-"""What plays trajectories of given sizes: mtrl's engines, by their own protocol, and Hugging Face `generate`."""
+"""Samplers of trajectories of given sizes: mtrl's engines, called by their protocol, and Hugging Face `generate`."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ SERVERS = ("vllm", "sglang")
 HF = ("hf", "hf_kept")
 ENGINES = ("local", *HF, *SERVERS)
 SPARE = 1.25
-"""Times the keys and values of all trajectories that a server has room for."""
+"""Cache of a server, as a multiple of the keys and values of all trajectories."""
 LEAST_ROOM = 8192
-"""Tokens that a server has room for at least."""
+"""Least number of tokens for which a server has room."""
 
 
 @dataclass(frozen=True)
 class Wave:
-    """The prompts and observations of trajectories that begin together, as token ids."""
+    """Prompts and observations of trajectories that begin together, as token ids."""
 
     number: int
     prompts: list[list[int]]
     observations: list[list[list[int]]]
     """One list for each turn but the first, with one observation for each trajectory."""
     tokens: int
-    """Sampled in every turn."""
+    """Number of sampled tokens per turn."""
 
     @classmethod
     def make(
@@ -59,8 +59,8 @@ class Wave:
         return len(self.prompts) * (len(self.observations) + 1) * self.tokens
 
 
-class Player(Protocol):
-    async def play(self, wave: Wave) -> None:
+class Sampler(Protocol):
+    async def sample(self, wave: Wave) -> None:
         """Sample all turns of all trajectories.
 
         Raises:
@@ -70,13 +70,13 @@ class Player(Protocol):
     async def close(self) -> None: ...
 
 
-class EnginePlayer:
-    """Trajectories ask one by one, each as soon as it has its turn, as episodes do."""
+class EngineSampler:
+    """Samples every trajectory by itself: it requests its next turn as soon as it has the last one, as episodes do."""
 
     def __init__(self, engine: Engine):
         self.engine = engine
 
-    async def play(self, wave: Wave) -> None:
+    async def sample(self, wave: Wave) -> None:
         names = [f"{wave.number}/{i}" for i in range(len(wave.prompts))]
         for name in names:
             self.engine.open(name)
@@ -97,22 +97,21 @@ class EnginePlayer:
         await self.engine.close()
 
 
-class HfPlayer:
-    """`generate` with all trajectories in one batch, turn by turn; contexts have one length, so nothing is padded.
-
-    Log-probs of the sampled tokens, which the engines return, it does not compute.
+class HfSampler:
+    """Calls `generate` with all trajectories in one batch, turn by turn. All contexts have the same length, so that
+    nothing is padded. It computes no log-probs of the sampled tokens, which the engines return.
     """
 
     def __init__(self, model: Any, keeps_cache: bool):
         """
         Args:
-            keeps_cache: hand keys and values of one turn to the next; else every turn computes its history again.
+            keeps_cache: pass keys and values of one turn to the next; otherwise every turn computes its history again.
         """
         model.generation_config.eos_token_id = None  # nothing ends a turn
         self.model, self.keeps_cache = model, keeps_cache
 
     @torch.inference_mode()
-    async def play(self, wave: Wave) -> None:
+    async def sample(self, wave: Wave) -> None:
         config = GenerationConfig(
             max_new_tokens=wave.tokens, do_sample=True, top_k=0, pad_token_id=0, return_dict_in_generate=True
         )
@@ -132,29 +131,29 @@ class HfPlayer:
 
 def check(sampled: int, wanted: int) -> None:
     if sampled != wanted:
-        raise SystemExit(f"a turn of {sampled} tokens where {wanted} were asked for")
+        raise SystemExit(f"a turn has {sampled} tokens instead of {wanted}")
 
 
-def make_player(engine: str, folder: Path, trajectories: int, context: int, dtype: str, threads: int) -> Player:
+def make_sampler(engine: str, folder: Path, trajectories: int, context: int, dtype: str, threads: int) -> Sampler:
     """
     Args:
-        folder: of the policy.
-        context: tokens of a whole conversation.
+        folder: folder of the policy.
+        context: number of tokens of a whole conversation.
 
     Raises:
-        UserError: the engine is not there, or does not start.
+        UserError: the engine is not installed, or does not start.
     """
     if engine in SERVERS:
-        return EnginePlayer(make_server(engine, folder, trajectories, context, dtype, threads))
+        return EngineSampler(make_server(engine, folder, trajectories, context, dtype, threads))
     disable_progress_bar()
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
     if engine in HF:
-        return HfPlayer(model, engine == "hf_kept")
-    return EnginePlayer(LocalEngine(model, AutoTokenizer.from_pretrained(folder), trajectories, context))
+        return HfSampler(model, engine == "hf_kept")
+    return EngineSampler(LocalEngine(model, AutoTokenizer.from_pretrained(folder), trajectories, context))
 
 
 def make_server(engine: str, folder: Path, trajectories: int, context: int, dtype: str, threads: int) -> Engine:
-    """One server, started as a run starts it, with room for the keys and values of all trajectories."""
+    """Start one server as a run does, with room for the keys and values of all trajectories."""
     model = AutoConfig.from_pretrained(folder)
     room = max(LEAST_ROOM, int(SPARE * trajectories * context))
     config = Config(
@@ -169,7 +168,7 @@ def make_server(engine: str, folder: Path, trajectories: int, context: int, dtyp
 
 
 class Meter:
-    """CPU and wall seconds from now on, of this process and of all below it."""
+    """CPU and wall seconds of this process and of its descendants since the meter was made."""
 
     def __init__(self) -> None:
         self._begun = self._now()
@@ -184,8 +183,8 @@ class Meter:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Of all threads of a process, and of its children that have ended: proc_pid_stat(5), fields 14 to 17."""
-    with suppress(OSError):  # it has ended
+    """Return the CPU seconds of all threads of a process and of its ended children (proc_pid_stat(5), fields 14-17)."""
+    with suppress(OSError):  # the process has ended
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     return 0.0
