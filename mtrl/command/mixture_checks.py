@@ -40,6 +40,6 @@ def _refuse_program(config: Config) -> None:
 
     if get_family(config.environment.name, config.environment.target).environment is ProgramTask:
         raise UserError(
-            f"environment.name={config.environment.name} needs an agent program, which plays one task only; train it "
+            f"environment.name={config.environment.name} needs an agent program, which runs one task only; train it "
             "in a run of its own"
         )

@@ -67,7 +67,7 @@ def check_rollouts(cfg: DictConfig) -> list[str]:
         )
     if plays_agent(cfg):
         raise UserError(
-            f"{start} plays environments, and generator.agent names a program, which only rank 0 can run; leave "
+            f"{start} runs environments, and generator.agent names a program, which only rank 0 can run; leave "
             "generator.agent out, or write rollouts.workers=0"
         )
     if cfg.model.device.startswith("cuda") and not settings.gpus and not serves(cfg):

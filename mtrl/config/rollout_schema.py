@@ -1,4 +1,4 @@
-"""Keys that say where and when episodes are played: beside updates, and by which processes."""
+"""Keys that say where and when episodes run: beside updates, and in which processes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class RolloutsConfig:
 
     workers: int = number(0, at_least=0, at_most=1024)
     """Number of rollout workers, each with its own environments, and with its own local engine unless servers sample
-    the turns; 0: rank 0 plays all episodes."""
+    the turns; 0: rank 0 runs all episodes."""
     cpus: float = number(1.0, at_least=0)
     """Number of CPUs that Ray reserves for a worker."""
     gpus: float = number(0.0, at_least=0)

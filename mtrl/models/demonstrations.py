@@ -65,7 +65,7 @@ def _next(results: queue.Queue[list[Message] | BaseException], row: Row, timeout
         episode = results.get(timeout=timeout)
     except queue.Empty:
         raise UserError(
-            f"{where} took longer than environment.step_timeout={timeout} s; mend the environment, or raise it"
+            f"{where} took longer than environment.step_timeout={timeout} s; shorten its step, or raise the limit"
         ) from None
     if isinstance(episode, UserError):
         raise episode

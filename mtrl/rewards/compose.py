@@ -68,16 +68,16 @@ class RewardComposer:
 
     async def apply_async(self, group: Group) -> None:
         """Like `apply`, but in the running event loop; async functions run concurrently over the trajectories."""
-        played = [trajectory for trajectory in group.trajectories if trajectory.turns]
+        with_turns = [trajectory for trajectory in group.trajectories if trajectory.turns]
         comparing = [component for component in self.components if component.group_values is not None]
         found: dict[str, list[list[Any]]] = {}
-        if played:
-            compared = replace(group, trajectories=played)
+        if with_turns:
+            compared = replace(group, trajectories=with_turns)
             values = await asyncio.gather(*(c.group_values(compared) for c in comparing if c.group_values is not None))
             found = {component.name: lists for component, lists in zip(comparing, values, strict=True)}
         each = (
             self._set_rewards(trajectory, group.row, {name: lists[n] for name, lists in found.items()})
-            for n, trajectory in enumerate(played)
+            for n, trajectory in enumerate(with_turns)
         )
         await asyncio.gather(*each)
 

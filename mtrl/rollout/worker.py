@@ -1,4 +1,4 @@
-"""A rollout worker: plays groups, from row to trajectories, in a process of its own."""
+"""A rollout worker: runs the episodes of groups, from row to trajectories, in a process of its own."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ERRORS: dict[str, type[Exception]] = {"lost": EngineLostError, "user": UserError
 
 @dataclass(frozen=True)
 class Request:
-    """A group to play."""
+    """A group whose episodes are to be run."""
 
     number: int
     """Number of the request; a group that is requested again has another number."""
@@ -85,7 +85,7 @@ class Report:
 
 
 class RolloutWorker:
-    """Plays the groups that the leader requests, several at once, with an engine and environments of its own.
+    """Runs the groups that the leader requests, several at once, with an engine and environments of its own.
 
     All methods are called by the leader and run on one event loop. They return errors instead of raising them, so that
     an exception at the leader means that the process is lost.

@@ -1,4 +1,4 @@
-"""Rollout workers as the leader sees them: groups are divided among them, and played again when a worker is lost."""
+"""Rollout workers as the leader sees them: groups are divided among them, and run again when a worker is lost."""
 
 from __future__ import annotations
 
@@ -68,11 +68,11 @@ class _Pending:
     request: Request
     trajectories: asyncio.Future[list[Trajectory]]
     deaths: int = 0
-    """Number of workers that died while they played the group."""
+    """Number of workers that died while they ran the group."""
 
     @property
     def is_suspect(self) -> bool:
-        """Whether the group may be the cause of the deaths. It is then played alone, so that no other group fails with
+        """Whether the group may be the cause of the deaths. It is then run alone, so that no other group fails with
         it."""
         return self.deaths >= MAX_DEATHS - 1
 
@@ -101,7 +101,7 @@ class Workers:
     """N workers, each with its own engine. It has the part of `mtrl.engines.base.Engine` that does not sample, since
     new weights go to all of them.
 
-    A group is played by one worker, the one with the fewest groups. All groups that are requested in the same pass of
+    A group is run by one worker, the one with the fewest groups. All groups that are requested in the same pass of
     the event loop are sent together, so their division depends on their order alone. Each group is returned once: when
     a process is lost, its groups without an answer go to other workers, under a new number, with the same seeds.
 
@@ -119,7 +119,7 @@ class Workers:
         """Policy version that every worker has loaded."""
         self._workers = [_Worker(index) for index in range(count)]
         self._queue: list[_Pending] = []
-        """Groups that no worker plays yet."""
+        """Groups that no worker runs yet."""
         self._numbers = itertools.count()
         self._newest: tuple[Any, int] | None = None
         """Reference to the newest weights, and their version; None: those that the workers start with."""
@@ -158,7 +158,7 @@ class Workers:
         return replace(total, extra={**total.extra, "workers": float(live), "worker_restarts": float(self._restarts)})
 
     async def group(self, group_id: str, row: Row, size: int, sampling: SamplingParams) -> list[Trajectory]:
-        """Return the trajectories of `size` episodes of one row, as `Rollouts.group` plays them. After `MAX_DEATHS`
+        """Return the trajectories of `size` episodes of one row, as `Rollouts.group` runs them. After `MAX_DEATHS`
         lost processes all of them are failures.
 
         Raises:
@@ -175,7 +175,7 @@ class Workers:
 
     async def load_weights(self, weights: Any, version: int) -> None:
         """Load weights into every worker as policy `version`. It returns when all have confirmed them, except those
-        whose processes are being replaced, and at least one plays groups.
+        whose processes are being replaced, and at least one runs groups.
 
         Raises:
             UserError: no worker can be started any more.
@@ -394,7 +394,7 @@ class Workers:
         """Kill the process of a worker, if it still runs, and queue its groups again."""
         if not worker.is_live:
             return
-        log.warning("%s is lost (%s); its %d groups are played again", worker.name, reason, len(worker.groups))
+        log.warning("%s is lost (%s); its %d groups are run again", worker.name, reason, len(worker.groups))
         worker.is_live = False
         self.cluster.kill(worker.handle)
         self._earlier, worker.stats = added(self._earlier, worker.stats), EngineStats()
@@ -417,7 +417,7 @@ class Workers:
 
 @dataclass
 class WorkerRollouts(Rollouts):
-    """Rollouts whose groups are played by workers. `loop` of this process plays none; its clock `sampling` counts the
+    """Rollouts whose groups are run by workers. `loop` of this process runs none; its clock `sampling` counts the
     time in which at least one group was in progress."""
 
     workers: Workers = field(kw_only=True)
@@ -443,7 +443,7 @@ def _end(pending: _Pending, error: Exception) -> None:
 
 
 def _failures(request: Request, error: Exception) -> list[Trajectory]:
-    """Return the trajectories of a group of which no episode was played."""
+    """Return the trajectories of a group of which no episode was run."""
     trajectories = [Trajectory(str(request.row["id"]), request.group_id, index) for index in range(request.size)]
     for trajectory in trajectories:
         fail(trajectory, error)

@@ -1,4 +1,4 @@
-"""A quiet end for a program whose output nobody reads any more, as in `mtrl train --help | head -1`."""
+"""A quiet end for a program whose output is no longer read, as in `mtrl train --help | head -1`."""
 
 from __future__ import annotations
 

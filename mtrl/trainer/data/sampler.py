@@ -1,4 +1,4 @@
-"""Samplers of training rows (`data.sampler`): which row each new group plays."""
+"""Samplers of training rows (`data.sampler`): the row of each new group."""
 
 from __future__ import annotations
 
