@@ -36,6 +36,9 @@ LARGEST_REWARD = 1e12
 """Limit of a reward's magnitude. Training computes in float32, and the sum of the squares of a batch of such rewards
 still fits; every code path that accepts a reward refuses a larger one."""
 
+ENVIRONMENT = "environment"
+"""Name of the component for the reward that `step` returned. Environments may not use it for another component."""
+
 
 class StopReason(StrEnum):
     """Why an episode ended."""
@@ -150,6 +153,12 @@ class Trajectory:
     def rewards(self) -> list[float]:
         """One reward per turn, length T."""
         return [turn.reward for turn in self.turns]
+
+    @property
+    def environment_rewards(self) -> list[float]:
+        """The environment's own reward of each turn, length T: the component `environment`, or the turn's reward if no
+        composition has replaced it yet."""
+        return [turn.components.get(ENVIRONMENT, turn.reward) for turn in self.turns]
 
     @property
     def action_tokens(self) -> int:
@@ -269,7 +278,3 @@ def read_trajectories(path: Path) -> Iterator[Trajectory]:
     with path.open(encoding="utf-8") as file:
         for line in file:
             yield trajectory_from_dict(json.loads(line))
-
-
-ENVIRONMENT = "environment"
-"""Name of the component for the reward that `step` returned. Environments may not use it for another component."""

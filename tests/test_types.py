@@ -9,6 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mtrl.types import (
+    ENVIRONMENT,
     FinishReason,
     Group,
     Sample,
@@ -158,7 +159,9 @@ def trajectory():
 
 def test_properties_are_derived_from_turns(trajectory):
     assert trajectory.reward == 1.5
-    assert trajectory.rewards == [0.5, 1.0]
+    assert trajectory.rewards == trajectory.environment_rewards == [0.5, 1.0]
+    trajectory.turns[0].components = {ENVIRONMENT: 0.25}  # a composition has replaced the reward
+    assert (trajectory.rewards, trajectory.environment_rewards) == ([0.5, 1.0], [0.25, 1.0])
     assert trajectory.action_tokens == 3
     assert trajectory.turns[0].versions == [4, 4, 3]
     assert trajectory.oldest_version == 3

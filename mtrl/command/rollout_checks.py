@@ -8,9 +8,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from mtrl.config.byte_count import byte_count
 from mtrl.config.derived import plays_agent, serves
 from mtrl.errors import UserError, missing_extra
+from mtrl.rollout.resources import byte_count
 
 ELSEWHERE = {
     "CPU": "environment.resources.cpu",

@@ -18,7 +18,6 @@ from mtrl.play.episode import Episode, Rules, judge
 from mtrl.play.keyboard import Command, Keyboard
 from mtrl.play.players import Moves, gold_moves, moves_of
 from mtrl.play.screen import Screen
-from mtrl.rewards.component import environment_rewards
 from mtrl.rewards.mixture import make_composer
 from mtrl.types import Row, Trajectory, write_jsonl
 
@@ -188,7 +187,7 @@ class Session:
         trajectory, threshold = episode.trajectory, self.config.evaluation.success_threshold
         if not episode.failed:
             self._loop.run(judge(trajectory, episode.row, self.rules, self.composer, self.task.family.score))
-        own = math.fsum(environment_rewards(trajectory, episode.row))
+        own = math.fsum(trajectory.environment_rewards)
         succeeds = (trajectory.score or 0.0) >= threshold - EPSILON
         disagree = not episode.failed and succeeds != (own >= threshold - EPSILON)
         self.screen.ending(trajectory, own, disagree)

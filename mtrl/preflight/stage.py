@@ -13,7 +13,6 @@ from typing import Any
 
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
-from mtrl.rewards.component import environment_rewards
 from mtrl.rewards.compose import RewardComposer
 from mtrl.rollout.stepper import Stepper, TimedCalls, text_message, text_turn
 from mtrl.types import Group, Row, StopReason, Trajectory
@@ -70,7 +69,7 @@ class Episode:
     @property
     def environment_reward(self) -> float:
         """The reward that the environment itself returned, summed over the turns."""
-        return math.fsum(environment_rewards(self.trajectory, self.row))
+        return math.fsum(self.trajectory.environment_rewards)
 
     @property
     def score(self) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -15,8 +14,8 @@ from mtrl.errors import UserError
 from mtrl.rewards.group_function import as_group_function, group_rewards, takes_group
 from mtrl.rewards.shaping import SHAPINGS
 from mtrl.rewards.user_function import RewardFunction, as_function, check_call, per_turn
-from mtrl.types import ENVIRONMENT, LARGEST_REWARD, Group, Row, Trajectory
-from mtrl.utils.plain_numbers import LARGEST_METRIC, named, shown
+from mtrl.types import ENVIRONMENT, Group, Row, Trajectory
+from mtrl.utils.plain_numbers import LARGEST_METRIC, named
 from mtrl.utils.process_guard import exit_as_error
 from mtrl.utils.user_code import load_function
 
@@ -80,7 +79,7 @@ def parse_component(name: str, spec: Any) -> Component:
             f"choose one of {', '.join(SHAPINGS.names())}, or name a function of yours: {key}.target=module.function"
         )
     if name == ENVIRONMENT:
-        return Component(name, weight, environment_rewards)
+        return Component(name, weight, _environment)
     return Component(name, weight, partial(_reported, name), reported=True)
 
 
@@ -95,25 +94,8 @@ def checked_by(check: Callable[..., None]) -> Callable[[F], F]:
     return mark
 
 
-def environment_rewards(trajectory: Trajectory, row: Row) -> list[Any]:
-    """Return the environment's reward of each turn: the component `environment`, or the turn's reward if no composition
-    has replaced it yet."""
-    return [turn.components.get(ENVIRONMENT, turn.reward) for turn in trajectory.turns]
-
-
-def finite(value: Any, where: str) -> float:
-    """Return the value as a plain float; `where` is the start of the error message.
-
-    Raises:
-        UserError: the value is not a number, not finite, or its magnitude is not below `LARGEST_REWARD`.
-    """
-    number = math.nan
-    if not isinstance(value, str | bytes):
-        with suppress(Exception), exit_as_error():  # no number, too large for a float, or an error of its own code
-            number = float(value)
-    if not abs(number) < LARGEST_REWARD:
-        raise UserError(f"{where} is {shown(value)}; a reward must be a finite number below {LARGEST_REWARD:g}")
-    return number
+def _environment(trajectory: Trajectory, row: Row) -> list[float]:
+    return trajectory.environment_rewards
 
 
 def _reported(name: str, trajectory: Trajectory, row: Row) -> list[Any]:

@@ -7,16 +7,19 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from mtrl.algorithms.registry import unknown
 from mtrl.config.schema import RewardConfig
 from mtrl.errors import UserError
-from mtrl.rewards.component import Component, environment_rewards, finite, parse_component
+from mtrl.rewards.component import Component, parse_component
 from mtrl.rewards.shaping import SHAPINGS
 from mtrl.rewards.user_function import at_last
-from mtrl.types import ENVIRONMENT, Group, Row, Trajectory
+from mtrl.types import ENVIRONMENT, LARGEST_REWARD, Group, Row, Trajectory
+from mtrl.utils.plain_numbers import shown
+from mtrl.utils.process_guard import exit_as_error
 
 LEVELS = ("turn", "trajectory")
 
@@ -101,7 +104,7 @@ class RewardComposer:
         turns = trajectory.turns
         self._turns += len(turns)
         self._reported.update(name for turn in turns for name in turn.components)
-        environment = await _values(Component(ENVIRONMENT, 1.0, environment_rewards), trajectory, row)
+        environment = _finite_values(ENVIRONMENT, trajectory.environment_rewards, trajectory)
         if self._is_identity:
             rewards, parts = environment, {}
         else:
@@ -110,7 +113,7 @@ class RewardComposer:
             parts[ENVIRONMENT] = environment
         if self.level == "trajectory":
             rewards = at_last(math.fsum(rewards), len(turns))
-        rewards = [finite(value, f"the sum of reward.components of {_named(trajectory)}") for value in rewards]
+        rewards = [_finite(value, f"the sum of reward.components of {_named(trajectory)}") for value in rewards]
         for n, turn in enumerate(turns):
             turn.reward = rewards[n]
             turn.components |= {name: values[n] for name, values in parts.items()}
@@ -125,8 +128,32 @@ async def _values(
         values = await values
     if len(values) != len(trajectory.turns):
         raise ValueError(f"reward {component.name}: {len(values)} values for {len(trajectory.turns)} turns")
-    where = f"reward {component.name} of {_named(trajectory)}"
-    return [finite(value, f"{where}, turn {n},") for n, value in enumerate(values)]
+    return _finite_values(component.name, values, trajectory)
+
+
+def _finite_values(name: str, values: Sequence[Any], trajectory: Trajectory) -> list[float]:
+    """Return the values of the component `name` on the turns of a trajectory as plain floats.
+
+    Raises:
+        UserError: a value is no finite number, or too large.
+    """
+    where = f"reward {name} of {_named(trajectory)}"
+    return [_finite(value, f"{where}, turn {n},") for n, value in enumerate(values)]
+
+
+def _finite(value: Any, where: str) -> float:
+    """Return the value as a plain float; `where` is the start of the error message.
+
+    Raises:
+        UserError: the value is not a number, not finite, or its magnitude is not below `LARGEST_REWARD`.
+    """
+    number = math.nan
+    if not isinstance(value, str | bytes):
+        with suppress(Exception), exit_as_error():  # no number, too large for a float, or an error of its own code
+            number = float(value)
+    if not abs(number) < LARGEST_REWARD:
+        raise UserError(f"{where} is {shown(value)}; a reward must be a finite number below {LARGEST_REWARD:g}")
+    return number
 
 
 def _named(trajectory: Trajectory) -> str:

@@ -33,11 +33,10 @@ from mtrl.scoring.agreement import Thresholds, Verdict
 from mtrl.scoring.heldout import HeldOut
 from mtrl.trackers.tracker import Tracker
 from mtrl.trainer.checkpoint.checkpoint import Checkpoint, Checkpoints
-from mtrl.trainer.data.credit import advantages_of
 from mtrl.trainer.data.experience import Collector, Experience, NoSignalError, StoppedError, SymptomError
 from mtrl.trainer.data.kl_penalty import KlPenalty
 from mtrl.trainer.data.mixed_sampler import sampler_of
-from mtrl.trainer.data.samples import Credited, group_samples, note_advantages, note_logprobs
+from mtrl.trainer.data.samples import Credited, credit_by_rewards, note_advantages, note_logprobs
 from mtrl.trainer.data.stream import Stream
 from mtrl.trainer.flops import peak_flops
 from mtrl.trainer.publisher import Publisher
@@ -313,9 +312,7 @@ class Trainer:
         algorithm = self.config.algorithm
         if self.critic is not None:
             return credit_by_critic(groups, algorithm, self.critic, self.composer.weights)
-        advantages = advantages_of(groups, algorithm, self.composer)
-        pairs = zip(groups, advantages, strict=True)
-        return Credited([sample for group, turns in pairs for sample in group_samples(group, turns)], advantages)
+        return credit_by_rewards(groups, algorithm, self.composer)
 
     def _learn(self, credited: Credited, step: int) -> tuple[Update, dict[str, float]]:
         """Train the critic, if there is one, and the policy, except in the warm-up steps of the critic. Return the

@@ -1,9 +1,10 @@
-"""Resources of workers: the room in a cluster agrees with placing workers one after another."""
+"""Resources of workers: the room in a cluster agrees with placing workers one after another, and sizes are exact."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrl.rollout.resources import Resources
+from mtrl.rollout.resources import Resources, byte_count
 
 AMOUNTS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0])
 NODES = st.lists(
@@ -39,3 +40,16 @@ def test_a_cluster_of_the_run_has_room_for_its_workers(count, cpus, licenses):
 def test_a_reservation_in_words():
     assert str(Resources(1.5, 1, 3 * 2**29, {"license": 2})) == "1.5 CPUs, 1 GPUs, 1.5 GiB of memory, 2 license"
     assert str(Resources(0)) == "nothing"
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("2GiB", 2**31), ("1.5 GB", 1_500_000_000), ("512KiB", 2**19), ("3TB", 3 * 10**12)]
+)
+def test_a_size_is_a_number_of_bytes(text, count):
+    assert byte_count(text) == count
+
+
+@pytest.mark.parametrize("text", ["2", "2G", "-1GiB", "0GiB", "GiB", "2GiB ", "1e3MB", ""])
+def test_what_is_no_size_is_refused(text):
+    with pytest.raises(ValueError, match=r"is not a size; write a number above 0 and a unit \(KiB, KB,.*such as 2GiB"):
+        byte_count(text)

@@ -9,7 +9,7 @@ from mtrl.config.schema import AlgorithmConfig, RewardConfig
 from mtrl.rewards.compose import RewardComposer
 from mtrl.rewards.mixture import MixedComposer
 from mtrl.rollout.rollouts import RolloutReport
-from mtrl.trainer.data.credit import advantages_of
+from mtrl.trainer.data.samples import advantages_of
 from mtrl.trainer.rollout_metrics import source_metrics
 from tests.trainer.helpers import make_group
 

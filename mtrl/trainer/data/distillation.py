@@ -14,7 +14,6 @@ from mtrl.algorithms.batch import Floats, Ragged, fill
 from mtrl.algorithms.distillation import mixed, reverse_kl
 from mtrl.engines.endpoints.prompt_logprobs import PromptScorer
 from mtrl.trainer.data.samples import Credited, group_samples
-from mtrl.trainer.data.token_values import token_values
 from mtrl.trainer.update.learner import Learners
 from mtrl.types import Group, Sample
 
@@ -42,7 +41,7 @@ class LocalTeacher:
 
     def logprobs(self, samples: Sequence[Sample]) -> list[Floats]:
         """See `Teacher.logprobs`."""
-        return token_values(samples, self.learners.teacher_logprobs, self.learners, self.max_tokens)
+        return self.learners.teacher_logprobs(samples, self.max_tokens)
 
     def metrics(self) -> dict[str, float]:
         """Return no metrics."""

@@ -19,7 +19,7 @@ from mtrl.rollout.episode import Occupancy
 from mtrl.rollout.rollouts import RolloutReport, Rollouts
 from mtrl.scoring.heldout import score_groups
 from mtrl.scoring.measures import is_overlong
-from mtrl.trainer.data.credit import advantages_of
+from mtrl.trainer.data.samples import advantages_of
 from mtrl.types import Group, Row, group_from_dict
 
 

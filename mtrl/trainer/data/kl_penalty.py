@@ -8,7 +8,6 @@ import numpy as np
 
 from mtrl.algorithms.kl import KlController
 from mtrl.trainer.data.samples import trajectory_samples
-from mtrl.trainer.data.token_values import token_values
 from mtrl.trainer.update.learner import Learners
 from mtrl.types import Group, Sample
 
@@ -44,6 +43,6 @@ class KlPenalty:
 
     def _k1(self, samples: list[Sample]) -> list[np.ndarray]:
         """Return, for each sample, the rollout minus the reference log-prob of each sampled token."""
-        found = token_values(samples, self.learners.reference_logprobs, self.learners, self.max_tokens)
+        found = self.learners.reference_logprobs(samples, self.max_tokens)
         pairs = zip(samples, found, strict=True)
         return [np.array(sample.logprobs)[np.array(sample.loss_mask)] - reference for sample, reference in pairs]

@@ -1,4 +1,4 @@
-"""Conversion of trajectories to training samples, and of the results per token back to turns.
+"""From a step's groups with rewards to samples with advantages, and from the results per token back to turns.
 
 Turns merge into one sequence while each context extends the tokens of an earlier turn.
 """
@@ -12,10 +12,47 @@ from typing import TypeVar
 
 from torch import Tensor
 
+from mtrl.algorithms.advantages import turn_advantages
 from mtrl.algorithms.batch import Floats, Ragged
+from mtrl.config.schema import AlgorithmConfig
+from mtrl.rewards.compose import RewardComposer
 from mtrl.types import Group, Sample, Trajectory, Turn
 
 T = TypeVar("T")
+
+
+@dataclass
+class Credited:
+    """The samples of a step's groups with their advantages, and with the targets of a critic."""
+
+    samples: list[Sample]
+    """Samples of all trainable trajectories, with their advantages."""
+    advantages: list[Ragged]
+    """Advantages of all trajectories, per group: one number per turn, the mean over its tokens."""
+    old_values: list[Floats] = field(default_factory=list)
+    """Per sample, the critic's value before each sampled token; with `turn_gae` the value of the token's turn."""
+    targets: list[Floats] = field(default_factory=list)
+    """Per sample, the targets of these values, which are lambda-returns."""
+
+
+def credit_by_rewards(groups: Sequence[Group], config: AlgorithmConfig, composer: RewardComposer) -> Credited:
+    """Compute advantages by an estimator without a critic."""
+    advantages = advantages_of(groups, config, composer)
+    pairs = zip(groups, advantages, strict=True)
+    return Credited([sample for group, turns in pairs for sample in group_samples(group, turns)], advantages)
+
+
+def advantages_of(groups: Sequence[Group], config: AlgorithmConfig, composer: RewardComposer) -> list[Ragged]:
+    """Return the advantage of each turn, as `turn_advantages` does. The groups of one source of a mixture are a batch,
+    so that estimators which normalise over the batch compare only rewards of one composition."""
+    batches: dict[int, list[int]] = {}
+    for place, group in enumerate(groups):
+        batches.setdefault(id(composer.of(group)), []).append(place)
+    found: dict[int, Ragged] = {}
+    for places in batches.values():
+        batch = [groups[place] for place in places]
+        found |= zip(places, turn_advantages(batch, config, composer.of(batch[0]).weights), strict=True)
+    return [found[place] for place in range(len(groups))]
 
 
 def group_samples(group: Group, advantages: Sequence[Sequence[float]]) -> list[Sample]:
@@ -57,20 +94,6 @@ def trajectory_samples(trajectory: Trajectory, advantages: Sequence[float]) -> l
         sample.versions += [-1] * observed + turn.versions
         sample.turns += [-1] * observed + [index] * sampled
     return [sample for sample in samples if any(sample.loss_mask)]
-
-
-@dataclass
-class Credited:
-    """The samples of a step's groups with their advantages, and with the targets of a critic."""
-
-    samples: list[Sample]
-    """Samples of all trainable trajectories, with their advantages."""
-    advantages: list[Ragged]
-    """Advantages of all trajectories, per group: one number per turn, the mean over its tokens."""
-    old_values: list[Floats] = field(default_factory=list)
-    """Per sample, the critic's value before each sampled token; with `turn_gae` the value of the token's turn."""
-    targets: list[Floats] = field(default_factory=list)
-    """Per sample, the targets of these values, which are lambda-returns."""
 
 
 def note_advantages(groups: Sequence[Group], samples: Iterable[Sample]) -> None:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from mtrl.command.checks import import_plugins
-from mtrl.config.byte_count import byte_count
 from mtrl.config.derived import is_deterministic, overlaps, sequences
 from mtrl.config.schema import Config
 from mtrl.datasets import Splits
@@ -23,7 +22,7 @@ from mtrl.environments.factory import Task, environment_factory
 from mtrl.environments.family import get_family
 from mtrl.models.lora import LoraWeights
 from mtrl.rollout.episode import Episodes
-from mtrl.rollout.resources import Resources
+from mtrl.rollout.resources import Resources, byte_count
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.rollout.served_workers import ServedWorkers
 from mtrl.rollout.workers import WorkerRollouts, Workers

@@ -17,7 +17,6 @@ from mtrl.config.schema import AlgorithmConfig, Config
 from mtrl.errors import UserError
 from mtrl.trainer.data.batching import MicroBatch, micro_batches, mini_batches
 from mtrl.trainer.data.samples import Credited, trajectory_samples
-from mtrl.trainer.data.token_values import token_values
 from mtrl.trainer.update.learner import Learners
 from mtrl.trainer.update.report import NonFiniteError
 from mtrl.trainer.update.value_learner import ValueBatch
@@ -46,8 +45,7 @@ class Critic:
         Raises:
             UserError: a value is not finite.
         """
-        max_tokens = self.config.trainer.max_tokens_per_microbatch
-        found = token_values(samples, self.learners.values, self.learners, max_tokens)
+        found = self.learners.values(samples, self.config.trainer.max_tokens_per_microbatch)
         if not all(np.isfinite(values).all() for values in found):
             raise UserError(
                 "the critic gives values that are not finite; lower algorithm.critic.optimizer.lr or raise "

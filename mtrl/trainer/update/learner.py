@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from mtrl.algorithms.batch import Floats
 from mtrl.algorithms.corrections import Reweighting
 from mtrl.algorithms.kl import k3
 from mtrl.algorithms.losses import TokenBatch, weighted_sum
@@ -28,13 +30,14 @@ from mtrl.errors import UserError
 from mtrl.models.attention import OWN, attention_of
 from mtrl.trainer.checkpoint.saver import Saver
 from mtrl.trainer.checkpoint.tensors import load_tensors, tensor_names
-from mtrl.trainer.data.batching import PACKED, PADDED, SHARED, Layout, MicroBatch, balance
+from mtrl.trainer.data.batching import PACKED, PADDED, SHARED, Layout, MicroBatch, balance, micro_batches
 from mtrl.trainer.flops import ModelFlops, model_flops
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import Policy
 from mtrl.trainer.update.report import CriticReport, NonFiniteError, UpdateReport
 from mtrl.trainer.update.value_learner import ValueBatch, ValueLearner
 from mtrl.trainer.work_thread import like_this_thread
+from mtrl.types import Sample
 
 CRITIC = "critic."
 """Prefix of the names of the critic's tensors in a checkpoint."""
@@ -244,21 +247,22 @@ class Learners:
     def __init__(self, rank_group: RankGroup, model: ModelFlops, layout: Layout = PADDED):
         self.rank_group, self.ranks, self.model, self.layout = rank_group, rank_group.world.size, model, layout
 
-    def reference_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
-        """Return the reference's log-probs, [N] for each micro-batch, on the CPU."""
-        return self._forward("reference_logprobs", batches)
+    def reference_logprobs(self, samples: Sequence[Sample], max_tokens: int) -> list[Floats]:
+        """Return the reference's log-prob of each sampled token, one array per sample. `max_tokens` is the maximum
+        number of tokens of a micro-batch, padding included."""
+        return self._per_sample("reference_logprobs", samples, max_tokens)
 
-    def teacher_logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
-        """Return the teacher's log-probs, [N] for each micro-batch, on the CPU."""
-        return self._forward("teacher_logprobs", batches)
+    def teacher_logprobs(self, samples: Sequence[Sample], max_tokens: int) -> list[Floats]:
+        """Like `reference_logprobs`, by the teacher."""
+        return self._per_sample("teacher_logprobs", samples, max_tokens)
+
+    def values(self, samples: Sequence[Sample], max_tokens: int) -> list[Floats]:
+        """Like `reference_logprobs`, with the critic's value before each sampled token."""
+        return self._per_sample("critic.values", samples, max_tokens)
 
     def logprobs(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
         """Return the policy's log-probs, [N] for each micro-batch, on the CPU."""
         return self._forward("logprobs", batches)
-
-    def values(self, batches: Sequence[MicroBatch]) -> list[Tensor]:
-        """Return the critic's values, [N] for each micro-batch, on the CPU."""
-        return self._forward("critic.values", batches)
 
     def update(
         self, parts: Sequence[Sequence[MicroBatch]], step: int, kl_coefficient: float
@@ -333,6 +337,16 @@ class Learners:
 
     def _balance(self, batches: Sequence[MicroBatch]) -> list[list[MicroBatch]]:
         return balance(batches, self.ranks, self.model)
+
+    def _per_sample(self, method: str, samples: Sequence[Sample], max_tokens: int) -> list[Floats]:
+        """Return the result of a pass without gradients: for each sample, one number per sampled token."""
+        weights = [np.zeros(len(sample.token_ids)) for sample in samples]
+        batches = micro_batches(samples, weights, max_tokens, layout=self.layout, ranks=self.ranks)
+        found: dict[int, Floats] = {}
+        for batch, values in zip(batches, self._forward(method, batches), strict=True):
+            parts = values.double().split([samples[row].action_tokens for row in batch.rows])
+            found.update(zip(batch.rows, (part.numpy() for part in parts), strict=True))
+        return [found[row] for row in range(len(samples))]
 
     def _forward(self, method: str, batches: Sequence[MicroBatch]) -> list[Tensor]:
         assignments = self._balance(batches)
