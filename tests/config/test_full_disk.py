@@ -14,9 +14,10 @@ from tests.trainer.runs import ROOT
 PROGRAMS = {
     "demonstrate": ["mtrl.demonstrate", "debug=fast", "--count", "64", "--out", "{}/made.jsonl"],
     "preflight": [
-        "mtrl.preflight", "debug=fast", "preflight.model=false", "preflight.rows=4", "preflight.json={}/found.json"
+        "mtrl.preflight", "debug=fast", "preflight.model=false", "preflight.rows=4", "preflight.processes=0",
+        "preflight.json={}/found.json",
     ],
-    "evaluate": ["mtrl.evaluate", "debug=fast", "model.warm_start.demonstrations=8", "evaluation.output={}/report"],
+    "evaluate": ["mtrl.evaluate", "debug=fast", "model.warm_start.enabled=false", "evaluation.output={}/report"],
 }  # fmt: skip
 """Commands with a place for the folder that they write to."""
 
@@ -44,8 +45,6 @@ def test_other_errors_keep_their_traceback(error):
 
 ONE_AFTER_ANOTHER = """
 import json, os, sys, tempfile
-import mtrl.trainer.loop
-from transformers import Qwen3ForCausalLM
 from tests.forked import _become
 
 commands, results = json.loads(sys.stdin.read()), {}
@@ -59,7 +58,7 @@ for name, words in commands.items():
         results[name] = status, output.read().decode()
 print(json.dumps(results))
 """
-"""Runs the programs in processes forked from this one, all of which see the same mounts."""
+"""Runs the programs in children of this process, all of which see the same mounts."""
 
 
 @pytest.mark.slow
