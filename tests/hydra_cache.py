@@ -1,8 +1,8 @@
 """A cache of Hydra's merges of the files under conf/, which are most of the time of `compose`.
 
-Within `caching`, Hydra merges these files once in a process for each choice of groups, and further compositions
-start from a copy. Overrides of values, and compositions with folders or packages of a user's own, are not cached.
-`tests/command/test_hydra_cache.py` compares both.
+Within `caching`, Hydra reads each file once in a process and merges these files once for each choice of groups, and
+further compositions start from a copy. Overrides of values, and compositions with folders or packages of a user's own,
+are not cached. `tests/command/test_hydra_cache.py` compares both.
 """
 
 import copy
@@ -12,6 +12,7 @@ from unittest import mock
 
 from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
 from hydra._internal.defaults_list import Overrides
 from hydra.core.config_store import ConfigStore
 
@@ -21,8 +22,21 @@ OWN = {"hydra.conf", str(CONF), ""}  # the last are the dataclasses of the schem
 """The sources of every composition; the files in them do not change while tests run."""
 CREATE = config_loader_impl.create_defaults_list
 MERGE = ConfigLoaderImpl._compose_config_from_defaults_list
+LOAD = ConfigRepository.load_config
 DEFAULTS: dict = {}
 MERGED: dict = {}
+LOADED: dict = {}
+
+
+def _load(self, config_path):
+    """Return the content of a file or of a dataclass: a copy if it was read before."""
+    sources = tuple(source.path for source in self.sources)
+    if not OWN.issuperset(sources):
+        return LOAD(self, config_path)
+    key = (sources, config_path)
+    if key not in LOADED:
+        LOADED[key] = pickle.dumps(LOAD(self, config_path))
+    return pickle.loads(LOADED[key])
 
 
 def _create(repo, config_name, overrides_list, prepend_hydra, skip_missing):
@@ -54,6 +68,7 @@ def _merge(self, defaults, repo):
 def caching():
     """Cache the merges of all compositions in this process."""
     with (
+        mock.patch.object(ConfigRepository, "load_config", _load),
         mock.patch.object(config_loader_impl, "create_defaults_list", _create),
         mock.patch.object(ConfigLoaderImpl, "_compose_config_from_defaults_list", _merge),
         # Hydra copies the store for each composition, and then each schema that it reads from the copy.

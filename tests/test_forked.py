@@ -9,7 +9,7 @@ import pytest
 
 from tests import forked
 from tests.forked import ROOT
-from tests.trainer.runs import rows_of, weights_of
+from tests.trainer.runs import QUIET, rows_of, weights_of
 
 LOOK = """
 import atexit, os, sys, threading, random, signal, time
@@ -94,7 +94,7 @@ def test_settings_that_python_reads_at_its_start_are_refused():
 @pytest.mark.slow
 def test_a_forked_run_equals_a_started_one(tmp_path):
     """The first command of the README, with a small configuration, gives equal metrics, weights and output."""
-    words = ["-m", "mtrl.main", "debug=fast", "run_dir=run"]
+    words = ["-m", "mtrl.main", "debug=fast", "run_dir=run", *QUIET, "model.warm_start.demonstrations=8"]
     runs = []
     for starts in (subprocess, forked):
         folder = tmp_path / starts.__name__

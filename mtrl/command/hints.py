@@ -7,8 +7,9 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from functools import cache
+from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from mtrl.algorithms.registry import ESTIMATORS, REDUCTIONS
 from mtrl.command.algorithm_checks import credit_of
@@ -19,6 +20,8 @@ from mtrl.config.model_schema import TinyConfig
 from mtrl.utils.gpus import visible_gpus
 
 Condition = Callable[[DictConfig], bool]
+Values = dict[str, Any]
+"""Plain values of a configuration (`keys.plain`)."""
 
 METHOD, CREDIT = "algorithm.advantage_method", "algorithm.credit"
 LOSS, REDUCTION, CORRECTION = "algorithm.loss_fn", "algorithm.loss_reduction", "algorithm.off_policy_correction"
@@ -248,21 +251,23 @@ CONDITIONAL: list[tuple[Condition, str]] = [
 
 def hints(cfg: DictConfig) -> list[str]:
     """Return the warnings for this configuration, each one sentence."""
+    values = keys.plain(cfg)
     idle = [
-        f"{_setting(cfg, path)} has no effect with {reason}"
+        f"{_setting(values, path)} has no effect with {reason}"
         for paths, applies, reason in IDLE
         if applies(cfg)
         for path in _settings_in(paths)
-        if _is_changed(cfg, path) and not _is_of_all_engines(cfg, path)
+        if _is_changed(values, path) and not _is_of_all_engines(values, path)
     ]
     conditional = [text.format(c=cfg) for applies, text in CONDITIONAL if applies(cfg)]
-    return list(dict.fromkeys([*_unread(cfg), *idle, *conditional, *_rejecting(cfg), *_objective(cfg)]))
+    return list(dict.fromkeys([*_unread(cfg, values), *idle, *conditional, *_rejecting(cfg), *_objective(cfg)]))
 
 
-def _is_of_all_engines(cfg: DictConfig, path: str) -> bool:
+def _is_of_all_engines(values: Values, path: str) -> bool:
     """Return whether an unused engine has the same setting as the engine in use, because a placement sets both."""
-    used = re.sub(r"^generator\.(vllm|sglang)\.", f"generator.{cfg.generator.backend}.", path)
-    return used != path and used in keys.all_keys() and OmegaConf.select(cfg, used) == OmegaConf.select(cfg, path)
+    used = re.sub(r"^generator\.(vllm|sglang)\.", f"generator.{values['generator']['backend']}.", path)
+    is_other = used != path and used in keys.all_keys()
+    return is_other and keys.value_at(values, used) == keys.value_at(values, path)
 
 
 EVALUATING = tuple(f"evaluation.{key}" for key in ("model", "compare", "split", "output", "endpoint"))
@@ -271,29 +276,31 @@ EVALUATING = tuple(f"evaluation.{key}" for key in ("model", "compare", "split", 
 
 def training_hints(cfg: DictConfig) -> list[str]:
     """Return warnings about settings that only another program reads."""
+    values = keys.plain(cfg)
     return [
-        f"{_setting(cfg, path)} has no effect on training; python -m mtrl.evaluate reads it"
+        f"{_setting(values, path)} has no effect on training; python -m mtrl.evaluate reads it"
         for path in _settings_in(EVALUATING)
-        if _is_changed(cfg, path)
+        if _is_changed(values, path)
     ]
 
 
-def _unread(cfg: DictConfig) -> Iterator[str]:
+def _unread(cfg: DictConfig, values: Values) -> Iterator[str]:
     """Yield warnings about settings of a method, loss, … that is not selected."""
     for paths, readers in READERS:
-        chosen = {chooser: _chosen(cfg, chooser) for chooser in readers}
+        chosen = {chooser: _chosen(cfg, values, chooser) for chooser in readers}
         if None in chosen.values() or any(chosen[chooser] in words for chooser, words in readers.items()):
             continue
         readers_text = " or ".join(f"{chooser}={'|'.join(words)}" for chooser, words in readers.items())
         first = next(iter(readers))
         for path in _settings_in(paths):
-            if _is_changed(cfg, path):
-                yield f"{_setting(cfg, path)} has no effect with {_setting(cfg, first)}; it is read with {readers_text}"
+            if _is_changed(values, path):
+                other = _setting(values, first)
+                yield f"{_setting(values, path)} has no effect with {other}; it is read with {readers_text}"
 
 
-def _chosen(cfg: DictConfig, chooser: str) -> str | None:
+def _chosen(cfg: DictConfig, values: Values, chooser: str) -> str | None:
     """Return the selected choice, with aliases resolved; None for a user's function, which may read any key."""
-    word = str(credit_of(cfg) if chooser == CREDIT else OmegaConf.select(cfg, chooser))
+    word = str(credit_of(cfg) if chooser == CREDIT else keys.value_at(values, chooser))
     if chooser in CHOICES:
         return word
     if chooser in WITH_TORCH:
@@ -307,12 +314,13 @@ def _settings_in(paths: tuple[str, ...]) -> list[str]:
     return [known for path in paths for known in keys.settings() if known == path or known.startswith(f"{path}.")]
 
 
-def _setting(cfg: DictConfig, path: str) -> str:
-    return f"{path}={keys.typed(OmegaConf.select(cfg, path))}"
+def _setting(values: Values, path: str) -> str:
+    return f"{path}={keys.typed(keys.value_at(values, path))}"
 
 
-def _is_changed(cfg: DictConfig, path: str) -> bool:
-    return OmegaConf.select(cfg, path) != keys.all_keys()[path].default
+def _is_changed(values: Values, path: str) -> bool:
+    default = keys.all_keys()[path].default
+    return keys.value_at(values, path) != (list(default) if isinstance(default, tuple) else default)
 
 
 def _rejecting(cfg: DictConfig) -> Iterator[str]:

@@ -152,6 +152,20 @@ def _tree() -> DictConfig:
     return tree
 
 
+def plain(cfg: DictConfig) -> dict[str, Any]:
+    """Return the resolved values as plain dictionaries, in which `value_at` is many times as fast as
+    `OmegaConf.select`."""
+    values: Any = OmegaConf.to_container(cfg, resolve=True)
+    return values
+
+
+def value_at(values: Any, path: str) -> Any:
+    """Return the value at a path of plain values; None if it is missing."""
+    for name in path.split("."):
+        values = values.get(name) if isinstance(values, dict) else None
+    return None if values == MISSING else values
+
+
 def settings() -> list[str]:
     """Return the paths of all keys that are not sections."""
     return [path for path, key in all_keys().items() if not key.is_section]

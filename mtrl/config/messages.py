@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hydra.errors import MissingConfigException, OverrideParseException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from omegaconf.errors import (
     ConfigKeyError,
     InterpolationResolutionError,
@@ -30,8 +30,9 @@ def check_values(cfg: DictConfig) -> None:
     Raises:
         UserError: a value does not fit; the message names the key, the value, and what the key takes.
     """
+    values = keys.plain(cfg)
     for path, key in keys.all_keys().items():
-        value = OmegaConf.select(cfg, path) if key.bound or key.choices else None
+        value = keys.value_at(values, path) if key.bound or key.choices else None
         if value is None:
             continue
         if value in key.refused:

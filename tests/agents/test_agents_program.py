@@ -189,7 +189,8 @@ def test_no_process_remains_after_an_episode(tmp_path, folders, end):
 
 
 TRAINER = """
-import asyncio, sys
+import asyncio, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what it runs in the background without it
 from agent_programs import assignment
 from mtrl.agents.program import ProgramRunner
 runner = ProgramRunner([sys.executable, sys.argv[1]], {}, 1)

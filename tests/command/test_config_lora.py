@@ -19,7 +19,7 @@ def said(*overrides):
         (["model.lora_alpha=64"], "model.lora_alpha=64 has no effect with model.lora_rank=0"),
         (
             ["model.lora_target_modules=[q_proj]"],
-            "model.lora_target_modules=['q_proj'] has no effect with model.lora_rank=0",
+            "model.lora_target_modules=[q_proj] has no effect with model.lora_rank=0",
         ),
         (
             [*HF, "model.lora_rank=32", "trainer.optimizer.lr=1e-6"],

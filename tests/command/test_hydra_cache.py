@@ -5,11 +5,12 @@ from unittest import mock
 import pytest
 from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra._internal.config_repository import ConfigRepository
 from omegaconf import OmegaConf
 
 from mtrl.command.compose import merge_with_hydra, without_hydra
 from mtrl.config.overrides import normalise
-from tests.hydra_cache import CREATE, DEFAULTS, MERGE, MERGED
+from tests.hydra_cache import CREATE, DEFAULTS, LOAD, LOADED, MERGE, MERGED
 
 WORDS = [
     [],
@@ -23,14 +24,15 @@ WORDS = [
 def test_a_composition_from_the_cache_is_that_of_hydra(words):
     words = [*normalise(words), "run_dir=same"]
     with (
+        mock.patch.object(ConfigRepository, "load_config", LOAD),
         mock.patch.object(config_loader_impl, "create_defaults_list", CREATE),
         mock.patch.object(ConfigLoaderImpl, "_compose_config_from_defaults_list", MERGE),
     ):
         expected = merge_with_hydra(words, None)
     merge_with_hydra([*words, "trainer.max_steps=99", "+environment.config.other=1"], None)
-    known = len(DEFAULTS), len(MERGED)
+    known = len(DEFAULTS), len(MERGED), len(LOADED)
     found = merge_with_hydra(words, None)
-    assert (len(DEFAULTS), len(MERGED)) == known
+    assert (len(DEFAULTS), len(MERGED), len(LOADED)) == known
     assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected)
     assert OmegaConf.to_object(without_hydra(found)) == OmegaConf.to_object(without_hydra(expected))
 

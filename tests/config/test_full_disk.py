@@ -12,9 +12,12 @@ from mtrl.command.program import one_sentence
 from tests.trainer.runs import ROOT
 
 PROGRAMS = {
-    "demonstrate": ["mtrl.demonstrate", "experiment=gsm8k", "--count", "200", "--out", "{}/made.jsonl"],
-    "preflight": ["mtrl.preflight", "experiment=gsm8k", "preflight.model=false", "preflight.json={}/found.json"],
-    "evaluate": ["mtrl.evaluate", "debug=fast", "evaluation.output={}/report"],
+    "demonstrate": ["mtrl.demonstrate", "debug=fast", "--count", "64", "--out", "{}/made.jsonl"],
+    "preflight": [
+        "mtrl.preflight", "debug=fast", "preflight.model=false", "preflight.rows=4", "preflight.processes=0",
+        "preflight.json={}/found.json",
+    ],
+    "evaluate": ["mtrl.evaluate", "debug=fast", "model.warm_start.enabled=false", "evaluation.output={}/report"],
 }  # fmt: skip
 """Commands with a placeholder for their output folder."""
 
@@ -41,16 +44,21 @@ def test_other_errors_keep_their_traceback(error):
 
 
 ONE_AFTER_ANOTHER = """
-import json, subprocess, sys
-from tests import forked
+import json, os, sys, tempfile
+from tests.forked import _become
 
 commands, results = json.loads(sys.stdin.read()), {}
 for name, words in commands.items():
-    done = forked.run([sys.executable, "-m", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    results[name] = done.returncode, done.stdout
+    with tempfile.TemporaryFile() as output:
+        if not (pid := os.fork()):
+            streams = [os.dup(0), os.dup(output.fileno()), os.dup(output.fileno())]
+            _become(["-m", *words], ".", dict(os.environ), streams, False)
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        output.seek(0)
+        results[name] = status, output.read().decode()
 print(json.dumps(results))
 """
-"""Runs the programs in processes forked from one, all of which see the same mounts."""
+"""Runs the programs in children of this process, all of which see the same mounts."""
 
 
 @pytest.mark.slow

@@ -9,10 +9,23 @@ import subprocess
 import sys
 import threading
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 import torch
-from engine_processes import CONTEXT, ENDLESS, PROMPT, SHORT, ask, has_ended, make_engine, run, state, wait_until
+from engine_processes import (
+    CONTEXT,
+    ENDLESS,
+    PROMPT,
+    SHORT,
+    ForkedChild,
+    ask,
+    has_ended,
+    make_engine,
+    run,
+    state,
+    wait_until,
+)
 from toy_model import VOCABULARY, ToyLM, check_generation, weights_of
 
 from mtrl.engines.base import SamplingParams
@@ -31,9 +44,10 @@ pytestmark = [pytest.mark.xdist_group("engine_process"), pytest.mark.usefixtures
 
 @pytest.fixture(scope="module")
 def shared():
-    """A process with an interpreter of its own takes seconds to start, so most tests share one. It outlives the event
-    loops of the tests. (It is made before `forked_children`; processes that replace it are forked.)"""
-    engine = make_engine()
+    """Most tests share a process, which outlives the event loops of the tests. (It is made before `forked_children`;
+    `test_turns_equal_those_of_the_engine_in_this_process` starts one with an interpreter of its own.)"""
+    with mock.patch.object(process, "Child", ForkedChild):
+        engine = make_engine()
     yield engine
     run(engine.close())
     assert has_ended(engine.pid)

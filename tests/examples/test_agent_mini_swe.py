@@ -10,6 +10,8 @@ from mtrl.config.schema import DataConfig
 from mtrl.types import StopReason
 from tests.examples.agent_episodes import by_agent, by_environment, tokens
 
+pytestmark = pytest.mark.xdist_group("mini_swe_agent")  # one worker imports the package, which takes seconds
+
 
 @pytest.fixture(scope="module")
 def row():

@@ -24,6 +24,7 @@ from mtrl.trainer.update.policy import Policy
 from mtrl.types import FinishReason, Group, StopReason, Trajectory, Turn
 from tests.trainer.alone import updater_of
 
+pytestmark = pytest.mark.xdist_group("grpo_from_scratch")  # one worker trains the model
 METHODS = {"trajectory": "grpo", "turn": "group_based_per_turn"}
 """Value of `--credit` -> advantage method of mtrl."""
 GROUP_SIZE = 8

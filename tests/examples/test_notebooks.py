@@ -12,8 +12,10 @@ pytest.importorskip("ipykernel", reason="needs pip install 'mtrl-agents[notebook
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ROOT / "examples" / "notebooks"
-
-
+FAST = {
+    "debug": "fast", "preflight.at_start": "none", "diagnosis.live": "none", "evaluation.every_steps": 0,
+    "model.warm_start.demonstrations": 8,
+}  # fmt: skip
 FORKED = """
 import subprocess
 from types import SimpleNamespace
@@ -50,7 +52,7 @@ def shown(notebook):
 
 @pytest.mark.slow
 def test_local_training(tmp_path, monkeypatch):
-    text = shown(executed("local_training.ipynb", tmp_path, monkeypatch, {"debug": "fast"}, FORKED))
+    text = shown(executed("local_training.ipynb", tmp_path, monkeypatch, FAST, FORKED))
     assert "'steps': 2" in text and "mtrl.main" in text and "assistant" in text
     assert list(tmp_path.glob("outputs/gsm8k/*/summary.json"))
     assert list(tmp_path.glob("outputs/evaluations/*/report.html"))
@@ -58,7 +60,7 @@ def test_local_training(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_custom_environment(tmp_path, monkeypatch):
-    text = shown(executed("custom_environment.ipynb", tmp_path, monkeypatch, {"debug": "fast"}))
+    text = shown(executed("custom_environment.ipynb", tmp_path, monkeypatch, FAST))
     assert "472 -> (1.0, None, True)" in text
     assert "19 passed" in text and "'success_after'" in text
     assert list(tmp_path.glob("outputs/vault/*/summary.json"))

@@ -18,14 +18,17 @@ def test_a_link_that_leads_nowhere_is_an_error(tmp_path, monkeypatch, capfd):
     gather = build_docs.gather
 
     def broken(folder):
-        written = gather(folder)
-        page = folder / "source" / "docs" / "quickstart.md"
-        page.write_text(page.read_text(encoding="utf-8") + "\n[gone](nowhere.md)\n", encoding="utf-8")
+        config = yaml.safe_load(gather(folder).read_text(encoding="utf-8"))
+        (folder / "page").mkdir()
+        (folder / "page" / "index.md").write_text("# A page\n\n[gone](nowhere.md)\n", encoding="utf-8")
+        written = folder / "page.yml"
+        written.write_text(yaml.safe_dump({**config, "docs_dir": "page", "nav": ["index.md"]}), encoding="utf-8")
         return written
 
     monkeypatch.setattr(build_docs, "gather", broken)
     assert build_docs.main(["--site", str(tmp_path / "site")]) != 0
-    assert "nowhere.md" in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert "'nowhere.md'" in told and told.count("WARNING") == 1, "no other reason"
 
 
 def test_showing_it_ends_quietly(monkeypatch, capfd):

@@ -26,6 +26,8 @@ PASSAGES = [
     for number in range(200)
 ]
 
+pytestmark = pytest.mark.xdist_group("retriever_server")  # which share a server
+
 
 def environment(**more):
     kept = {name: value for name, value in os.environ.items() if name != "MTRL_RETRIEVER_TOKEN"}

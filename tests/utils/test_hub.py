@@ -13,16 +13,15 @@ import mtrl
 from mtrl.utils import hub
 
 ROOT = Path(mtrl.__file__).parent.parent
+FAST = ("debug=fast", "model.warm_start.demonstrations=8", "preflight.at_start=none", "run_dir=run")
 COMMANDS = {
     "main": ["-m", "mtrl.main", "experiment=gsm8k_multi_turn", "model=hf", "model.path=owner/name",
              "data.path=null", "run_dir=run"],
     "evaluate": ["-m", "mtrl.evaluate", "experiment=gsm8k_multi_turn", "evaluation.model=owner/name"],
     "sft": ["-m", "mtrl.sft", "--data", "chat.jsonl", "--model", "owner/name", "--out", "out"],
     "data": ["-m", "mtrl.main", "data.path=owner/name", "run_dir=run"],
-    "reference": ["-m", "mtrl.main", "debug=fast", "algorithm.kl_loss_coef=0.1",
-                  "algorithm.kl_reference=owner/name", "run_dir=run"],
-    "critic": ["-m", "mtrl.main", "debug=fast", "algorithm=turn_gae",
-               "algorithm.critic.path=owner/name", "run_dir=run"],
+    "reference": ["-m", "mtrl.main", *FAST, "algorithm.kl_loss_coef=0.1", "algorithm.kl_reference=owner/name"],
+    "critic": ["-m", "mtrl.main", *FAST, "algorithm=turn_gae", "algorithm.critic.path=owner/name"],
 }  # fmt: skip
 ONE_AFTER_ANOTHER = """
 import json, os, socket, sys
