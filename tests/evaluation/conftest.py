@@ -1,5 +1,7 @@
 """One small run that evaluations look at, and `python -m mtrl.evaluate` in this process."""
 
+import contextlib
+from io import StringIO
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +20,10 @@ TASK = [
     "model.tiny.layers=2",
     "model.tiny.heads=2",
     "model.warm_start.demonstrations=128",
-    "model.warm_start.check_every=60",
+    "model.warm_start.check_every=40",
+    "model.warm_start.batch_size=8",
+    "model.warm_start.lr=5e-3",
+    "model.warm_start.muon_lr=null",
     "generator.sampling_params.max_generate_length=24",
     "evaluation.rows=12",
     "evaluation.sampled_rows=6",
@@ -38,35 +43,50 @@ def run(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def evaluate(tmp_path, monkeypatch, capsys):
-    """`evaluate("key=value", …)`: what came of the command, in this process."""
-    from mtrl.evaluation.command import main
+@pytest.fixture(scope="session")
+def compared(run, tmp_path_factory):
+    """An evaluation of the run beside its start, with the drawings of its report: the folder that it began in, which
+    has its `out`, the words of the command, and what came of it. Tests only read it."""
+    folder = tmp_path_factory.mktemp("evaluations")
+    words = (run, "evaluation.compare=[base]", "evaluation.pass_k_values=[1,3]")
+    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "200")
+        return SimpleNamespace(folder=folder, words=words, done=command(*words, "evaluation.output=out"))
 
+
+@pytest.fixture
+def evaluate(tmp_path, monkeypatch):
+    """`evaluate("key=value", …)`: what came of the command, in this process. Its report has no drawings, which take
+    most of the time of a small evaluation; `compared` and tests/evaluation/test_evaluation_report.py have them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr("mtrl.evaluation.report_plots._svg", lambda *arguments: "")
+    return command
 
-    def command(*words):
+
+def command(*words):
+    """`python -m mtrl.evaluate` in this process."""
+    from mtrl.evaluation.command import main
+
+    out, err = StringIO(), StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             with one_sentence():
                 status = main([str(word) for word in words])
         except SystemExit as ended:
             status = ended.code
-        shown = capsys.readouterr()
-        return SimpleNamespace(status=status, out=shown.out, err=shown.err.strip())
-
-    return command
+    return SimpleNamespace(status=status, out=out.getvalue(), err=err.getvalue().strip())
 
 
 @pytest.fixture
 def refused(evaluate):
     """`refused("key=value", …)`: the one sentence, and nothing else."""
 
-    def command(*words):
+    def sentence(*words):
         done = evaluate(*words)
         assert done.status == 2 and not done.out and "\n" not in done.err, (done.out, done.err)
         return done.err
 
-    return command
+    return sentence
