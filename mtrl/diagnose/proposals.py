@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -46,21 +46,19 @@ class Proposals:
 
     @cached_property
     def _base(self) -> DictConfig:
-        cfg = OmegaConf.structured(Config())
+        cfg = _schema().copy()
         for section, value in self._config.items():
             if section in cfg:
-                part = OmegaConf.create({section: value})
-                try:
-                    cfg = OmegaConf.merge(cfg, part)
+                try:  # section by section, because each merge copies what it merges into
+                    cfg[section] = OmegaConf.merge(cfg[section], value) if isinstance(value, Mapping) else value
                 except OmegaConfBaseException:
                     continue  # the section is of another version; the schema's defaults are used
-        assert isinstance(cfg, DictConfig)
         return cfg
 
     @cached_property
     def _own_problem(self) -> str | None:
         """Error of the checks for the run's own configuration: its task or its data may not be on this machine."""
-        return _problem(self._base)
+        return _problem(self._base.copy())
 
     def _fits(self, words: list[str]) -> bool:
         cfg = self._base.copy()
@@ -76,6 +74,11 @@ class Proposals:
         return problem is None or (self._own_problem is not None and not keys_named)
 
 
+@cache
+def _schema() -> DictConfig:
+    return OmegaConf.structured(Config())  # type: ignore[no-any-return]
+
+
 def _value(word: str) -> Any:
     return OmegaConf.to_container(OmegaConf.from_dotlist([f"x={word.partition('=')[2]}"]))["x"]  # type: ignore[index,call-overload]
 
@@ -85,9 +88,9 @@ def _same(now: Any, then: Any) -> bool:
 
 
 def _problem(cfg: DictConfig) -> str | None:
-    """Return the error of the checks if they refuse the configuration, else None."""
+    """Return the error of the checks if they refuse the configuration, else None. The checks may change it."""
     try:
-        check(cfg.copy())
+        check(cfg)
     except (UserError, NotImplementedError, OmegaConfBaseException) as error:
         return str(error)
     return None

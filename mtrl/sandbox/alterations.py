@@ -247,8 +247,10 @@ def _store(cursor: sqlite3.Cursor, table: _Table) -> None:
     insert = f"insert into {_quoted(table.name)} values ({', '.join('?' * len(table.columns))})"
     if not table.virtual:
         columns = ", ".join(f"{_quoted(name)} {_quoted(kind) if kind else ''}" for name, kind in table.columns)
+        cursor.execute("begin")  # one transaction: one per row takes twice the time
         cursor.execute(f"create table {_quoted(table.name)} ({columns})")
         cursor.executemany(insert, table.rows)
+        cursor.execute("commit")
         return
     with suppress(sqlite3.Error):  # this SQLite lacks the module, so gold fails on the copy too
         cursor.execute(table.virtual)

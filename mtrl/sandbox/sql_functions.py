@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 import sqlite3
 import threading
-from functools import partial
+from contextlib import closing
+from functools import cache, partial
 from typing import Any
 
 NOW = "2025-01-01 00:00:00"
@@ -29,9 +30,17 @@ def freeze_clock(connection: sqlite3.Connection) -> None:
     for name, value in _KEYWORDS.items():
         connection.create_function(name, 0, partial(str, value), deterministic=True)
     clock = _Clock()
-    for name in _FUNCTIONS:
-        if clock.has(name):
-            connection.create_function(name, -1, partial(clock.compute, name), deterministic=True)
+    for name in _functions():
+        connection.create_function(name, -1, partial(clock.compute, name), deterministic=True)
+
+
+@cache
+def _functions() -> list[str]:
+    """Return the names of `_FUNCTIONS` that this SQLite has; old versions lack `unixepoch` and `timediff`. They are
+    asked for once in a process: the list of all functions takes longer than a query."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        known = {name for (name,) in connection.execute("select name from pragma_function_list")}
+    return [name for name in _FUNCTIONS if name in known]
 
 
 class _Clock:
@@ -40,11 +49,6 @@ class _Clock:
     def __init__(self) -> None:
         self._connection = sqlite3.connect(":memory:", check_same_thread=False)
         self._lock = threading.Lock()
-
-    def has(self, name: str) -> bool:
-        """Return whether this SQLite has the function; old versions lack `unixepoch` and `timediff`."""
-        found = self._connection.execute("select 1 from pragma_function_list where name = ?", (name,)).fetchone()
-        return found is not None
 
     def compute(self, name: str, *arguments: Any) -> Any:
         """Return the value of the function, with words for the present time replaced."""

@@ -4,6 +4,7 @@ makes the runs; `recorded/` has their metrics."""
 import os
 import shutil
 import sys
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 
@@ -46,8 +47,13 @@ def requiring_action(findings):
     return [finding for finding in findings if finding.severity != Severity.NOTE]
 
 
-def fed(name, folder):
-    """Return `(step, finding)` for all findings that the watch reports on the recorded rows."""
+@pytest.fixture(scope="module")
+def fed(tmp_path_factory):
+    """`fed(name)`: `(step, finding)` for all findings that the watch reports on the recorded rows."""
+    return cache(lambda name: _fed(name, tmp_path_factory.mktemp(name) / "run"))
+
+
+def _fed(name, folder):
     shutil.copytree(RECORDED / name, folder, ignore=shutil.ignore_patterns("metrics.jsonl"))
     run = RunDir(folder)
     config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.load(run.config)))
@@ -72,24 +78,24 @@ def test_the_first_finding_of_a_faulty_run_is_its_symptom(name):
 
 
 @pytest.mark.parametrize("name", ILL)
-def test_the_symptom_is_reported_during_the_run(name, tmp_path):
+def test_the_symptom_is_reported_during_the_run(name, fed):
     """It is also the first alarm; a stall is a warning, and its run gets no alarm."""
-    found = fed(name, tmp_path / "run")
+    found = fed(name)
     assert ILL[name] in [(finding.rule, finding.severity) for _, finding in found]
     alarms = [finding.rule for _, finding in found if finding.severity == Severity.ALARM]
     assert alarms[:1] == ([ILL[name][0]] if ILL[name][1] == Severity.ALARM else [])
 
 
 @pytest.mark.parametrize("name", HEALTHY)
-def test_a_healthy_run_gets_no_alarm_and_no_warning(name, tmp_path):
+def test_a_healthy_run_gets_no_alarm_and_no_warning(name, fed):
     assert MetricsLog(RECORDED / name / "metrics.jsonl").read()[-1]["val/success/mean"] > 0.6
     assert not requiring_action(walk(Record.load(RECORDED / name)).findings)
-    assert not requiring_action(finding for _, finding in fed(name, tmp_path / "run"))
+    assert not requiring_action(finding for _, finding in fed(name))
 
 
 @pytest.mark.parametrize("name", HACKED)
-def test_a_hacked_reward_raises_an_alarm_within_30_steps(name, tmp_path):
-    alarms = [step for step, f in fed(name, tmp_path / "run") if f.rule == "hacked_reward" and f.severity == "alarm"]
+def test_a_hacked_reward_raises_an_alarm_within_30_steps(name, fed):
+    alarms = [step for step, f in fed(name) if f.rule == "hacked_reward" and f.severity == "alarm"]
     assert 0 < alarms[0] <= 30
 
 

@@ -1,5 +1,7 @@
 """One small run for the tests of evaluations, and `python -m mtrl.evaluate` in this process."""
 
+import contextlib
+from io import StringIO
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +20,10 @@ TASK = [
     "model.tiny.layers=2",
     "model.tiny.heads=2",
     "model.warm_start.demonstrations=128",
-    "model.warm_start.check_every=60",
+    "model.warm_start.check_every=40",
+    "model.warm_start.batch_size=8",
+    "model.warm_start.lr=5e-3",
+    "model.warm_start.muon_lr=null",
     "generator.sampling_params.max_generate_length=24",
     "evaluation.rows=12",
     "evaluation.sampled_rows=6",
@@ -38,35 +43,50 @@ def run(tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def evaluate(tmp_path, monkeypatch, capsys):
-    """Function `evaluate("key=value", …)` that runs the command in this process and returns its outcome."""
-    from mtrl.evaluation.command import main
+@pytest.fixture(scope="session")
+def compared(run, tmp_path_factory):
+    """An evaluation of the run and of its start, with the plots of its report: the folder of the command, which holds
+    its `out`, the words of the command and its outcome. Tests only read it."""
+    folder = tmp_path_factory.mktemp("evaluations")
+    words = (run, "evaluation.compare=[base]", "evaluation.pass_k_values=[1,3]")
+    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "200")
+        return SimpleNamespace(folder=folder, words=words, done=command(*words, "evaluation.output=out"))
 
+
+@pytest.fixture
+def evaluate(tmp_path, monkeypatch):
+    """Function `evaluate("key=value", …)` that runs the command in this process and returns its outcome. Its report has
+    no plots, which take most of the time of a small evaluation; `compared` and test_evaluation_report.py have them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr("mtrl.evaluation.report_plots._svg", lambda *arguments: "")
+    return command
 
-    def command(*words):
+
+def command(*words):
+    """Run `python -m mtrl.evaluate` in this process and return its status, output and errors."""
+    from mtrl.evaluation.command import main
+
+    out, err = StringIO(), StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             with one_sentence():
                 status = main([str(word) for word in words])
         except SystemExit as ended:
             status = ended.code
-        shown = capsys.readouterr()
-        return SimpleNamespace(status=status, out=shown.out, err=shown.err.strip())
-
-    return command
+    return SimpleNamespace(status=status, out=out.getvalue(), err=err.getvalue().strip())
 
 
 @pytest.fixture
 def refused(evaluate):
     """Function `refused("key=value", …)` that returns the one sentence of the error, which is all the output."""
 
-    def command(*words):
+    def sentence(*words):
         done = evaluate(*words)
         assert done.status == 2 and not done.out and "\n" not in done.err, (done.out, done.err)
         return done.err
 
-    return command
+    return sentence

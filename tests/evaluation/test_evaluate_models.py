@@ -12,10 +12,9 @@ from tests.evaluation.outputs import metrics_of, report_of, trajectories_of
 FEW = ["evaluation.rows=2", "evaluation.sampled_rows=0", "evaluation.samples_per_row=1", "evaluation.output=out"]
 
 
-def test_a_run_is_compared_with_its_start(evaluate, run, tmp_path):
+def test_a_run_is_compared_with_its_start(compared, run):
     """The command of the guide writes all files, and its numbers are those of the run's own evaluation."""
-    done = evaluate(run, "evaluation.compare=[base]", "evaluation.output=out", "evaluation.pass_k_values=[1,3]")
-    out = tmp_path / "out"
+    done, out = compared.done, compared.folder / "out"
     assert done.status == 0, done.err
     names = {path.name for path in out.iterdir()}
     assert names >= {
@@ -53,11 +52,11 @@ def test_a_run_is_compared_with_its_start(evaluate, run, tmp_path):
     ):
         assert word in done.out
     assert (out / "run.log").read_text().count("pass@3")
+    assert (out / "report.html").read_text().count("<svg") >= 6
 
 
-def test_trajectories_are_scored_rewarded_and_in_order(evaluate, run, tmp_path):
-    assert evaluate(run, "evaluation.output=out").status == 0
-    trajectories = list(read_trajectories(tmp_path / "out" / "trajectories" / "small-step_2_sampled.jsonl"))
+def test_trajectories_are_scored_rewarded_and_in_order(compared):
+    trajectories = list(read_trajectories(compared.folder / "out" / "trajectories" / "small-step_2_sampled.jsonl"))
     assert [(t.group_id, t.index) for t in trajectories] == [
         (f"eval/sampled/{n}", i) for n in range(6) for i in range(3)
     ]
@@ -66,11 +65,9 @@ def test_trajectories_are_scored_rewarded_and_in_order(evaluate, run, tmp_path):
     assert all(version == 2 for t in trajectories for turn in t.turns for version in turn.versions)
 
 
-def test_two_evaluations_are_byte_identical(evaluate, run, tmp_path):
-    rows = ("evaluation.rows=4", "evaluation.sampled_rows=2")
-    for name in ("one", "two"):
-        assert evaluate(run, "evaluation.compare=[base]", f"evaluation.output={name}", *rows).status == 0
-    one, two = tmp_path / "one", tmp_path / "two"
+def test_two_evaluations_are_byte_identical(evaluate, compared, tmp_path):
+    assert evaluate(*compared.words, "evaluation.output=two").status == 0
+    one, two = compared.folder / "out", tmp_path / "two"
     assert (one / "metrics.jsonl").read_bytes() == (two / "metrics.jsonl").read_bytes()
     assert trajectories_of(one) == trajectories_of(two) and report_of(one) == report_of(two)
 

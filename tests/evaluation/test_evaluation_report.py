@@ -125,7 +125,20 @@ def test_the_schema_does_not_change_unnoticed():
     assert found["remarks"][0].keys() == {"level", "topic", "model", "text", "change", "kind"}
 
 
-def test_every_disagreement_is_in_the_report():
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Plots take most of the time of a report."""
+    monkeypatch.setattr("mtrl.evaluation.report_plots._svg", lambda *arguments: "")
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    """A report, and its page with all plots."""
+    report = report_of()
+    return report, to_html(report)
+
+
+def test_every_disagreement_is_in_the_report(undrawn):
     odd = [made_episode("#### 9", score=0.0, reward=1.0) for _ in range(CONVERSATIONS + 5)]
     strict = made_episode("x" * 9000, score=1.0, reward=0.0)
     report = report_of([rollouts_of("m", [*scored([1] * 50), strict, *odd])])
@@ -189,7 +202,7 @@ def assert_shown_as_text(text):
     assert {len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in (head, rule, row)} == {3}
 
 
-def test_long_responses_are_cut_and_written_at_once(tmp_path):
+def test_long_responses_are_cut_and_written_at_once(tmp_path, undrawn):
     long = "<b>&amp;\u202e" * 130_000  # more than 1 MB
     episodes = [made_episode([long] * (TURNS + 2), score=0.0, reward=1.0) for _ in range(4)]
     paths = write_report(report_of([rollouts_of("m", episodes)]), tmp_path)
@@ -199,8 +212,8 @@ def test_long_responses_are_cut_and_written_at_once(tmp_path):
     assert page.text.count("… 2 turns are left out …") == len(episodes)
 
 
-def test_the_page_needs_nothing_else():
-    html = to_html(report_of())
+def test_the_page_needs_nothing_else(drawn):
+    _, html = drawn
     assert "http" not in html.replace("http://www.w3.org/", "").replace('http-equiv="Content-Security-Policy"', "")
     assert "default-src 'none'" in html and "prefers-color-scheme:dark" in html
     page = assert_harmless(html)
@@ -210,9 +223,9 @@ def test_the_page_needs_nothing_else():
     assert not re.search("#0[1-9]0[1-9]0[1-9]", html)  # colours that stand for the page's
 
 
-def test_ids_of_plots_do_not_meet():
+def test_ids_of_plots_do_not_meet(drawn):
     """A clip path of another plot with the same id would cut this one."""
-    page = Page(to_html(report_of()))
+    page = Page(drawn[1])
     ids = [
         attributes["id"]
         for tag, attributes in page.tags
@@ -261,7 +274,7 @@ def test_a_model_that_succeeds_by_chance_has_a_foothold():
     assert "foothold" in topics([[0, 0]] * 4) and "foothold" not in topics([[0, 0]] * 3 + [[0, 1]])
 
 
-def test_tokens_of_an_endpoint_are_those_of_its_usage():
+def test_tokens_of_an_endpoint_are_those_of_its_usage(undrawn):
     """An endpoint gives no ids, and a missing usage is not shown as 0 tokens."""
 
     def far(count):
@@ -295,9 +308,9 @@ def test_escaping_leaves_names_readable():
     assert escape("_x_ *y* <z> a|b [c](d)") == r"\_x\_ \*y\* \<z> a\|b \[c\](d)"
 
 
-def test_the_same_rollouts_give_the_same_page():
-    first, second = report_of(), report_of()
-    assert to_html(first).replace(first.created, "") == to_html(second).replace(second.created, "")
+def test_the_same_rollouts_give_the_same_page(drawn):
+    (first, page), second = drawn, report_of()
+    assert page.replace(first.created, "") == to_html(second).replace(second.created, "")
     assert to_json(first).replace(first.created, "") == to_json(second).replace(second.created, "")
 
 

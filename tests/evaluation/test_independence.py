@@ -39,19 +39,28 @@ def imports_of(module, root):
     """Return the modules of this tree that a module imports: at the top, in functions, or by `import_module`."""
     file = file_of(module, root)
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    found = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    plain, parts = written_imports(file.read_text(encoding="utf-8"), package)
+    found = set(plain)
+    for base, names in parts:
+        modules = {name for name in names if file_of(name, root)}
+        found |= modules if modules == names else {*modules, base}
+    return {name for name in found if file_of(name, root)}
+
+
+@functools.cache
+def written_imports(text, package):
+    """What a source imports by whole names, and pairs of a package and the names that are imported from it."""
+    plain, parts = set(), []
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            plain |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             above = package.rsplit(".", node.level - 1)[0] if node.level else ""
             base = ".".join(filter(None, (above, node.module)))
-            names = {f"{base}.{alias.name}" for alias in node.names}
-            modules = {name for name in names if file_of(name, root)}
-            found |= modules if modules == names else {*modules, base}
+            parts.append((base, {f"{base}.{alias.name}" for alias in node.names}))
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
-            found |= {argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant)}
-    return {name for name in found if file_of(name, root)}
+            plain |= {argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant)}
+    return plain, parts
 
 
 def reach(modules, root=ROOT):
