@@ -8,19 +8,24 @@ loaded and run once on a few tokens.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import platform
 import resource
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 MIB = 2**20
+M_MMAP_THRESHOLD = -3
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
@@ -125,14 +130,22 @@ def peak() -> int:
 
 
 def apart(case: Case) -> Found:
-    """Run `measure` in a new process."""
-    command = [sys.executable, __file__, "--case", json.dumps(asdict(case))]
-    # Freed arrays are returned to the system immediately, so that the peak is the memory in use.
-    environment = os.environ | {"MALLOC_MMAP_THRESHOLD_": str(2**16)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{case} ended with {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
-    return Found(**json.loads(done.stdout.splitlines()[-1]))
+    """Run `measure` in a new process. It is forked, so that only this process imports torch and Transformers."""
+    import transformers.models.qwen3.modeling_qwen3  # noqa: F401
+
+    import mtrl.models.logprobs  # noqa: F401
+
+    with ProcessPoolExecutor(1, get_context("fork"), give_memory_back) as pool:
+        try:
+            return pool.submit(measure, case).result()
+        except BrokenProcessPool:
+            raise SystemExit(f"{case}: its process was killed") from None
+
+
+def give_memory_back() -> None:
+    """Return freed arrays to the system immediately, so that the peak is the memory in use (mallopt(3))."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**16)
 
 
 def table(cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
@@ -178,7 +191,6 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         default = getattr(Case, name)
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     parser.add_argument("--json", type=Path, help="also write all results to this file")
-    parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args(words)
     if min(*options.tokens, *options.chunks, options.vocabulary, options.repeats) < 1:
         parser.error("--tokens, --chunks, --vocabulary and --repeats must be at least 1")
@@ -187,9 +199,6 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> None:
     options = parse()
-    if options.case:
-        print(json.dumps(asdict(measure(Case(**json.loads(options.case))))))
-        return
     names = ("vocabulary", "hidden_size", "dtype", "repeats", "threads", "entropy_gradient")
     base = Case(1, 1, **{name: getattr(options, name) for name in names})
     cases = []

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ENGINE = "mtrl.engines.local.worker"
+ENGINE = "-m mtrl.engines.local.worker"
 TRAIN = ("-m", "mtrl.main")
 RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3", *TRAIN)
 OVERLAP = "async_config.max_steps_off_policy=1"

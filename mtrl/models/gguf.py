@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from contextlib import redirect_stderr
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from io import StringIO
@@ -104,8 +106,9 @@ def _convert(file: Path, folder: Path, setting: str) -> None:
 
     disable_progress_bar()
     try:
-        model, absent = _load_model(file)
-        tokenizer = _load_tokenizer(file)
+        with _read_once():
+            model, absent = _load_model(file)
+            tokenizer = _load_tokenizer(file)
     except Exception as error:  # damaged files raise errors of any type in Transformers and gguf
         raise UserError(
             f"{setting} cannot be read ({one_line(error) or type(error).__name__}); give an intact GGUF file of a "
@@ -117,6 +120,23 @@ def _convert(file: Path, folder: Path, setting: str) -> None:
             "LM that Transformers supports"
         )
     save(model, tokenizer, folder)
+
+
+@contextmanager
+def _read_once() -> Iterator[None]:
+    """Make Transformers read the file once. It would read it four times, and build its table of names for each module,
+    which takes most of the time of a conversion."""
+    import gguf
+
+    names = ("GGUFReader", "get_tensor_name_map")
+    before = {name: getattr(gguf, name) for name in names}
+    try:
+        for name, function in before.items():
+            setattr(gguf, name, cache(function))
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(gguf, name, function)
 
 
 def _load_model(file: Path) -> tuple[Any, set[str]]:
@@ -148,7 +168,7 @@ def _load_tokenizer(file: Path) -> Any:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    rule = GGUFReader(file).get_field("tokenizer.ggml.pre")
+    rule = GGUFReader(str(file)).get_field("tokenizer.ggml.pre")
     if rule is not None and rule.contents() == "smollm":  # each digit is a word, and no space belongs to a digit
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]

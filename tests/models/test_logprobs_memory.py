@@ -2,11 +2,12 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 ROOT = Path(__file__).parent.parent.parent
 TOKENS, VOCABULARY = 1024, 2**14
@@ -21,7 +22,7 @@ def bench(tmp_path_factory):
     words = f"--tokens {TOKENS} --vocabulary {VOCABULARY} --chunks {CHUNKS[0]} {CHUNKS[1]} --hidden-size 32 --repeats 1"
     command = [sys.executable, str(ROOT / "benchmarks" / "logprobs.py"), *words.split(), "--json", "rows.json"]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    done = forked.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-4000:]
     return done.stdout, {row["chunk"]: row for row in json.loads((folder / "rows.json").read_text())}
 

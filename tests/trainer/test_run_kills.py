@@ -2,8 +2,12 @@
 one kill of each kind. Its audit reports faults of a folder."""
 
 import json
+import os
 import random
+import subprocess
 import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,16 +18,18 @@ from mtrl.trainer.checkpoint.checkpoint import Checkpoints
 from mtrl.trainer.checkpoint.tensors import save_tensors
 from mtrl.trainer.data.experience import Unused
 from mtrl.types import FinishReason, Group, StopReason, Trajectory, Turn
+from tests import forked
 
 sys.path.insert(0, str(ROOT / "experiments" / "kills"))
 
 from audit import Plan, audit_finished, audit_killed
 from kills import table
 from story import Killer, Moments
-from targets import TARGETS
+from targets import TARGETS, Target
 
 QUICK = [
-    "trainer.max_steps=12",
+    "trainer.max_steps=10",
+    "trainer.prompts_per_step=2",
     "evaluation.before_train=false",
     "evaluation.every_steps=0",
     "evaluation.sampled_rows=0",
@@ -36,15 +42,39 @@ SOON = Moments({"step": 1.0}, step_seconds=0.05, least_steps=3, steps=3)
 """After step 3 the checkpoint of step 1 is complete, because that of step 2 waited for it."""
 
 
+RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3")
+FORKED_RANKS = (*RANKS, "--start-method=fork", "--run-path", str(ROOT / "mtrl" / "main.py"))
+"""torchrun that forks its ranks, which then import nothing. `test_run_ranks.py` starts them as programs."""
+
+
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@dataclass(frozen=True)
+class Forked(Target):
+    """A target that is forked from the server of `tests/forked.py`."""
+
+    def start(self, run_dir, overrides, resume=False):
+        words = [*overrides, *self.overrides, f"run_dir={run_dir}", *(["resume=latest"] if resume else [])]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, *self.command, *words]
+        with run_dir.with_suffix(".log").open("ab") as log:
+            return forked.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+
+
 @pytest.mark.slow
 @pytest.mark.xdist_group("kills")
 @pytest.mark.parametrize("name", ["rank", "engine", "overlap"])  # test_run.py kills a synchronous run
 def test_a_killed_run_continues(name, tmp_path):
-    target = next(target for target in TARGETS if target.name == name)
+    """The engine is a process that the run has started itself."""
+    target = Forked(**vars(next(target for target in TARGETS if target.name == name)))
+    if name == "rank":
+        target = replace(target, command=FORKED_RANKS, processes=children)
     words = [*SMALL, *QUICK, *(["generator.local.process=false"] if name == "overlap" else [])]
     story = Killer(target, tmp_path / "run", words, random.Random(name), SOON).run(1)
     assert not story.faults, (tmp_path / "run.log").read_text()
-    assert len(story.kills) == 1 and story.kills[0].step < 12 and story.kills[0].audit.checkpoints
+    assert len(story.kills) == 1 and story.kills[0].step < 10 and story.kills[0].audit.checkpoints
     started = (tmp_path / "run.log").read_text()
     assert ("it is restarted" in started) == (name == "engine")
     assert ("has started this run again" in started) == (name == "rank")
