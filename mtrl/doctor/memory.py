@@ -1,8 +1,9 @@
-"""Estimate of the GPU memory of a run, by phase. docs/machines.md has the formulas and their sources.
+"""Estimate of the GPU memory of a run, by phase.
 
-States (weights, gradients, moments of Adam) are exact, up to the padding of shards; activations of a layer are exact
-too. Other memory is covered by the allowances `PROCESS`, `SERVER_ALLOWANCE`, `IN_FLIGHT` and `SLACK`. No part
-of the estimate was measured on a GPU.
+States (weights, gradients, moments of Adam: ZeRO, 1910.02054, section 3.1) are exact, up to the padding of shards;
+activations of a layer (Korthikanti et al., 2205.05198, section 4) are exact too. Other memory is covered by the
+allowances `PROCESS`, `SERVER_ALLOWANCE`, `IN_FLIGHT` and `SLACK`. Peaks of an update were measured on one GPU
+(docs/machines.md); memory of servers and of several ranks was not.
 """
 
 from __future__ import annotations
