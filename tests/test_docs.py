@@ -251,32 +251,10 @@ def engine_of(words):
 
 
 SERVED = {name: words for name, words in RUNNABLE.items() if engine_of(words)}
-SAME = {
-    "tests/trainer/test_run.py": r"reward=guide|trainer\.max_steps=40 run_dir=|max_turns=6 trainer\.max_steps=120$",
-    "tests/trainer/test_run_overlap.py": r"max_steps_off_policy=1$",
-    "tests/trainer/test_run_algorithms.py": r"=rloo |=gspo |=grpo_passk |=group_based_per_turn$|kl_reward_coef=",
-    "tests/sweep/test_sweep_runs.py": r"main -m ",
-    "tests/examples/test_recipes.py": r"custom_agent\.my_agent",
-    "tests/test_docs.py": r"main$|tracker=mlflow$|text_to_sql( seed=1)?$|triviaqa( algorithm=mt_grpo)?$|=(sop|search)$|"
-    r"order_fulfilment|game=maze|mini_swe_agent\.run ",
-}
-"""File of tests -> commands whose code its tests run. In this file the default command is the one that is resumed, and
-of the commands that differ in the domain, the game, the seed, or the spelling of the same settings, one runs."""
-UNSERVED = {
-    name: words
-    for name, words in RUNNABLE.items()
-    if name not in SERVED and not re.search("|".join(SAME.values()), name)
-}
+UNSERVED = {name: words for name, words in RUNNABLE.items() if name not in SERVED}
 
 
 COMPOSED = {name: words for name, words in TRAINING.items() if name not in UNSERVED}
-
-
-def test_the_commands_that_other_tests_run_are_documented():
-    for path, pattern in SAME.items():
-        assert (ROOT / path).exists()
-        for part in re.split(r"\|(?![^(]*\))", pattern):
-            assert any(re.search(part, name) for name in RUNNABLE), part
 
 
 @pytest.mark.parametrize("words", COMPOSED.values(), ids=COMPOSED.keys())
