@@ -32,9 +32,13 @@ from mtrl.errors import UserError
 from mtrl.models.preparation import checkpoint_gradients
 from mtrl.models.value_head import ValueModel
 
+pytestmark = pytest.mark.xdist_group("sharding")  # one worker runs the ranks of `two_ranks`
+
 STEPS = 2
 RECEIVED = [*((kind, "default") for kind in KINDS), ("tied", "offload"), ("plain", "bfloat16")]
 """Kinds of models and settings with which ranks receive their slices from rank 0."""
+LEARNED = [*RECEIVED, ("tied", "keep gathered"), ("bfloat16 with adapters", "default")]
+"""Kinds of models and settings with which ranks learn that all load the weights."""
 SETTINGS = {
     "default": FsdpConfig(),
     "keep gathered": FsdpConfig(reshard_after_forward=False),
@@ -80,9 +84,8 @@ def own(batches):
     return batches[dist.get_rank() :: dist.get_world_size()]
 
 
-def learn_on_ranks(rank, pairs):
-    """Return the training of each pair of a kind of model and a name of settings."""
-    return {pair: trained(make_model(pair[0]), SETTINGS[pair[1]], own(make_batches())) for pair in pairs}
+def learn_on_ranks(rank):
+    return {pair: trained(make_model(pair[0]), SETTINGS[pair[1]], own(make_batches())) for pair in LEARNED}
 
 
 def learn_with_idle_rank(rank):
@@ -179,10 +182,26 @@ def look_at_precision(rank):
     return {"values": values.detach(), "inside": seen, "weights": {p.dtype for p in lm.parameters()}}
 
 
+def play_on_ranks(rank):
+    """Return the result of each function. The first passes of a process take longer than all others, so all tests share
+    two processes."""
+    functions = (
+        learn_on_ranks,
+        receive_on_ranks,
+        learn_with_idle_rank,
+        learn_compiled_and_recomputed,
+        learn_with_other_experts,
+        load_on_ranks,
+        look_at_precision,
+    )
+    return {function: function(rank) for function in functions}
+
+
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
-    """Return `two_ranks(function, *args)`, which returns the results of two processes."""
-    return lambda function, *args: run_ranks(2, function, tmp_path_factory.mktemp("ranks"), *args)
+    """Return `two_ranks(function)`, which returns the results of two processes."""
+    found = run_ranks(2, play_on_ranks, tmp_path_factory.mktemp("ranks"))
+    return lambda function: [rank[function] for rank in found]
 
 
 def alone(model, batches):
@@ -206,7 +225,7 @@ def assert_same(found, expected, tolerance=1e-5):
 
 def test_two_ranks_train_as_one_process_does(two_ranks):
     pairs = [*((kind, "default") for kind in KINDS), ("tied", "keep gathered"), ("tied", "offload")]
-    found = two_ranks(learn_on_ranks, [*pairs, ("bfloat16 with adapters", "default")])
+    found = two_ranks(learn_on_ranks)
     expected = {kind: alone(make_model(kind), make_batches()) for kind in KINDS}
     for pair in pairs:
         assert_same([rank[pair] for rank in found], expected[pair[0]])
@@ -244,7 +263,7 @@ def test_layers_are_compiled_and_recomputed_under_sharding(two_ranks):
 
 
 def test_computation_in_bfloat16_updates_weights_in_float32(two_ranks):
-    found = [rank["plain", "bfloat16"] for rank in two_ranks(learn_on_ranks, [("plain", "bfloat16")])]
+    found = [rank["plain", "bfloat16"] for rank in two_ranks(learn_on_ranks)]
     expected = alone(make_lm(), make_batches())["losses"]
     losses = [sum(step) for step in zip(*(rank["losses"] for rank in found), strict=True)]
     assert losses == pytest.approx(expected, abs=0.1) and losses != pytest.approx(expected, abs=1e-4)
@@ -384,12 +403,10 @@ def test_an_older_torch_shards_all_models_but_those_with_separate_experts():
         reduce_unused(Experts(), ranks=2)
 
 
-def test_ranks_receive_their_slices_from_rank_0(tmp_path):
+def test_ranks_receive_their_slices_from_rank_0(two_ranks):
     """The training is that of ranks which all load the weights, bit for bit."""
-    (tmp_path / "each").mkdir()
-    (tmp_path / "one").mkdir()
-    each = run_ranks(2, learn_on_ranks, tmp_path / "each", RECEIVED)
-    first, second = run_ranks(2, receive_on_ranks, tmp_path / "one")
+    each = two_ranks(learn_on_ranks)
+    first, second = two_ranks(receive_on_ranks)
     for pair in RECEIVED:
         for key in ("before", "after", "gradients"):
             expected = each[0][pair][key]

@@ -253,7 +253,7 @@ def a_run(path, component, *words):
         [
             *TASK, f"run_dir={path}", "evaluation.before_train=false", "evaluation.every_steps=0", "evaluation.rows=2",
             "evaluation.sampled_rows=0", "evaluation.samples_per_row=1", "evaluation.pass_k_values=[1]",
-            "trainer.prompts_per_step=2", "algorithm.group_size=2", "trainer.max_steps=2", "preflight.at_start=none",
+            "trainer.prompts_per_step=2", "algorithm.group_size=2", "preflight.at_start=none", "diagnosis.live=none",
             "tracker.plots=false", "model.warm_start.check_every=2", "trainer.save_trajectories_every=1", *words,
         ]
     )  # fmt: skip
@@ -276,13 +276,14 @@ def test_a_run_is_judged_by_groups_resumed_and_rescored(server, component, tmp_p
     from mtrl.rescore.__main__ import main as rescore
 
     server.replies = [by_letters]
-    run, words = tmp_path / "run", [f"async_config.max_steps_off_policy={lag}"]
-    a_run(run, component, *words)
-    assert a_run(run, component, *words, "trainer.max_steps=3", "resume=latest")["steps"] == 3
+    run = tmp_path / "run"
+    words = [f"async_config.max_steps_off_policy={lag}", "generator.local.process=false"]
+    a_run(run, component, *words, "trainer.max_steps=1")
+    assert a_run(run, component, *words, "trainer.max_steps=2", "resume=latest")["steps"] == 2
     asked = [len(seen(body)["trajectories"]) for body in server.seen]
     assert max(asked) == 2
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert rows[-1]["reward/ruler/requests"] >= 6 and "rollout/components/ruler" in str(rows[-1])
+    assert rows[-1]["reward/ruler/requests"] >= 4 and "rollout/components/ruler" in str(rows[-1])
     capsys.readouterr()
     assert rescore([str(run), "--json"]) == 0
     lines = json.loads(capsys.readouterr().out)["trajectories"]
