@@ -60,7 +60,8 @@ def test_arguments_are_keys(tmp_path):
 
 @pytest.mark.slow
 def test_a_trainer_trains_resumes_and_is_evaluated(tmp_path):
-    trainer = MultiTurnRLTrainer(overrides={"debug": "fast"}, run_dir=tmp_path / "run")
+    quiet = {"preflight.at_start": "none", "evaluation.sampled_rows": 0, "evaluation.samples_per_row": 1}
+    trainer = MultiTurnRLTrainer(overrides={"debug": "fast", **quiet}, run_dir=tmp_path / "run")
     lines = []
     assert trainer.train(lines.append)["steps"] == 2
     assert any("held out" in line for line in lines)
@@ -84,9 +85,12 @@ ROLE = "arn:aws:iam::123456789012:role/SageMakerRole"
 
 @pytest.mark.slow
 def test_the_code_of_the_sagemaker_article_runs(tmp_path):
-    """Steps 6 and 7 of the article on SageMaker AI run, with a debug run, a local MLflow and folders of the test."""
+    """Steps 6 and 7 of the article on SageMaker AI run, with a debug run, a local MLflow and folders of the test. MLflow
+    takes longer for each trajectory than the run for a step."""
     mlflow = pytest.importorskip("mlflow")
-    server, overrides, lines = f"sqlite:///{tmp_path}/mlflow.db", {"debug": "fast"}, []
+    server, lines = f"sqlite:///{tmp_path}/mlflow.db", []
+    few = {"evaluation.sampled_rows": 0, "evaluation.samples_per_row": 1, "tracker.trajectories": 1}
+    overrides = {"debug": "fast", "preflight.at_start": "none", **few}
     with pytest.warns(UserWarning, match=f"role={ROLE} has no effect"):
         trainer = MultiTurnRLTrainer(
             recipe="", role=ROLE, dataset="", mlflow_resource_arn=server, overrides=overrides, run_dir=tmp_path / "run"

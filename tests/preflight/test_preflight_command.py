@@ -140,7 +140,7 @@ def test_a_check_that_breaks_has_failed():
 def test_the_cheap_checks_pass_on_shipped_tasks(experiment, monkeypatch):
     for limit in ("CHEAP_SECONDS", "SLICE"):  # the machine may be busy
         monkeypatch.setattr(checklist, limit, 120.0)
-    context = context_of(f"experiment={experiment}")
+    context = context_of(f"experiment={experiment}", *FEW_ROWS)
     results = cheap_checks(context.config, context.family, context.splits, context.make_environment)
     assert [r.name for r in results] == list(CHEAP)
     assert {r.status for r in results} <= {Status.PASS, Status.SKIP}, results
@@ -216,6 +216,6 @@ def test_the_policy_plays_last(tmp_path):
 def test_the_other_shipped_tasks_fail_nowhere(experiment, rows, monkeypatch):
     """Their READMEs explain their warnings. mini_swe has fewer episodes, since its turns start sandboxes."""
     words = (f"experiment={experiment}", f"preflight.rows={rows}", "preflight.seconds=5")
-    results = results_of(monkeypatch, *words, *generated(8 * rows, 4 * rows))
+    results = results_of(monkeypatch, *words, *generated(4 * rows, 2 * rows))
     assert not [(r.name, r.evidence) for r in results if r.status == Status.FAIL]
     assert {r.name for r in results if r.status == Status.PASS} >= {"hermetic", "leaks", "concurrency", "gold"}
