@@ -76,7 +76,7 @@ def test_an_agent_changes_nothing_else():
     ("words", "told"),
     [
         (["generator.agent.max_calls=3"], "generator.agent.max_calls=3 has no effect with no agent program"),
-        ([TARGET, "generator.agent.env={A:b}"], "generator.agent.env={'A': 'b'} has no effect with"),
+        ([TARGET, "generator.agent.env={A:b}"], "generator.agent.env={A:b} has no effect with"),
         (
             [TARGET, "generator.agent.api_key_env=K"],
             "generator.agent.api_key_env=K has no effect with generator.agent.url",
