@@ -167,7 +167,8 @@ def _execute(words: list[str], folder: str, path: str) -> None:
         for name in [name for name in sys.modules if name.partition(".")[0] == "mtrl"]:
             del sys.modules[name]
     python = [entry for entry in sys.path if entry.startswith((sys.prefix, sys.base_prefix))]
-    sys.path[:] = [folder, *filter(None, path.split(os.pathsep)), *python]
+    named = [os.path.abspath(entry) for entry in path.split(os.pathsep) if entry]  # as the module `site` does
+    sys.path[:] = [folder, *named, *python]
     if first == "-m":
         name, sys.argv[0] = sys.argv[0], "-m"
         for loaded in (name, f"{name}.__main__"):

@@ -175,8 +175,7 @@ def _finish(config: Config, run: RunDir, console: Console, trainer: Any) -> dict
         trainer.resume(checkpoint)
         console.note(f"resumed from {checkpoint.path} at step {trainer.progress.step}")
     with run.under_way():  # entered only here, so that a refused checkpoint leaves the run unchanged
-        if config.resume != "none":  # a new run has written it already
-            run.write_config(config)
+        run.write_config(config)
         try:
             with settled():
                 stopped_by = asyncio.run(trainer.run())
