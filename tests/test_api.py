@@ -85,8 +85,8 @@ ROLE = "arn:aws:iam::123456789012:role/SageMakerRole"
 
 @pytest.mark.slow
 def test_the_code_of_the_sagemaker_article_runs(tmp_path):
-    """Steps 6 and 7 of the article on SageMaker AI run, with a debug run, a local MLflow and folders of the test. MLflow
-    takes longer for each trajectory than the run for a step."""
+    """Steps 6 and 7 of the article on SageMaker AI run, with a debug run, a local MLflow and folders of the test.
+    MLflow takes longer for each trajectory than the run for a step."""
     mlflow = pytest.importorskip("mlflow")
     server, lines = f"sqlite:///{tmp_path}/mlflow.db", []
     few = {"evaluation.sampled_rows": 0, "evaluation.samples_per_row": 1, "tracker.trajectories": 1}
