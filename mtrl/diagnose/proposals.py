@@ -76,7 +76,7 @@ class Proposals:
 
 @cache
 def _schema() -> DictConfig:
-    return OmegaConf.structured(Config())  # type: ignore[no-any-return]
+    return OmegaConf.structured(Config())
 
 
 def _value(word: str) -> Any:
