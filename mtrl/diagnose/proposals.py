@@ -51,7 +51,7 @@ class Proposals:
             if section in cfg:
                 try:  # section by section, because each merge copies what it merges into
                     cfg[section] = OmegaConf.merge(cfg[section], value) if isinstance(value, Mapping) else value
-                except OmegaConfBaseException:
+                except (OmegaConfBaseException, ValueError):
                     continue  # the section is of another version; the schema's defaults are used
         return cfg
 
