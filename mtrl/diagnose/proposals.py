@@ -51,7 +51,7 @@ class Proposals:
             if section in cfg:
                 try:  # section by section, because each merge copies what it merges into
                     cfg[section] = OmegaConf.merge(cfg[section], value) if isinstance(value, Mapping) else value
-                except OmegaConfBaseException:
+                except (OmegaConfBaseException, ValueError):
                     continue  # the section is of another version; the schema's defaults are used
         return cfg
 
@@ -76,7 +76,7 @@ class Proposals:
 
 @cache
 def _schema() -> DictConfig:
-    return OmegaConf.structured(Config())  # type: ignore[no-any-return]
+    return OmegaConf.structured(Config())
 
 
 def _value(word: str) -> Any:

@@ -68,6 +68,7 @@ def test_a_configuration_that_cannot_be_checked_here_still_gets_proposals():
 
 def test_a_configuration_of_another_version_still_gets_proposals():
     assert settled(configured(trainer__gone=1, unknown={"x": 1}), "generator.max_turns=6")
+    assert settled(configured(seed={"x": 1}, data="x", plugins={"x": 1}), "generator.max_turns=6")
 
 
 @pytest.mark.parametrize(
