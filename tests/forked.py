@@ -45,7 +45,7 @@ def preloaded() -> list[str]:
     files = [path.relative_to(ROOT) for path in (ROOT / "mtrl").rglob("*.py")]
     chosen = [path for path in files if path.stem != "__main__" and not {"vllm", "sglang"} & {*path.parts}]
     names = sorted(".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in chosen)
-    return ["tests.forked", *names, "matplotlib.figure", "tests.forked_server"]
+    return ["tests.forked", *names, "matplotlib.figure", "peft", "tests.forked_server"]
 
 
 def begin() -> None:
