@@ -6,6 +6,7 @@ from mtrl.diagnose.record import Record
 
 CONFIG = {
     "name": "gsm8k",
+    "run_dir": "outputs/gsm8k/made_up",
     "environment": {"name": "gsm8k", "config": {"calculator": True}},
     "model": {"name": "tiny", "warm_start": {"enabled": True}},
     "generator": {"max_turns": 4, "sampling_params": {"max_generate_length": 64}},
