@@ -87,7 +87,7 @@ def cap(splits: Splits, data: Any) -> Splits:
     for key in ("max_train_rows", "max_test_rows"):
         if (rows := getattr(data, key)) is not None and rows < 1:
             raise UserError(f"data.{key}={rows} leaves no rows; set it to 1 or more, or to null for all")
-    return Splits(splits.train[: data.max_train_rows], splits.test[: data.max_test_rows])
+    return replace(splits, train=splits.train[: data.max_train_rows], test=splits.test[: data.max_test_rows])
 
 
 def cut_validation(splits: Splits, count: int) -> Splits:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from mtrl.config.derived import prompt_of
 from mtrl.config.mixture import in_source, source_configs, weights_of
 from mtrl.config.schema import Config
-from mtrl.datasets import Splits, cut_validation
+from mtrl.datasets import Splits, cap, cut_validation
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import Family, get_family
 from mtrl.environments.mixture import MixedEnvironment, mixed_family, mixed_splits
@@ -73,13 +73,15 @@ def _load_one(config: Config) -> Task:
 
 
 def _loaded(config: Config, family: Family) -> Splits:
-    """Return the splits of the family, loaded within `environment.episode_timeout`.
+    """Return the splits of the family, loaded within `environment.episode_timeout`, with at most `data.max_train_rows`
+    and `data.max_test_rows` rows, since the loader of a user may ignore these keys.
 
     Raises:
         UserError: the loader refuses its data, fails or hangs.
     """
     load = partial(family.load, config.data, config.seed, **loader_settings(config, family))
-    return _tried(load, f"loading the rows of {family.name}", config, "episode_timeout", "loader or its data")
+    found = _tried(load, f"loading the rows of {family.name}", config, "episode_timeout", "loader or its data")
+    return cap(found, config.data)
 
 
 def environment_factory(config: Config, family: Family, max_turns: int | None = None) -> Callable[[], BaseEnvironment]:

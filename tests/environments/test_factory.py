@@ -89,6 +89,13 @@ def test_environments_with_several_reward_schemes_get_the_configured_one():
     assert "reward" not in load_task(OmegaConf.to_object(cfg)).make_environment.keywords
 
 
+def test_the_limits_of_rows_hold_for_loaders_that_ignore_them(monkeypatch):
+    monkeypatch.setattr(Open, "load", lambda *_, **config: Splits(ROWS[:2], ROWS[2:], ROWS[:1]))
+    cfg, _ = composed("Open", "data.max_train_rows=1", "data.max_test_rows=1")
+    splits = load_task(OmegaConf.to_object(cfg)).splits
+    assert (splits.train, splits.test, splits.validation) == (ROWS[:1], ROWS[2:3], ROWS[:1])
+
+
 def test_loading_a_task_does_not_use_the_global_random_state():
     before = random.getstate()
     load_task(config_of())
