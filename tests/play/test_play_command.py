@@ -156,7 +156,7 @@ def test_the_episodes_are_saved(awkward, tmp_path):
 def test_tools_are_shown_and_called(awkward):
     call = '<tool_call>{"name": "price", "arguments": {"item": "tea"}}</tool_call>'
     shown = flat(awkward(f"{call}\n<tool_call>oops</tool_call>\n12\n", "episodes=1", family="WITH_TOOLS").stdout)
-    assert "The price of an item, in cents." in shown and '"enum": ["tea", "rye"]' in shown
+    assert "Return the price of an item, in cents." in shown and '"enum": ["tea", "rye"]' in shown
     assert " tool 5 " in shown and "Error: the tool call is not valid JSON" in shown
     assert "score 1" in shown
 
