@@ -129,7 +129,9 @@ def test_under_torchrun_there_is_no_sweep(trained, monkeypatch, capsys):
                                    ["sweep=seeds", "hydra/launcher=slurm"]])  # fmt: skip
 def test_missing_packages_are_named_with_their_extra(trained, monkeypatch, capsys, words):
     from hydra.core.config_store import ConfigStore
+    from hydra.core.plugins import Plugins
 
+    Plugins.instance()  # registers the launchers that are installed; a later call would register them again
     store = ConfigStore.instance()
     launchers = store.repo["hydra"]["launcher"]
     left = {name: node for name, node in launchers.items() if not name.startswith(("joblib", "submitit"))}
