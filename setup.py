@@ -98,6 +98,7 @@ EXTRAS = {
         *LANGCHAIN,
         *NOTEBOOKS,
         *DOCS,
+        "anthropic>=2,<3",  # a client of the gateway
         "moto>=5,<6",  # what SageMaker would receive
         *MLFLOW,
         *WANDB,

@@ -1,9 +1,9 @@
 """Agents that are programs: each episode has one process tree, in an empty folder, and the tree ends with the episode.
 
-The program receives environment variables: `OPENAI_BASE_URL`, `OPENAI_API_KEY`, `MTRL_MODEL`, `MTRL_ROW` (file with the
-row as JSON), `MTRL_RESULT` (file to which it may write `{"reward": …}`, or another value that `as_outcome` takes, as
-JSON) and `MTRL_FEEDBACK_URL` (address to which it may report instead). An episode succeeds when its program ends with
-status 0.
+The program receives environment variables: `OPENAI_BASE_URL` and `OPENAI_API_KEY`, `ANTHROPIC_BASE_URL` and
+`ANTHROPIC_API_KEY`, `MTRL_MODEL`, `MTRL_ROW` (file with the row as JSON), `MTRL_RESULT` (file to which it may write
+`{"reward": …}`, or another value that `as_outcome` takes, as JSON) and `MTRL_FEEDBACK_URL` (address to which it may
+report instead). An episode succeeds when its program ends with status 0.
 """
 
 from __future__ import annotations
@@ -94,6 +94,8 @@ class ProgramRunner:
             **self.env,
             "OPENAI_BASE_URL": assignment.base_url,
             "OPENAI_API_KEY": assignment.api_key,
+            "ANTHROPIC_BASE_URL": assignment.base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": assignment.api_key,
             "MTRL_MODEL": assignment.model,
             "MTRL_ROW": str(folder / "row.json"),
             "MTRL_RESULT": str(folder / "result.json"),

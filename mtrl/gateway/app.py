@@ -1,6 +1,8 @@
-"""The gateway as an ASGI application: OpenAI's routes, and the routes by which a program reports its reward.
+"""The gateway as an ASGI application: routes of OpenAI and Anthropic, and those by which a program reports its reward.
 
     POST /v1/chat/completions    POST /v1/completions    GET /v1/models    GET /v1/models/{model}
+    POST /v1/responses           POST /v1/responses/input_tokens
+    POST /v1/messages            POST /v1/messages/count_tokens
     POST /update-reward          POST /complete-rollout  GET /health
     POST /trajectories                                   (with the admin's key, if the gateway has one)
 
@@ -18,8 +20,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 from uuid import uuid4
 
-from mtrl.gateway import feedback, respond
+from mtrl.gateway import feedback
 from mtrl.gateway.auth import Credentials, SessionRegistry, check_name
+from mtrl.gateway.dialects import messages, openai
+from mtrl.gateway.dialects.chat import Chat
+from mtrl.gateway.dialects.completions import Completion
+from mtrl.gateway.dialects.dialect import Dialect, DialectType
+from mtrl.gateway.dialects.messages import Messages
+from mtrl.gateway.dialects.responses import Responses
 from mtrl.gateway.exchange import (
     CancelOnDisconnect,
     ClientDisconnectedError,
@@ -30,9 +38,8 @@ from mtrl.gateway.exchange import (
     Send,
     read_json,
 )
-from mtrl.gateway.requests import ChatRequest, CompletionRequest
-from mtrl.gateway.respond import Answer
-from mtrl.gateway.stream import ChatChunks, CompletionChunks, EventStream
+from mtrl.gateway.requests import ChatRequest
+from mtrl.gateway.stream import EventStream
 from mtrl.utils.http_client import is_temporary
 
 if TYPE_CHECKING:
@@ -56,6 +63,9 @@ class Sendable(Protocol):
     async def send(self, receive: Receive, send: Send) -> None: ...
 
 
+Route = Callable[[Credentials, Scope, Receive], Awaitable[Sendable]]
+
+
 @dataclass
 class App:
     """Routes requests to the sessions that they name."""
@@ -68,12 +78,17 @@ class App:
     """Function that returns the description of a trajectory for the admin."""
 
     def __post_init__(self) -> None:
-        chat, complete = partial(self._call, self._chat), partial(self._call, self._complete)
-        self._posts: dict[str, Callable[[Credentials, Scope, Receive], Awaitable[Sendable]]] = {
-            "/v1/chat/completions": chat,
-            "/v1/completions": complete,
-            "/chat/completions": chat,
-            "/completions": complete,
+        v1: dict[str, Route] = {
+            "/chat/completions": partial(self._call, Chat),
+            "/completions": partial(self._call, Completion),
+            "/responses": partial(self._call, Responses),
+            "/responses/input_tokens": partial(self._count, Responses, "response.input_tokens"),
+            "/messages": partial(self._call, Messages),
+            "/messages/count_tokens": partial(self._count, Messages, None),
+        }
+        self._posts: dict[str, Route] = {
+            **v1,
+            **{f"/v1{path}": post for path, post in v1.items()},
             "/update-reward": partial(self._report, feedback.update_reward),
             "/complete-rollout": partial(self._report, feedback.complete_rollout),
         }
@@ -91,14 +106,14 @@ class App:
                 reply = await self._answer(scope, receive)
                 await reply.send(receive, tracked_send)
             except RequestError as error:
-                await refusal(error).send(receive, tracked_send)
+                await refusal(error, scope).send(receive, tracked_send)
         except ClientDisconnectedError:
             pass
         except Exception:
             log.exception("a request failed")
             if not started:
                 message = "the request failed; the log of the gateway has the reason"
-                await refusal(RequestError(500, message)).send(receive, tracked_send)
+                await refusal(RequestError(500, message), scope).send(receive, tracked_send)
 
     async def _answer(self, scope: Scope, receive: Receive) -> Sendable:
         path, credentials = read_path(scope)
@@ -110,42 +125,37 @@ class App:
             return await post(credentials, scope, receive)
         if method == "POST" and path == "/trajectories" and self.registry.open_session is not None:
             return await self._open(credentials, scope, receive)
-        if method == "GET" and path == "/health":
+        if method in ("GET", "HEAD") and path in ("/", "/health"):
             return Reply({"status": "healthy"})
         if method == "GET" and path.removeprefix("/v1").startswith("/models"):
-            return self._models(path.removeprefix("/v1"), credentials)
+            name = self._model_name(path.removeprefix("/v1"), credentials)
+            if speaks_anthropic(scope):
+                return Reply(messages.models(self.model) if name is None else messages.model(name))
+            return Reply(openai.models(self.model) if name is None else openai.model(name))
         raise RequestError(404, f"no route has the path {path[:200]}", "unknown_url")
 
-    async def _call(
-        self,
-        answer: Callable[[Session, Any, Receive], Awaitable[Sendable]],
-        credentials: Credentials,
-        scope: Scope,
-        receive: Receive,
-    ) -> Sendable:
+    async def _call(self, dialect: DialectType, credentials: Credentials, scope: Scope, receive: Receive) -> Sendable:
+        session, call = await self._read(dialect, credentials, scope, receive)
+        work = partial(session.answer, call.request)
+        if call.request.stream:
+            return EventStream(call, work)
+        async with CancelOnDisconnect(receive, work()) as running:
+            return Reply(call.body(await running.result()))
+
+    async def _count(
+        self, dialect: DialectType, kind: str | None, credentials: Credentials, scope: Scope, receive: Receive
+    ) -> Reply:
+        """Return the number of tokens of a request's context, without an answer; `kind` is the reply's `object`."""
+        session, call = await self._read(dialect, credentials, scope, receive)
+        assert isinstance(call.request, ChatRequest)
+        counted = {"input_tokens": session.count_tokens(call.request)}
+        return Reply(counted if kind is None else {"object": kind, **counted})
+
+    async def _read(
+        self, dialect: DialectType, credentials: Credentials, scope: Scope, receive: Receive
+    ) -> tuple[Session, Dialect]:
         session = self.registry.find_or_open(credentials)  # first, so that no body of an unknown client is read
-        return await answer(session, await read_json(scope, receive, self.max_body), receive)
-
-    async def _chat(self, session: Session, body: Any, receive: Receive) -> Sendable:
-        request = ChatRequest.from_json(body)
-        answer, codec = Answer(request.model or self.model), self.codec if request.logprobs else None
-        if request.stream:
-            chunks = ChatChunks(answer, request.n, codec, request.include_usage)
-            return EventStream(chunks.opening(), partial(session.chat, request), chunks.chunks)
-        async with CancelOnDisconnect(receive, session.chat(request)) as work:
-            calls = await work.result()
-        return Reply(respond.chat_completion(answer, calls, codec))
-
-    async def _complete(self, session: Session, body: Any, receive: Receive) -> Sendable:
-        request = CompletionRequest.from_json(body)
-        answer = Answer(request.model or self.model, "text_completion", f"cmpl-{uuid4().hex}")
-        codec = self.codec if request.logprobs else None
-        if request.stream:
-            chunks = CompletionChunks(answer, codec, request.include_usage)
-            return EventStream([], partial(session.complete, request), chunks.chunks)
-        async with CancelOnDisconnect(receive, session.complete(request)) as work:
-            calls = await work.result()
-        return Reply(respond.completion(answer, calls, codec))
+        return session, dialect(await read_json(scope, receive, self.max_body), self.model, session)
 
     async def _report(
         self,
@@ -177,19 +187,20 @@ class App:
             )
         return Reply(self.describe(self.registry.open_session(name)))
 
-    def _models(self, path: str, credentials: Credentials) -> Reply:
+    def _model_name(self, path: str, credentials: Credentials) -> str | None:
+        """Return the model that a path below `/models` names; None if it names none."""
         if not self.registry.is_admin(credentials):
             self.registry.find(credentials)
         if path == "/models":
-            return Reply(respond.models(self.model))
+            return None
         name = path.removeprefix("/models/")
         if name != self.model:
             raise RequestError(404, f"there is no model {name[:200]}; use {self.model}", "model_not_found", "model")
-        return Reply(respond.model(name))
+        return name
 
 
-def refusal(error: RequestError) -> Reply:
-    """Return the response to a refused request. OpenAI's clients repeat some statuses unless a header forbids it."""
+def refusal(error: RequestError, scope: Scope) -> Reply:
+    """Return the response to a refused request. Clients repeat some statuses unless a header forbids it."""
     headers = []
     if not is_temporary(error.status) or error.code in FINAL_CODES:
         headers.append((b"x-should-retry", b"false"))
@@ -197,17 +208,25 @@ def refusal(error: RequestError) -> Reply:
         headers.append((b"retry-after", b"1"))
     if error.status == 408:  # not after 413: a client that is still sending would not see the response
         headers.append((b"connection", b"close"))
-    return Reply(error.body(), error.status, headers)
+    body = messages.error_body(error) if speaks_anthropic(scope) else error.body()
+    return Reply(body, error.status, headers)
+
+
+def speaks_anthropic(scope: Scope) -> bool:
+    """Return whether a client of Anthropic's API sent this request: the API requires a header with its version."""
+    return any(header == b"anthropic-version" for header, _ in scope["headers"]) or "/messages" in scope["path"]
 
 
 def read_path(scope: Scope) -> tuple[str, Credentials]:
     """Return the route without the part that names the trajectory, and the credentials of the request."""
-    bearer, names = None, []
+    bearer, api_key, names = None, None, []
     for header, value in scope["headers"]:
         if header == b"authorization":
             scheme, _, token = value.partition(b" ")
             if scheme.lower() == b"bearer" and token.strip():
                 bearer = token.strip().decode("latin-1")
+        elif header == b"x-api-key":
+            api_key = value.strip().decode("latin-1") or None
         elif header in TRAJECTORY_HEADERS:
             names.append(value.decode("latin-1"))
     # The path is split before it is unquoted, because a name may contain a slash.
@@ -215,4 +234,4 @@ def read_path(scope: Scope) -> tuple[str, Credentials]:
     if path.startswith("/trajectories/"):
         quoted, _, rest = path.removeprefix("/trajectories/").partition("/")
         segment, path = unquote(quoted) or None, f"/{rest}"
-    return unquote(path).rstrip("/") or "/", Credentials(bearer, segment, tuple(names))
+    return unquote(path).rstrip("/") or "/", Credentials(bearer or api_key, segment, tuple(names))

@@ -37,7 +37,7 @@ class Credentials:
     """The credentials and names that a request carries."""
 
     bearer: str | None = None
-    """Token from the `Authorization: Bearer` header."""
+    """Token from the `Authorization: Bearer` header, or from `X-Api-Key`, which Anthropic's clients send."""
     segment: str | None = None
     """Segment of the path `/trajectories/{segment}/…`: a token, which is sufficient by itself, or a name."""
     names: tuple[str, ...] = ()

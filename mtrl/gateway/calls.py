@@ -18,6 +18,7 @@ from typing import Any
 
 from mtrl.engines.base import Generation
 from mtrl.environments.tool_calls import parse_calls
+from mtrl.gateway.requests import BaseRequest
 from mtrl.rollout.conversation import Codec, classify_break
 from mtrl.types import FinishReason, Message, Turn
 from mtrl.utils.strict_json import canonical, strict_loads
@@ -104,8 +105,8 @@ class Call:
             return "length"
         return "tool_calls" if self.message.get("tool_calls") else "stop"
 
-    def answer(self, generation: Generation, codec: Codec, context: Context, stop: Sequence[str]) -> None:
-        """Store the sampled answer; `stop` holds the request's own stop strings, which are cut off for the client.
+    def answer(self, generation: Generation, codec: Codec, context: Context, request: BaseRequest) -> None:
+        """Store the sampled answer; the request's own stop strings are cut off for the client.
 
         Raises:
             ValueError: the renderer cannot parse the sampled ids into a message.
@@ -116,8 +117,9 @@ class Call:
         # Some renderers find calls even if the request has no tools; such a client receives the plain text.
         has_undeclared_calls = bool(self.sampled_message.get("tool_calls")) and not context.tools
         plain = {"role": "assistant", "content": self.decoded}
-        self.message = client_message(plain if has_undeclared_calls else self.sampled_message, stop)
-        self.text = truncate_at_stop(self.decoded, stop)
+        found = client_message(plain if has_undeclared_calls else self.sampled_message, request.stop)
+        self.message = request.to_client(found)
+        self.text = truncate_at_stop(self.decoded, request.stop)
         self.generation = generation
 
 
@@ -324,9 +326,15 @@ def client_message(sampled_message: Message, stop: Sequence[str]) -> Message:
     return message
 
 
+def first_stop_string(text: str, stop: Sequence[str]) -> str | None:
+    """Return the stop string that occurs first in the text; None if there is none."""
+    return min((word for word in stop if word in text), key=text.find, default=None)
+
+
 def truncate_at_stop(text: str, stop: Sequence[str]) -> str:
     """Return the text before the first occurrence of a stop string."""
-    return text[: min((at for at in map(text.find, stop) if at >= 0), default=len(text))]
+    found = first_stop_string(text, stop)
+    return text if found is None else text[: text.find(found)]
 
 
 def message_key(message: Message) -> bytes:

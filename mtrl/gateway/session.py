@@ -15,7 +15,7 @@ from mtrl.gateway.exchange import RequestError
 from mtrl.gateway.requests import BaseRequest, ChatRequest, CompletionRequest
 from mtrl.rollout.conversation import Codec
 from mtrl.rollout.rollouts import all_or_none
-from mtrl.types import LARGEST_REWARD, FinishReason, StopReason, Turn
+from mtrl.types import LARGEST_REWARD, FinishReason, Message, StopReason, Turn
 
 log = logging.getLogger(__name__)
 
@@ -71,6 +71,8 @@ class Session:
         """Counts: `gateway/overridden` (calls whose sampling parameters the run overrode), `gateway/gone` (calls whose
         client disconnected before the answer), `gateway/beside` (calls that began while another request ran; their
         order, and so their samples, depend on time) and `gateway/unknown_fields`."""
+        self.stored_messages: dict[str, list[Message]] = {}
+        """Conversations that a later request may continue by naming their response (`responses.py`), by its id."""
         self.closed = False
         self._call_tree = CallTree(codec)
         self._calls: list[Call] = []
@@ -84,6 +86,10 @@ class Session:
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
+    async def answer(self, request: ChatRequest | CompletionRequest) -> list[Call]:
+        """Answer a request of either kind; see `chat` and `complete`."""
+        return await (self.chat(request) if isinstance(request, ChatRequest) else self.complete(request))
+
     async def chat(self, request: ChatRequest) -> list[Call]:
         """Continue a conversation; return one call for each of `request.n` answers.
 
@@ -95,15 +101,23 @@ class Session:
                 aborted.
         """
         self._check_call_limit(request.n)
+        return await self._answers(request, self._chat_context(request))
+
+    def count_tokens(self, request: ChatRequest) -> int:
+        """Return the number of tokens of the context that `chat` would sample from; it raises the same errors, except
+        those of sampling."""
+        self._check_open()
+        return len(self._chat_context(request).ids)
+
+    def _chat_context(self, request: ChatRequest) -> Context:
         self._check_length(len(request.messages), f"{len(request.messages)} messages")
         self._check_characters(request.characters)
         try:
-            context = self._call_tree.chat(request.messages, request.tools)
+            return self._call_tree.chat(request.messages, request.tools)
         except Exception as error:  # a template may refuse messages with any exception
             first_line = next(iter(str(error).splitlines()), "")
             message = f"the chat template refuses these messages ({type(error).__name__}: {first_line:.200})"
             raise RequestError(400, message, param="messages") from error
-        return await self._answers(request, context)
 
     async def complete(self, request: CompletionRequest) -> list[Call]:
         """Continue a text or token ids, without a template; it raises the same errors as `chat`."""
@@ -158,7 +172,7 @@ class Session:
             generation = await self._sample(context.ids, self._sampling(call.index, request))
             call.ended = time.perf_counter()
         try:
-            call.answer(generation, self.codec, context, request.stop)
+            call.answer(generation, self.codec, context, request)
         except Exception as error:
             self.stop_reason, self.failure = StopReason.PARSE_ERROR, error
             raise RequestError(500, "the sampled tokens cannot be parsed into a message") from error

@@ -4,8 +4,8 @@ import asyncio
 import json
 
 from mtrl.engines.base import EngineStats, Generation, SamplingParams
-from mtrl.gateway.requests import ChatRequest, CompletionRequest
-from mtrl.gateway.respond import wire_message
+from mtrl.gateway.dialects.chat import read_chat, wire_message
+from mtrl.gateway.dialects.completions import read_completion
 from mtrl.gateway.session import Session, SessionLimits
 from mtrl.types import FinishReason, Trajectory
 
@@ -62,11 +62,11 @@ def session_of(engine, codec, calls=100, at_once=8, context=2000, **sampling):
 
 def chat(*messages, **fields):
     """Return a request as the gateway receives it, converted to JSON and back."""
-    return ChatRequest.from_json(json.loads(json.dumps({"messages": messages, **fields})))
+    return read_chat(json.loads(json.dumps({"messages": messages, **fields})))
 
 
 def text(prompt, **fields):
-    return CompletionRequest.from_json({"prompt": prompt, **fields})
+    return read_completion({"prompt": prompt, **fields})
 
 
 def wire(call):

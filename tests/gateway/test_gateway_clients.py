@@ -222,7 +222,7 @@ class TestOpenAI:
             chat(client_of(session), response_format={"type": "json_object"})
         assert caught.value.param == "response_format"
         with pytest.raises(openai.NotFoundError):
-            client_of(session).responses.create(model="m", input="how many?")
+            client_of(session).embeddings.create(model="m", input="how many?")
         for stream in (False, True):
             with pytest.raises(openai.BadRequestError) as caught:
                 chat(client_of(session), messages=LONG, stream=stream)

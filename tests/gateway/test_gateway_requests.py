@@ -6,15 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mtrl.gateway.dialects.chat import read_chat
+from mtrl.gateway.dialects.completions import read_completion
 from mtrl.gateway.exchange import RequestError
-from mtrl.gateway.requests import ChatRequest, CompletionRequest
+from mtrl.gateway.requests import ChatRequest
 
 HELLO = [{"role": "user", "content": "hello"}]
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 
 def chat(**body):
-    return ChatRequest.from_json({"model": "m", "messages": HELLO, **body})
+    return read_chat({"model": "m", "messages": HELLO, **body})
 
 
 def messages(*given):
@@ -158,22 +160,22 @@ def test_unpaired_surrogates_become_question_marks():
 
 @pytest.mark.parametrize(("prompt", "taken"), [("x", "x"), ([1, 2], [1, 2]), (["x"], "x"), ([[3]], [3])])
 def test_valid_prompts(prompt, taken):
-    assert CompletionRequest.from_json({"prompt": prompt}).prompt == taken
+    assert read_completion({"prompt": prompt}).prompt == taken
 
 
 @pytest.mark.parametrize("prompt", [None, "", [], [""], [[]], ["a", "b"], [[1], [2]], [1, "a"], [-1], [True], {}, 5])
 def test_invalid_prompts_are_refused(prompt):
-    assert refused(CompletionRequest.from_json, body={"prompt": prompt}).param == "prompt"
+    assert refused(read_completion, body={"prompt": prompt}).param == "prompt"
 
 
 @pytest.mark.parametrize(("logprobs", "requested"), [(None, False), (False, False), (0, True)])
 def test_logprobs_of_completions_are_a_number(logprobs, requested):
-    assert CompletionRequest.from_json({"prompt": "x", "logprobs": logprobs}).logprobs is requested
+    assert read_completion({"prompt": "x", "logprobs": logprobs}).logprobs is requested
 
 
 @pytest.mark.parametrize("field", [{"logprobs": 2}, {"echo": True}, {"suffix": "x"}, {"best_of": 2}])
 def test_completions_refuse_unsupported_fields(field):
-    assert refused(CompletionRequest.from_json, body={"prompt": "x", **field}).param == next(iter(field))
+    assert refused(read_completion, body={"prompt": "x", **field}).param == next(iter(field))
 
 
 anything = st.recursive(
@@ -189,7 +191,7 @@ FIELDS = ["messages", "tools", "n", "stop", "logprobs", "stream_options", "model
 @given(st.one_of(anything, st.dictionaries(st.sampled_from(FIELDS), anything)), st.lists(anything, max_size=3))
 def test_any_body_is_accepted_or_refused(body, reply):
     """An accepted body can be written to a file."""
-    for make, taken in ((ChatRequest, "messages"), (CompletionRequest, "prompt")):
+    for make, taken in ((read_chat, "messages"), (read_completion, "prompt")):
         for sent in (
             body,
             {
@@ -198,7 +200,7 @@ def test_any_body_is_accepted_or_refused(body, reply):
             },
         ):
             try:
-                request = make.from_json(sent)
+                request = make(sent)
             except RequestError as error:
                 assert error.status == 400 and json.dumps(error.body())
             else:
