@@ -10,6 +10,7 @@ from mtrl import main as main_module
 from mtrl.errors import Interrupted, UserError
 from mtrl.sweep.outcome import read_outcome
 from mtrl.trainer.hooks import nothing
+from tests import hydra_cache
 
 
 @pytest.fixture
@@ -131,6 +132,8 @@ def test_missing_packages_are_named_with_their_extra(trained, monkeypatch, capsy
     from hydra.core.config_store import ConfigStore
     from hydra.core.plugins import Plugins
 
+    for name in ("DEFAULTS", "MERGED", "LOADED"):  # an earlier test may have composed the same words
+        monkeypatch.setattr(hydra_cache, name, {})
     Plugins.instance()  # registers the launchers that are installed; a later call would register them again
     store = ConfigStore.instance()
     launchers = store.repo["hydra"]["launcher"]
