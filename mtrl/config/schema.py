@@ -76,7 +76,8 @@ class EnvironmentConfig:
     retries: int = number(1, at_least=0)
     """Maximum number of retries of an episode after an environment error, before the whole group is replaced."""
     max_failed_share: float = number(0.5, at_most=1)
-    """Maximum share of failed episodes in a step; above it the run stops."""
+    """Maximum share of failed episodes in a step; above it the run stops. In `environments` it holds for the last
+    groups of each source, which is paused above it."""
     max_workers: int = number(16, at_least=1)
     """Number of threads that run synchronous environments."""
     resources: ResourcesConfig = field(default_factory=ResourcesConfig)

@@ -131,6 +131,37 @@ def is_finding(record: Record) -> bool:
     )
 
 
+def is_row_results(record: Record) -> bool:
+    """Whether the record is a line of rows.jsonl (`mtrl/record/row_results.py`)."""
+    sources, results = record.get("sources", {}), record.get("results", [])
+    return (
+        has_step(record)
+        and isinstance(sources, dict)
+        and all(map(_is_sampler, sources.values()))
+        and isinstance(results, list)
+        and all(isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str) for pair in results)
+        and all(_is_share(success) for _, success in results)
+    )
+
+
+def _is_sampler(settings: Any) -> bool:
+    """Whether these are the settings of a sampler in rows.jsonl."""
+    if not isinstance(settings, dict):
+        return False
+    band, rows = settings.get("band"), settings.get("rows")
+    return (
+        isinstance(settings.get("sampler"), str)
+        and isinstance(rows, int)
+        and _is_number(rows)
+        and (band is None or (isinstance(band, list) and len(band) == 2 and all(map(_is_share, band))))
+        and _is_share(settings.get("forgetting", 0.0))
+    )
+
+
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= 1
+
+
 def _is_number(value: Any) -> bool:
     """Whether the value is a number that can be drawn; NaN is not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST_NUMBER

@@ -14,7 +14,7 @@ from mtrl.record.config import Flat, StoredConfig, read_config, read_whole_confi
 from mtrl.record.index import Indexer, TrajectoryFolder, list_files
 from mtrl.record.metrics import warn_on_stderr
 from mtrl.record.reading import Foreign, read, read_json
-from mtrl.record.records import LARGEST, Records, finite, has_step, is_finding, is_span, number_of
+from mtrl.record.records import LARGEST, Records, finite, has_step, is_finding, is_row_results, is_span, number_of
 from mtrl.record.run_dir import RunDir, such_as
 from mtrl.record.stored import read as read_lines
 from mtrl.record.tokens import Tokenizer, find_tokenizer, tokenizer_files
@@ -55,6 +55,7 @@ class Run:
         self.metrics = Records(self.dir.metrics, has_step)
         self.timeline = Records(self.dir.timeline, is_span)
         self.alarms = Records(self.dir.alarms, is_finding)
+        self.row_results = Records(self.dir.rows, is_row_results)
         self.index = TrajectoryFolder(self.path, indexer or Indexer())
         self._cached: dict[str, tuple[Hashable, Any]] = {}
         self._tokenizer: tuple[Tokenizer | None, list[str]] | None = None
@@ -278,7 +279,8 @@ class Run:
         """Return sentences about the files that cannot be read."""
         broken = [f"trajectories/{f.name}.jsonl {f.problem}" for f in self.index.files if f.problem]
         foreign = [f"{name} leads out of the run and is not read" for name in self.index.foreign]
-        records = [problem for file in (self.metrics, self.timeline, self.alarms) for problem in file.problems]
+        growing = (self.metrics, self.timeline, self.alarms, self.row_results)
+        records = [problem for file in growing for problem in file.problems]
         tokenizer = self._tokenizer[1] if self._tokenizer is not None else []
         return [*self.stored_config.problems, *self._read_summary()[1], *records, *tokenizer, *broken, *foreign]
 

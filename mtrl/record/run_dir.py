@@ -49,6 +49,7 @@ class RunDir:
     run.log          console output and log        summary.json   final numbers
     preflight.json   findings of the checks at the start
     timeline.jsonl   spans of the phases of a step   alarms.jsonl   symptoms reported during the run
+    rows.jsonl       results of the training rows, by step
     tokenizer/       tokenizer of the token ids    trackers/      receipts of the trackers, if there are any
     trace_step_N.json.gz, .txt   trace of one step (trainer.profile_step)
     launch.txt       launch of torchrun that the run belongs to
@@ -118,6 +119,10 @@ class RunDir:
     @property
     def timeline(self) -> Path:
         return self.path / "timeline.jsonl"
+
+    @property
+    def rows(self) -> Path:
+        return self.path / "rows.jsonl"
 
     @property
     def alarms(self) -> Path:

@@ -12,15 +12,13 @@ from typing import Any, TypeVar
 from mtrl.engines.base import SamplingParams
 from mtrl.errors import RunEndedError
 from mtrl.rollout.episode import Episodes
+from mtrl.rollout.failures import excess, last_failure, summary
+from mtrl.rollout.pauses import Pauses
 from mtrl.types import FAILED, Group, Row, Trajectory
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-
-MAX_FAILED_ROUNDS = 10
-"""Number of consecutive rounds of replacements without one complete group after which the run ends, however many
-failures are allowed."""
 
 
 @dataclass
@@ -41,6 +39,8 @@ class Rollouts:
     seed: int
     max_failed_share: float
     on_episode: Callable[[Trajectory], None] = lambda trajectory: None
+    pauses: Pauses | None = None
+    """Limits of the sources of a mixture, which replace those of the run; None for a run on one task."""
 
     async def collect(
         self,
@@ -57,7 +57,8 @@ class Rollouts:
         stays.
 
         Raises:
-            RunEndedError: more than `max_failed_share` of the episodes failed, or replacements keep failing.
+            RunEndedError: more than `max_failed_share` of the episodes failed, or replacements keep failing; in a
+                mixture, see `Pauses`.
         """
         report = RolloutReport(groups=[])
         pending = [(f"{key}/{i}", row) for i, row in enumerate(rows)]
@@ -72,6 +73,12 @@ class Rollouts:
             failed_rounds = failed_rounds + 1 if len(failed_ids) == len(groups) else 0
             if failed:
                 log.warning("%s", summary(report.failures, report.episodes, failed[0]))
+            if self.pauses is not None and replacement:
+                for group in groups:
+                    self.pauses.note(group)
+            elif self.pauses is not None:
+                self.pauses.check(groups)
+            elif failed:
                 self.check(report.failures, report.episodes, failed[0], failed_rounds)
             pending = (
                 [(f"{group_id}+", replacement()) for group_id, _ in pending if group_id in failed_ids]
@@ -95,28 +102,10 @@ class Rollouts:
         """End the run if too many of these episodes failed; `newest` is the latest failure.
 
         Raises:
-            RunEndedError: more than `max_failed_share` of the episodes failed, or every group failed in at least
-                `MAX_FAILED_ROUNDS` consecutive rounds (`failed_rounds` is the number of such rounds).
+            RunEndedError: see `excess`.
         """
-        counted = f"{len(failures)} of {episodes} episodes failed"
-        if len(failures) / episodes > self.max_failed_share:
-            what = f"{counted}, more than environment.max_failed_share={self.max_failed_share} allows"
-        elif failed_rounds >= MAX_FAILED_ROUNDS:
-            what = f"{counted}, and none of the last {failed_rounds} rounds of replacements had a group without a "
-            what += "failure"
-        else:
-            return
-        raise RunEndedError(f"{what}; the last failure was: {cause(newest)} (its traceback is in run.log)")
-
-
-def summary(failures: Sequence[Trajectory], episodes: int, newest: Trajectory) -> str:
-    """Return one line that reports the failed episodes."""
-    return f"{len(failures)} of {episodes} episodes failed: {cause(newest)}"
-
-
-def cause(failure: Trajectory) -> str:
-    """Return the first line of a failed trajectory's error, or its stop reason if it has no error."""
-    return (failure.error or failure.stop_reason).partition("\n")[0]
+        if (why := excess(len(failures), episodes, failed_rounds, self.max_failed_share)) is not None:
+            raise RunEndedError(f"{why}; {last_failure(newest)}")
 
 
 async def all_or_none(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -34,7 +34,7 @@ from mtrl.trackers.rows import Rows
 from mtrl.types import trajectory_from_dict
 
 FILES = (
-    *("config.yaml", "summary.json", "curves.png", "preflight.json", "alarms.jsonl", "timeline.jsonl"),
+    *("config.yaml", "summary.json", "curves.png", "preflight.json", "alarms.jsonl", "timeline.jsonl", "rows.jsonl"),
     *("report.json", "report.md", "report.html"),
 )
 """Names of the files that are sent unchanged at the end; the last three belong to an evaluation."""

@@ -23,6 +23,7 @@ from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.live import Watch
 from mtrl.errors import JobLost, RunEndedError
 from mtrl.record.metrics import MetricsLog
+from mtrl.record.row_results import RowResults
 from mtrl.record.run_dir import RunDir
 from mtrl.record.timeline import Timeline
 from mtrl.record.trace import step_trace
@@ -50,7 +51,7 @@ from mtrl.trainer.throughput import Throughput, peak_memory
 from mtrl.trainer.update.critic import Critic, credit_by_critic
 from mtrl.trainer.update.update import Update, Updater
 from mtrl.trainer.work_thread import WorkThread
-from mtrl.types import Group
+from mtrl.types import Group, Row
 from mtrl.utils.signals import Interrupt
 
 SAVED_SECONDS = 0.02
@@ -99,7 +100,8 @@ class Trainer:
         self.progress = Progress()
         self.rows, self.composer = sampler_of(config, parts.splits.train), make_composer(config)
         self.rollouts = rollouts_of(parts.loop, parts.engine, config)
-        rows = self.rows.next, self.rows.note
+        self.rollouts.pauses = self.rows.pauses
+        rows = self.rows.next, self._note_success
         producer_args = (config, self.rollouts, self.composer, parts.family, parts.sampling, *rows)
         self.experience = Stream(*producer_args, self._note_rollouts) if overlaps(config) else Collector(*producer_args)
         self.held_out = HeldOut(
@@ -144,6 +146,7 @@ class Trainer:
         peak = None if parts.learner.critic else peak_flops(parts.policy.device, compute_dtype(config))
         self.throughput = Throughput(peak)
         self.timeline = Timeline(run.timeline)
+        self.row_results = RowResults(run.rows)
         self.metrics = MetricsLog(run.metrics, console.warning)
         self.tracker = Tracker([self.metrics], console.warning)
 
@@ -151,6 +154,7 @@ class Trainer:
         """Train up to `max_steps` and save the last step. Return the name of the signal that stopped the run early, or
         None."""
         self.timeline.start(self.progress.step, self.progress.seconds)
+        self.row_results.start(self.progress.step, self.rows.described())
         self.metrics.truncate(self.progress.step if self.progress.step else -1)
         self.watch = Watch(self.config, self.run_dir)
         total = self.config.trainer.max_steps
@@ -209,6 +213,7 @@ class Trainer:
         stack = AsyncExitStack()  # closes in reverse order
         stack.push_async_exit(self._wait_saved)
         stack.callback(self.timeline.close)
+        stack.callback(self.row_results.close)
         stack.callback(self.work_thread.close)
         stack.push_async_callback(self.parts.engine.close)
         stack.push_async_callback(self.parts.loop.close)
@@ -265,6 +270,8 @@ class Trainer:
     async def _step(self) -> dict[str, Any]:
         """Make one training step and return its metrics."""
         step, number = self.progress.step, self.progress.step + 1
+        if self.rows.pauses is not None:
+            self.rows.pauses.begin_step(step)
         waiting = "wait" if overlaps(self.config) else "generate"
         with self.timeline.span(waiting, number) as collecting:
             experience = await self.experience.collect(step)
@@ -283,6 +290,7 @@ class Trainer:
             canary = await self.publisher.publish(number)
             self.experience.publish(number)
         self.progress.step = number
+        self.row_results.write(number)
         spans = {waiting: collecting, "credit": crediting, "update": updating, "sync": syncing}
         row = self._metrics(experience, credited.advantages)
         row |= self._throughput(experience, update, {name: span.seconds for name, span in spans.items()})
@@ -418,6 +426,11 @@ class Trainer:
         found = [(group, t) for wanted in (Verdict.LENIENT, Verdict.STRICT) for v, group, t in verdicts if v == wanted]
         limit = self.config.evaluation.keep_disagreements
         return [Group(group.group_id, group.row, [t]) for group, t in found[:limit]]
+
+    def _note_success(self, row: Row, success: float) -> None:
+        """Give the result of a group to the sampler of rows, and record it."""
+        self.rows.note(row, success)
+        self.row_results.note(str(row["id"]), success)
 
     def _note_rows(self) -> None:
         """Copy the state of the sampler of rows into the progress."""

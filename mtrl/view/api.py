@@ -8,8 +8,8 @@ trajectories without `.jsonl`, and LINE counts from 0. Each of them is percent-e
 `/api/runs`: `{runs: [RUN], differing: [key], version, warnings: [sentence], sweeps (number)}`. RUN: `{id, name,
     experiment, path (its last parts), seed, family, status: running | finished | stopped | empty, step, max_steps,
     started, updated, differences: {key: value}, summary (summary.json), thresholds: {success, claim}, alarms (number),
-    files, trajectories, has_timeline, tokens: text | ids, problems: [sentence]}`. `family` is a label that is shared by
-    runs that differ only in the seed. `differing` lists the keys of config.yaml with several values.
+    files, trajectories, has_timeline, has_rows, tokens: text | ids, problems: [sentence]}`. `family` is a label that is
+    shared by runs that differ only in the seed. `differing` lists the keys of config.yaml with several values.
 `/api/changes`: `{state, runs: [{id, status, step, updated, metrics, files, alarms, timeline, job, indexing}]}`. The
     answer is immediate; the page requests it about every second. Where a string differs from the last answer, the page
     requests that part again. `since=STATE` is accepted and ignored. `indexing` is `{done, total}` in bytes of the
@@ -23,6 +23,11 @@ trajectories without `.jsonl`, and LINE counts from 0. Each of them is percent-e
     thinned: [key], problems}`. A NaN or infinite value is null. `thinned` curves still have their extremes.
 `/api/runs/R/timeline?from_step=&to_step=`: `{spans: [{step, name, lane, start, end}], total, shown, problems}`.
 `/api/runs/R/alarms`: `{alarms: [in the format of mtrl/diagnose/finding.py], problems}`.
+`/api/runs/R/rows`: `{sources: [{name (empty: the only task), sampler, rows (number), band: [low, high] or null, tried,
+    bins, below, inside, above, over_time: [{step, tried, bins, below, inside, above}], hardest: [ROW],
+    easiest: [ROW]}], problems}`. It counts the training rows of a source: `tried` have a result, `bins` are those in
+    each tenth of the running success, and `below`, `inside` and `above` are relative to the band, or null. ROW: `{id,
+    success (running), groups (number), step (of the last group)}`.
 `/api/runs/R/files`: `{files: [{file, kind, step, size, modified, indexed, count, unreadable, problem, reward_mean,
     score_mean, success_frac, lenient, strict, failed, truncated, turns_mean, tokens_mean}], indexing}`, sorted by
     ascending step. One file holds one kind of trajectories of one step.
@@ -86,6 +91,7 @@ from mtrl.sweep.report import Job, Sweep, ranked, read_job, to_plain
 from mtrl.view import differences
 from mtrl.view.detail import LONGEST_RAW, Unreadable, message, parse, turns_of
 from mtrl.view.query import Query, Refusal
+from mtrl.view.row_statistics import row_statistics
 from mtrl.view.search import Needle, search
 from mtrl.view.select import FILTERS, ORDERS, in_order, matching
 from mtrl.view.series import MOST_POINTS, curves
@@ -159,6 +165,7 @@ class Api:
             "files": len(files),
             "trajectories": sum(len(file.lines) for file in files),
             "has_timeline": run.dir.timeline.is_file(),
+            "has_rows": run.dir.rows.is_file(),
             "tokens": tokens_as(run),
             "problems": run.problems(),
         }
@@ -210,6 +217,10 @@ class Api:
         ]
         shown = spans[-MOST_SPANS:]
         return {"spans": shown, "total": len(spans), "shown": len(shown), "problems": run.timeline.problems}
+
+    def rows(self, run: Run, query: Query) -> Json:
+        query.check(())
+        return {"sources": row_statistics(run.row_results.refresh()), "problems": run.row_results.problems}
 
     def alarms(self, run: Run, query: Query) -> Json:
         query.check(())
@@ -322,6 +333,7 @@ OF_A_RUN: dict[str, Callable[[Api, Run, Query], Json]] = {
     "config": Api.config,
     "metrics": Api.metrics,
     "timeline": Api.timeline,
+    "rows": Api.rows,
     "alarms": Api.alarms,
     "files": Api.files,
     "trajectories": Api.trajectories,

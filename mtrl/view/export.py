@@ -29,7 +29,7 @@ from mtrl.view.summaries import grouped, summary
 ELEMENT = "mtrl-export"
 LARGEST = 64 * 2**20
 """Maximum size of the trajectories in a file, in bytes, because a browser reads all of them at once."""
-OF_A_RUN = ("config", "metrics", "timeline", "alarms", "files")
+OF_A_RUN = ("config", "metrics", "timeline", "rows", "alarms", "files")
 
 _STYLE = re.compile(r'<link rel="stylesheet" href="/static/([\w.-]+\.css)">')
 _SCRIPT = re.compile(r'<script type="module" src="/static/([\w.-]+\.js)"></script>')

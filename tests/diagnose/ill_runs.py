@@ -112,6 +112,9 @@ RUNS = {
         "train/clip_frac": noisy(np.full(60, 0.5), 0.02),
     }),
     "failing_episodes": lambda: of(RISING, **{"rollout/failed_episodes": 40.0, "rollout/stop/timeout": 0.3}),
+    "paused_source": lambda: of(RISING, {"environments": {"words": {}, "sql": {}}}, **{
+        "data/words/paused": np.r_[np.zeros(50), np.ones(10)], "data/sql/paused": 0.0,
+    }),
     "template_breaks": lambda: of(RISING, **{"rollout/breaks": 200.0}),
     "idle_turn_credit": lambda: of(RISING, PER_TURN, **{"rollout/reward/early_frac": 0.0}),
     "lonely_turns": lambda: of(RISING, PER_TURN, **{

@@ -6,7 +6,8 @@ from itertools import count
 import pytest
 
 from mtrl.errors import UserError
-from mtrl.rollout.rollouts import MAX_FAILED_ROUNDS, Rollouts, stream_seed
+from mtrl.rollout.failures import MAX_FAILED_ROUNDS
+from mtrl.rollout.rollouts import Rollouts, stream_seed
 from mtrl.types import StopReason
 
 

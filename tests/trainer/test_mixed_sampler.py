@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from mtrl.config.mixture import source_of
 from mtrl.config.schema import Config, DataConfig, EnvironmentConfig
 from mtrl.environments.mixture import interleaved
-from mtrl.errors import UserError
+from mtrl.errors import RunEndedError, UserError
 from mtrl.trainer.data.mixed_sampler import sampler_of
+from mtrl.types import Group, StopReason, Trajectory
 
 NAMES = "abcd"
 
@@ -38,7 +39,8 @@ def test_two_to_one_by_worked_numbers_and_each_source_in_its_own_passes():
     ids = drawn(sampler, 12)
     assert "".join(map(source_of, ids)) == "abaabaabaaba"
     assert sorted(ids[:6]) == ["a/0", "a/1", "a/2", "a/3", "b/0", "b/1"]
-    assert sampler.metrics() == {"data/a/epoch": 2.0, "data/b/epoch": 2.0} and sampler.drawn == 12
+    epochs = {"data/a/epoch": 2.0, "data/b/epoch": 2.0}
+    assert sampler.metrics() == {**epochs, "data/a/paused": 0.0, "data/b/paused": 0.0} and sampler.drawn == 12
 
 
 @settings(max_examples=40)
@@ -75,6 +77,71 @@ def test_a_restored_sampler_goes_on_exactly_and_other_weights_begin_new_counts(c
     assert sum(changed.counts.values()) == 0
     assert Counter(map(source_of, drawn(changed, 10))) == {"b": 5, "c": 5}
     assert play(again, 40) == play(first, 40)
+
+
+def played(row, fails):
+    """Return a group of two episodes on the row, which fail or not."""
+    reason, error = (StopReason.ENV_ERROR, "OSError: no service") if fails else (StopReason.DONE, None)
+    return Group("g", row, [Trajectory(row["id"], "g", n, [], reason, error=error) for n in range(2)])
+
+
+def play(sampler, steps, broken):
+    """Return the names of the sources that each step draws: 8 groups, and a replacement for each that fails.
+    `broken(name, step)` tells whether the episodes of a source fail."""
+    found = []
+    for step in steps:
+        sampler.pauses.begin_step(step)
+        names, wanted = [], 8
+        while wanted:
+            row = sampler.next()
+            names.append(name := source_of(row["id"]))
+            sampler.pauses.note(played(row, broken(name, step)))
+            wanted -= not broken(name, step)
+        found.append(names)
+    return found
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=2, max_size=4), st.integers(0, 12), st.integers(0, 30), st.integers(0, 50))
+def test_a_source_that_fails_alone_is_left_out_and_a_restored_run_goes_on_exactly(weights, first, length, cut):
+    weights = dict(zip(NAMES, weights, strict=False))
+
+    def broken(name, step):
+        return name == "a" and first <= step < first + length
+
+    sampler, again = made(weights), made(weights)
+    whole = play(sampler, range(cut), broken)
+    again.drawn = sampler.drawn
+    again.restore(json.loads(json.dumps(sampler.state(), sort_keys=True)))
+    rest = play(sampler, range(cut, 60), broken)
+    assert play(again, range(cut, 60), broken) == rest
+    whole += rest
+
+    assert whole[:first] == play(made(weights), range(first), lambda name, step: False)
+    failures = [step for step, names in enumerate(whole) for name in names if broken(name, step)]
+    assert len(failures) <= 8 + 5  # the first pause, and one group after each of the pauses of 2, 4, 8, 16 steps
+    if length and first + length < 29:
+        assert "a" in whole[59] + whole[58]  # the fourth pause ends before
+    for names in whole:
+        if "a" not in names:
+            others = sum(weights.values()) - weights["a"]
+            for name in weights.keys() - {"a"}:
+                assert abs(names.count(name) - len(names) * weights[name] / others) <= 2 * (len(weights) - 1)
+
+
+def test_the_last_source_ends_the_run_with_the_sentence_of_a_single_task(caplog):
+    sampler = made({"a": 1, "b": 1})
+    what = (
+        r"16 of 16 episodes failed, more than environment\.max_failed_share=0\.5 allows; the last failure was: OSError"
+    )
+    with pytest.raises(RunEndedError, match=what):
+        play(sampler, range(1), lambda name, step: True)
+    (warning,) = caplog.messages
+    assert warning.startswith(
+        "environments.a is paused: 16 of 16 episodes failed, more than environment.max_failed_share"
+    )
+    assert "The rows of b replace its rows, and step 4 tries it again" in warning
+    assert sampler.metrics()["data/a/paused"] == 1.0 and sampler.metrics()["data/b/paused"] == 0.0
 
 
 def test_a_source_with_a_weight_needs_training_rows():

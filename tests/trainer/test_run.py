@@ -34,6 +34,7 @@ def test_the_run_folder_has_all_documented_files(undisturbed):
         "config.yaml",
         "metrics.jsonl",
         "preflight.json",
+        "rows.jsonl",
         "run.log",
         "status.txt",
         "summary.json",

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 
 import pytest
 from runs import QUIET, ROOT, finish, rows_of, weights_of
@@ -17,9 +18,29 @@ NAMES = {"words", "sql"}
 TINY = ("experiment=mixture", "debug=fast", "trainer.prompts_per_step=3", "environments.words.weight=2", *QUIET)
 
 
+DOWN = """
+    import json, pathlib, sys
+    from envs.gsm8k.environment import Gsm8kEnv
+    (metrics,) = (pathlib.Path(word[8:]) / "metrics.jsonl" for word in sys.argv if word.startswith("run_dir="))
+    reset = Gsm8kEnv.reset
+    def failing(self, row=None):
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        if lines and 1 <= json.loads(lines[-1])["step"] <= 3:
+            raise OSError("the service is down")
+        return reset(self, row)
+    Gsm8kEnv.reset = failing
+    from mtrl.main import cli
+    cli()
+"""
+"""A program whose word problems fail in the steps 2 to 4."""
+
+
 def program(module, *words):
+    return run([sys.executable, "-m", module, *map(str, words)])
+
+
+def run(command):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", module, *map(str, words)]
     return finish(forked.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
 
 
@@ -42,3 +63,19 @@ def test_a_mixture_has_metrics_of_each_source_resumes_exactly_and_can_be_opened(
     (row,) = rows_of(tmp_path / "evaluation")
     assert row["val/success/mean"] == row["val/sql/success/mean"] and "val/words/success/mean" not in row
     assert json.loads((tmp_path / "rescored.json").read_text())
+
+
+def test_a_source_that_fails_alone_is_paused_and_tried_again(tmp_path):
+    whole, again = tmp_path / "whole", tmp_path / "again"
+    steps = ("trainer.max_steps=5", "evaluation.every_steps=2", "trainer.checkpoint.keep_last=3")
+    words = (*TINY, *steps, "environment.retries=0")
+    output = run([sys.executable, "-c", textwrap.dedent(DOWN), *words, f"run_dir={whole}"])
+    assert "environments.words is paused: " in output and "OSError: the service is down" in output
+    rows = {row["step"]: row for row in rows_of(whole)}
+    drawn = [[rows[step][f"rollout/{name}/groups"] for name in ("words", "sql")] for step in range(1, 6)]
+    assert drawn == [[2, 1], [0, 3], [0, 3], [0, 3], [2, 1]]
+    assert [rows[step]["data/words/paused"] for step in range(1, 6)] == [0, 1, 1, 1, 0]
+    assert rows[2]["rollout/words/failed_episodes"] > 0 and rows[3]["rollout/words/failed_episodes"] == 0
+
+    program("mtrl.main", *words, f"resume={whole / 'checkpoints' / 'step_000003'}", f"run_dir={again}")
+    assert weights_of(again) == weights_of(whole) and rows_of(again)[-1] == rows[5]

@@ -7,6 +7,7 @@ import pytest
 
 from mtrl.config.schema import Config
 from mtrl.errors import JobLost
+from mtrl.record.row_results import RowResults
 from mtrl.record.timeline import Timeline
 from mtrl.trainer.loop import Progress, Trainer
 from mtrl.trainer.work_thread import WorkThread
@@ -32,7 +33,7 @@ def trainer(tmp_path):
     trainer.parts = SimpleNamespace(
         engine=SimpleNamespace(close=lambda: close("engine")), loop=SimpleNamespace(close=lambda: close("loop"))
     )
-    trainer.timeline = Timeline(tmp_path / "timeline.jsonl")
+    trainer.timeline, trainer.row_results = Timeline(tmp_path / "timeline.jsonl"), RowResults(tmp_path / "rows.jsonl")
     trainer.work_thread = WorkThread(beside_rollouts=False)
     trainer.learners = SimpleNamespace(is_saving=False, wait_saved=wait_saved, save=save)
     trainer.progress, trainer.saved_step, trainer.rows = (

@@ -153,7 +153,7 @@ def test_the_data_is_what_the_server_answers(static, api_of, made_run, tmp_path)
     for item in exported["items"]:
         answer = api.trajectory(run, item["file"], str(item["line"]), Query())
         assert routes[f"/api/runs/one/trajectory/{item['file']}/{item['line']}"] == json.loads(to_json(answer))
-    assert len(routes) == 2 + 5 + 1 + listed["total"]
+    assert len(routes) == 2 + 6 + 1 + listed["total"]
 
 
 @pytest.mark.parametrize("most", [0, 1, 7, 20])

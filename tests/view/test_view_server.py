@@ -133,6 +133,7 @@ def test_all_routes_answer(client):
         "config",
         "metrics",
         "timeline",
+        "rows",
         "alarms",
         "files",
         "trajectories",

@@ -12,6 +12,7 @@ from typing import Any
 
 from mtrl.config.schema import DataConfig
 from mtrl.errors import UserError
+from mtrl.rollout.pauses import Pauses
 from mtrl.types import Row
 from mtrl.utils.user_code import load_function, reason
 
@@ -27,6 +28,8 @@ class Sampler(ABC):
         self.rows, self.seed = rows, seed
         self.drawn = 0
         """Number of rows drawn so far."""
+        self.pauses: Pauses | None = None
+        """Pauses of the sources of a mixture; None for rows of one task."""
 
     @abstractmethod
     def choose(self) -> int:
@@ -46,6 +49,16 @@ class Sampler(ABC):
     def metrics(self) -> dict[str, float]:
         """Return metrics of the current state, named `data/…`."""
         return {}
+
+    def settings(self) -> dict[str, Any]:
+        """Return settings that the statistics of rows need: `band` (lowest and highest running success of the rows to
+        keep) and `forgetting`, if the sampler has them; see `DifficultySampler`."""
+        return {}
+
+    def described(self) -> dict[str, dict[str, Any]]:
+        """Return the class, the number of rows and the `settings` of the sampler of each source, by name; the name is
+        empty for rows of one task."""
+        return {"": {"sampler": type(self).__name__, "rows": len(self.rows), **self.settings()}}
 
     def next(self) -> Row:
         """Return the next row.
@@ -162,6 +175,9 @@ class DifficultySampler(Sampler):
             "data/too_hard_frac": sum(mean < self.low for mean in means) / tried,
             "data/too_easy_frac": sum(mean > self.high for mean in means) / tried,
         }
+
+    def settings(self) -> dict[str, Any]:
+        return {"band": [self.low, self.high], "forgetting": self.forgetting}
 
     def _is_drawn(self, index: int) -> bool:
         """Return whether to draw the row at `position` - 1, which has this index."""

@@ -13,7 +13,8 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from mtrl.rollout.rollouts import RolloutReport, summary
+from mtrl.rollout.failures import summary
+from mtrl.rollout.rollouts import RolloutReport
 from mtrl.trainer.data.admission import Admission, Outstanding, RequeueAdmission
 from mtrl.trainer.data.experience import Experience, Producer, StoppedError, Unused
 from mtrl.types import FAILED, Group, Trajectory
@@ -264,7 +265,7 @@ class Stream(Producer):
         replaced.
 
         Raises:
-            UserError: too many episodes failed.
+            RunEndedError: too many episodes failed.
         """
         counts = EpisodeCounts(len(group.trajectories), [t for t in group.trajectories if t.stop_reason in FAILED])
         self._tally.report.episodes += counts.episodes
@@ -274,7 +275,9 @@ class Stream(Producer):
         failures = [t for past in self._recent_counts for t in past.failures]
         if counts.failures:
             log.warning("%s", summary(counts.failures, counts.episodes, counts.failures[0]))
-        if failures and len(self._recent_counts) == self._wanted:
+        if self.rollouts.pauses is not None:
+            self.rollouts.pauses.note(group)
+        elif failures and len(self._recent_counts) == self._wanted:
             episodes = sum(past.episodes for past in self._recent_counts)
             self.rollouts.check(failures, episodes, failures[-1], self._failed_in_a_row // self._wanted)
         return bool(counts.failures)

@@ -11,13 +11,14 @@ import * as visible from "./visible.js";
 import { Browse } from "./browse.js";
 import { GroupView } from "./group.js";
 import { Overview } from "./overview.js";
+import { RowsView } from "./rows.js";
 import { SweepView } from "./sweep.js";
 import { TrajectoryView } from "./trajectory.js";
 
 const { h } = dom;
 const VIEWS = { __proto__: null, overview: Overview, browse: Browse, group: GroupView, trajectory: TrajectoryView,
-  sweep: SweepView };
-const TABS = [["overview", "Overview"], ["browse", "Browse"], ["sweep", "Sweep"]];
+  rows: RowsView, sweep: SweepView };
+const TABS = [["overview", "Overview"], ["browse", "Browse"], ["rows", "Rows"], ["sweep", "Sweep"]];
 
 /** State and functions that all views share. Views have open(values), close(), changed(run, names) and keys(). */
 class App {
@@ -82,16 +83,18 @@ class App {
   drawBar() {
     const { view, values } = route.read();
     const run = this.run(values.run);
-    const on = ["overview", "sweep"].includes(view) ? view : "browse";
-    const tabs = TABS.filter(([name]) => name !== "sweep" || this.sweeps).map(([name, label]) => h("a", {
-      class: "tab", id: `tab-${name}`, href: route.link(name, name === "browse" ? route.listValues(values) : {}),
+    const on = ["overview", "rows", "sweep"].includes(view) ? view : "browse";
+    const ofRun = ["browse", "rows"].includes(on);
+    const linked = { __proto__: null, browse: route.listValues(values), rows: { run: values.run } };
+    const tabs = TABS.filter(([name]) => this.has(name)).map(([name, label]) => h("a", {
+      class: "tab", id: `tab-${name}`, href: route.link(name, linked[name] || {}),
         "aria-current": name === on ? "page" : null,
     }, label));
     dom.replace(dom.byId("bar"),
       h("a", { class: "brand", href: "#overview" }, "mtrl", h("span", {}, "view")),
       h("nav", { "aria-label": "Views" }, tabs),
-      on === "browse" ? this.runChoice(run) : h("span", { class: "grow" }),
-      this.badge(on === "browse" ? run : null),
+      ofRun ? this.runChoice(run, on) : h("span", { class: "grow" }),
+      this.badge(ofRun ? run : null),
       h("button", { type: "button", class: "quiet", id: "copy-link", title: "Copy the link to this view",
         onclick: () => this.copy() }, h("span", { class: "wide" }, "Copy "), "link"),
       theme.button(),
@@ -100,12 +103,17 @@ class App {
     document.title = `${run.name} · mtrl view`;
   }
 
-  runChoice(run) {
+  /** Whether there is something to show in a view. */
+  has(view) {
+    return view === "sweep" ? this.sweeps : view !== "rows" || this.runs.some((run) => run.has_rows);
+  }
+
+  runChoice(run, view) {
     if (this.runs.length === 1) return h("span", { class: "run-name grow" }, visible.plain(run.name));
     const options = this.runs.map((r) => h("option", { value: r.id, selected: r === run },
       visible.plain(`${r.name} · ${r.path}`)));
     return h("label", { class: "run-choice grow" }, h("span", { class: "sr" }, "Run"),
-      h("select", { id: "run", onchange: (event) => route.go("browse", { run: event.target.value }) }, options));
+      h("select", { id: "run", onchange: (event) => route.go(view, { run: event.target.value }) }, options));
   }
 
   /** Badge with one word: live, finished, stopped, empty, stalled or exported. */

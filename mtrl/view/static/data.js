@@ -26,6 +26,7 @@ class Source {
   config(run) { return this.get(path("runs", run, "config")); }
   metrics(run, keys) { return this.get(path("runs", run, "metrics"), { keys: keys && keys.join(",") }); }
   timeline(run) { return this.get(path("runs", run, "timeline")); }
+  rows(run) { return this.get(path("runs", run, "rows")); }
   alarms(run) { return this.get(path("runs", run, "alarms")); }
   files(run) { return this.get(path("runs", run, "files")); }
   trajectories(run, values) { return this.get(path("runs", run, "trajectories"), values); }
