@@ -143,6 +143,8 @@ class Trajectory:
     trainable: bool = True
     error: str | None = None
     """Message and traceback of the error that ended the episode; `None` without an error."""
+    role: str | None = None
+    """Role that took the turns, in self-play, where an episode gives one trajectory per trained role; else `None`."""
 
     @property
     def reward(self) -> float:
@@ -199,6 +201,20 @@ class Group:
     group_id: str
     row: Row
     trajectories: list[Trajectory]
+
+    @property
+    def role(self) -> str | None:
+        """Role of the first trajectory."""
+        return next((trajectory.role for trajectory in self.trajectories), None)
+
+    def by_role(self) -> list[Group]:
+        """Return one group per role, in the order of their first trajectories; the group itself if there is one role.
+        Only rewards of the same role can be compared: two sides of a game have different chances."""
+        roles = dict.fromkeys(trajectory.role for trajectory in self.trajectories)
+        if len(roles) < 2:
+            return [self]
+        own = ([trajectory for trajectory in self.trajectories if trajectory.role == role] for role in roles)
+        return [Group(self.group_id, self.row, trajectories) for trajectories in own]
 
 
 @dataclass

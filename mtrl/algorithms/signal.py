@@ -41,8 +41,9 @@ def signal_metrics(groups: Sequence[Group], advantages: Sequence[Ragged]) -> dic
     `analysis/lonely_turns`      number of turns that no peer reached
     `analysis/lonely_trajectories` number of groups with a single trajectory, which has no peer to compare with
 
-    The result is empty without trajectories.
+    In self-play each role of a group counts as a group. The result is empty without trajectories.
     """
+    groups, advantages = _by_role(groups, advantages)
     rewards = [[earned(trajectory) for trajectory in group.trajectories] for group in groups]
     informative = [is_informative(turns) for turns in advantages]
     everything = [reward for group in rewards for reward in group]
@@ -62,3 +63,14 @@ def signal_metrics(groups: Sequence[Group], advantages: Sequence[Ragged]) -> dic
         "analysis/lonely_trajectories": float(sum(len(group.trajectories) == 1 for group in groups)),
     }
     return {**metrics, "rollout/reward/valid_mean": fmean(valid)} if valid else metrics
+
+
+def _by_role(groups: Sequence[Group], advantages: Sequence[Ragged]) -> tuple[list[Group], list[Ragged]]:
+    """Return the groups of each role, with the advantages of their trajectories."""
+    found = {
+        id(trajectory): turns
+        for group, own in zip(groups, advantages, strict=True)
+        for trajectory, turns in zip(group.trajectories, own, strict=True)
+    }
+    parts = [part for group in groups for part in group.by_role()]
+    return parts, [[found[id(trajectory)] for trajectory in part.trajectories] for part in parts]

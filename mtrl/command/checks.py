@@ -25,6 +25,7 @@ from mtrl.command.rollout_checks import check_resources, check_rollouts
 from mtrl.command.runs import holds_run
 from mtrl.command.scale_checks import check_scale
 from mtrl.command.secret_checks import check_secrets
+from mtrl.command.self_play_checks import check_self_play
 from mtrl.config import keys
 from mtrl.config.choices import WITH_TORCH
 from mtrl.config.messages import check_values, did_you_mean, unknown_choice
@@ -335,6 +336,7 @@ _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     check_scale,
     check_engines,
     check_agent,
+    check_self_play,
     check_resources,
     check_rollouts,
 )

@@ -76,6 +76,11 @@ IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
         lambda c: c.distillation.weight != 0 and c.distillation.teacher.url is None,
         "distillation.teacher.url=null",
     ),
+    (
+        ("environment.opponent_path",),
+        lambda c: c.environment.opponent != "frozen",
+        "another environment.opponent than frozen",
+    ),
     (("algorithm.kl_horizon",), lambda c: _has_kl(c) and c.algorithm.kl_target is None, "algorithm.kl_target=null"),
     (("trainer.optimizer.min_lr_ratio",), lambda c: c.trainer.optimizer.schedule == "constant", "a constant schedule"),
     (("model.path",), lambda c: c.model.name == "tiny", "model=tiny, which is built here; add model=hf"),

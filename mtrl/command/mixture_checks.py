@@ -20,6 +20,7 @@ def check_mixture(config: Config) -> None:
     one_task = {
         f"rollouts.workers={config.rollouts.workers}": config.rollouts.workers,
         "generator.agent names a program, which": plays_agent(config),
+        f"environment.opponent={config.environment.opponent}": config.environment.opponent != "scripted",
         f"trainer.epochs={config.trainer.epochs}": config.trainer.epochs is not None,
         f"algorithm.advantage_method={method} trains a critic, which": find_estimator(method).needs_critic,
     }

@@ -69,6 +69,13 @@ class EnvironmentConfig:
     """Prompt of the rows that the task family writes. short: for the tiny policy, which learns the task's form from its
     warm start; full: instructions, answer format, tools and a worked example, for a language model; auto: short with
     model=tiny, else full. Rows of `data.path` with a prompt of their own keep it."""
+    opponent: str = one_of("scripted", "policy", "frozen")
+    """What takes the other roles in the training episodes of an environment with several roles. scripted: the fixed
+    opponent of the environment, which all evaluations use; policy: the policy, and all roles are trained; frozen: the
+    policy at the start of the run, or the one of `opponent_path`."""
+    opponent_path: str | None = None
+    """opponent=frozen: model folder with the weights of the opponent, such as the export of an earlier run; null: the
+    policy at the start of the run."""
     step_timeout: float = number(30.0, above=0)
     """Time limit of reset or of one step, in seconds."""
     episode_timeout: float = number(600.0, above=0)

@@ -52,15 +52,8 @@ class EngineStats:
     extra: dict[str, float] = field(default_factory=dict)
 
 
-class Engine(Protocol):
-    """Protocol that every backend implements."""
-
-    version: int
-    """Policy version of the weights in use."""
-    stats: EngineStats
-
-    def open(self, trajectory_id: str) -> None:
-        """Announce a trajectory before its first `generate`, so that an engine can plan its batch."""
+class Sampler(Protocol):
+    """The part of an engine that samples turns."""
 
     async def generate(self, trajectory_id: str, prompt: Any, sampling: SamplingParams) -> Generation:
         """Sample one turn after `prompt`.
@@ -69,6 +62,17 @@ class Engine(Protocol):
             prompt: the whole context as its conversation gives it: token ids where mtrl holds the weights, messages
                 where the model is behind an endpoint.
         """
+
+
+class Engine(Sampler, Protocol):
+    """Protocol that every backend implements."""
+
+    version: int
+    """Policy version of the weights in use."""
+    stats: EngineStats
+
+    def open(self, trajectory_id: str) -> None:
+        """Announce a trajectory before its first `generate`, so that an engine can plan its batch."""
 
     def release(self, trajectory_id: str) -> None:
         """End a trajectory: abort the turn that it still generates, and free its cache."""

@@ -83,7 +83,10 @@ class Family:
         return self.score is not reward_is_success
 
 
-BUILT_IN = {name: f"envs.{name}" for name in ("gsm8k", "text_to_sql", "games", "search", "triviaqa", "mini_swe", "sop")}
+BUILT_IN = {
+    name: f"envs.{name}"
+    for name in ("gsm8k", "text_to_sql", "games", "search", "triviaqa", "mini_swe", "sop", "tic_tac_toe")
+}
 """Family name -> module that holds its `FAMILY`."""
 
 PLACE = "write package.module.Name, of the folder where you start or installed"

@@ -8,17 +8,17 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
-from mtrl.engines.base import Engine, EngineLostError, SamplingParams
+from mtrl.engines.base import Engine, EngineLostError, Sampler, SamplingParams
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
 from mtrl.rollout.conversation import Dialogue
 from mtrl.rollout.stepper import Stepper
-from mtrl.types import FAILED, FinishReason, Row, StopReason, Trajectory
+from mtrl.types import FAILED, FinishReason, Row, StopReason, Trajectory, Turn
 from mtrl.utils.user_code import error_text
 
 log = logging.getLogger(__name__)
@@ -89,29 +89,49 @@ class Episodes(ABC, Generic[Handle]):
         Raises:
             EngineLostError: the engine is lost, so no further episode can run.
         """
+        empty = [Trajectory(task_id=str(row["id"]), group_id=group_id, index=index)]
+        return (await self._attempts(empty, row, f"{group_id}/{index}", sampling))[0]
+
+    async def run_roles(self, row: Row, group_id: str, index: int, sampling: SamplingParams) -> list[Trajectory]:
+        """Run one episode like `run`, and return the trajectories of all roles that are trained: one, except in
+        self-play (`mtrl/rollout/self_play.py`)."""
+        return [await self.run(row, group_id, index, sampling)]
+
+    async def _attempts(
+        self, empty: Sequence[Trajectory], row: Row, name: str, sampling: SamplingParams
+    ) -> list[Trajectory]:
+        """Run the episode called `name` until an attempt succeeds or none is left. Each attempt fills copies of
+        `empty`; return those of the last one."""
         for attempt in range(self.limits.retries + 1):
             seed = sampling.seed ^ (attempt << 32)
-            trajectory = await self._attempt(row, group_id, index, replace(sampling, seed=seed))
-            if trajectory.stop_reason not in FAILED:
+            trajectories = copy.deepcopy(list(empty))
+            await self._attempt(trajectories, row, name, replace(sampling, seed=seed))
+            if trajectories[0].stop_reason not in FAILED:
                 break
-            log.info("episode %s/%d, attempt %d failed: %s", group_id, index, attempt + 1, trajectory.error)
-        trajectory.metrics["attempts"] = attempt + 1
-        return trajectory
+            log.info("episode %s, attempt %d failed: %s", name, attempt + 1, trajectories[0].error)
+        for trajectory in trajectories:
+            trajectory.metrics["attempts"] = attempt + 1
+        return trajectories
 
-    async def _attempt(self, row: Row, group_id: str, index: int, sampling: SamplingParams) -> Trajectory:
-        trajectory = Trajectory(task_id=str(row["id"]), group_id=group_id, index=index)
-        async with self._open_trajectory(f"{group_id}/{index}", sampling) as handle:
+    async def _attempt(self, trajectories: list[Trajectory], row: Row, name: str, sampling: SamplingParams) -> None:
+        async with self._open_trajectory(name, sampling) as handle:
             deadline = asyncio.timeout(self.limits.episode_timeout)
             try:
                 async with deadline:
                     # The episode gets a copy, so that its changes to the row do not reach other episodes.
-                    await self._run_episode(trajectory, handle, copy.deepcopy(row), sampling)
+                    await self._run_trajectories(trajectories, handle, copy.deepcopy(row), sampling)
             except EngineLostError:
                 raise
             except Exception as error:
                 late = EpisodeTimeoutError(self.limits.episode_timeout, error) if deadline.expired() else None
-                fail(trajectory, late or error)
-        return trajectory
+                for trajectory in trajectories:
+                    fail(trajectory, late or error)
+
+    async def _run_trajectories(
+        self, trajectories: list[Trajectory], handle: Handle, row: Row, sampling: SamplingParams
+    ) -> None:
+        """Run the episode and fill its trajectories, of which only self-play has several."""
+        await self._run_episode(trajectories[0], handle, row, sampling)
 
     @abstractmethod
     def _open_trajectory(self, trajectory_id: str, sampling: SamplingParams) -> AbstractAsyncContextManager[Handle]:
@@ -174,25 +194,35 @@ class EpisodeLoop(Episodes[str]):
         self, stepper: Stepper, trajectory_id: str, conversation: Dialogue, sampling: SamplingParams
     ) -> bool:
         """Run one turn; return True if the episode is over (`stop_reason` holds the reason)."""
+        turn = await self._sample(self.engine, stepper, trajectory_id, conversation, sampling)
+        if turn is None:
+            return True
+        _, observation = await stepper.take(turn)
+        if not stepper.over:
+            conversation.add_observation(observation)
+        return stepper.over
+
+    async def _sample(
+        self, engine: Sampler, stepper: Stepper, trajectory_id: str, conversation: Dialogue, sampling: SamplingParams
+    ) -> Turn | None:
+        """Sample the next turn of a conversation; None if the episode is over instead (`stop_reason` holds the
+        reason)."""
         trajectory = stepper.trajectory
         if conversation.prompt_tokens >= self.limits.max_context_length:
             if not trajectory.turns:
                 raise PromptTooLongError(conversation.prompt_tokens, self.limits.max_context_length)
             trajectory.stop_reason = StopReason.CONTEXT_LIMIT
             await stepper.truncate()
-            return True
+            return None
         start = time.perf_counter()
         with self.sampling:
-            generation = await self.engine.generate(trajectory_id, conversation.prompt, sampling)
+            generation = await engine.generate(trajectory_id, conversation.prompt, sampling)
         if generation.finish == FinishReason.ABORT:
             trajectory.stop_reason, trajectory.trainable = StopReason.ABORTED, False
-            return True
-        turn = _parsed(conversation, generation)
+            return None
+        turn: Turn = _parsed(conversation, generation)
         turn.seconds_generate = time.perf_counter() - start
-        _, observation = await stepper.take(turn)
-        if not stepper.over:
-            conversation.add_observation(observation)
-        return stepper.over
+        return turn
 
     async def _call(self, function: Callable[..., Any], *args: Any, discard: Callable[[Any], Any] | None = None) -> Any:
         return await self.pool.call(function, *args, timeout=self.limits.step_timeout, discard=discard)

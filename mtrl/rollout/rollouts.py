@@ -88,15 +88,17 @@ class Rollouts:
         return report
 
     async def group(self, group_id: str, row: Row, size: int, sampling: SamplingParams) -> Group:
-        """Run the episodes of one row concurrently. Each has its own random stream, seeded by its group's name and its
-        index."""
-        return Group(group_id, row, await all_or_none(self._episode(group_id, row, i, sampling) for i in range(size)))
+        """Run `size` episodes of one row concurrently. Each has its own random stream, seeded by its group's name and
+        its index. In self-play each gives a trajectory per trained role."""
+        episodes = await all_or_none(self._episode(group_id, row, i, sampling) for i in range(size))
+        return Group(group_id, row, [trajectory for roles in episodes for trajectory in roles])
 
-    async def _episode(self, group_id: str, row: Row, index: int, sampling: SamplingParams) -> Trajectory:
+    async def _episode(self, group_id: str, row: Row, index: int, sampling: SamplingParams) -> list[Trajectory]:
         seed = stream_seed(self.seed, group_id, index)
-        trajectory = await self.loop.run(row, group_id, index, replace(sampling, seed=seed))
-        self.on_episode(trajectory)
-        return trajectory
+        trajectories = await self.loop.run_roles(row, group_id, index, replace(sampling, seed=seed))
+        for trajectory in trajectories:
+            self.on_episode(trajectory)
+        return trajectories
 
     def check(self, failures: Sequence[Trajectory], episodes: int, newest: Trajectory, failed_rounds: int) -> None:
         """End the run if too many of these episodes failed; `newest` is the latest failure.

@@ -42,6 +42,7 @@ from mtrl.trainer.data.stream import Stream
 from mtrl.trainer.flops import peak_flops
 from mtrl.trainer.publisher import Publisher
 from mtrl.trainer.rollout_metrics import rollout_metrics, source_metrics, staleness_metrics
+from mtrl.trainer.setup.frozen import self_play_rows
 from mtrl.trainer.setup.loading import compute_dtype
 from mtrl.trainer.setup.parts import Parts
 from mtrl.trainer.setup.servers import are_external, colocated, make_canary
@@ -101,7 +102,7 @@ class Trainer:
         self.rows, self.composer = sampler_of(config, parts.splits.train), make_composer(config)
         self.rollouts = rollouts_of(parts.loop, parts.engine, config)
         self.rollouts.pauses = self.rows.pauses
-        rows = self.rows.next, self._note_success
+        rows = self_play_rows(self.rows.next, config), self._note_success
         producer_args = (config, self.rollouts, self.composer, parts.family, parts.sampling, *rows)
         self.experience = Stream(*producer_args, self._note_rollouts) if overlaps(config) else Collector(*producer_args)
         self.held_out = HeldOut(

@@ -146,6 +146,7 @@ def staleness_metrics(groups: Sequence[Group], version: int) -> dict[str, float]
 
 
 def group_reward_std(groups: Sequence[Group]) -> float:
-    """Return the mean over groups of the standard deviation of their trajectories' rewards. Group estimators give no
-    advantage where it is 0."""
-    return fmean(pstdev(t.reward for t in group.trajectories) for group in groups)
+    """Return the mean over groups, each role of self-play by itself, of the standard deviation of their trajectories'
+    rewards. Group estimators give no advantage where it is 0."""
+    parts = (part for group in groups for part in group.by_role())
+    return fmean(pstdev(t.reward for t in part.trajectories) for part in parts)

@@ -38,6 +38,7 @@ WORKING = {
     "model.device": "cpu",
     "environment.name": "gsm8k",
     "environment.target": "null",
+    "environment.opponent_path": "null",
     "environment.resources.memory": "2GiB",
     "distillation.teacher.url": "null",
     "placement.name": "null",

@@ -20,6 +20,7 @@ TASKS = {
     "mini_swe": ("mini_swe", {}),
     "aircraft_inspection": ("sop", {"domain": "aircraft_inspection"}),
     "customer_service": ("sop", {"domain": "customer_service"}),
+    "tic_tac_toe": ("tic_tac_toe", {}),
     "order_fulfilment": ("sop", {"domain": "order_fulfilment"}),
 }
 """Family and settings of each prompt."""

@@ -147,8 +147,8 @@ class Producer(ABC):
         await self._reward_and_score(groups)
 
     async def _reward_and_score(self, groups: Sequence[Group]) -> None:
-        for group in groups:
-            await self.composer.apply_async(group)
+        for part in (part for group in groups for part in group.by_role()):
+            await self.composer.apply_async(part)
         await score_groups(self.family, groups, self.config.environment.episode_timeout)
 
     async def _reward_for_training(self, group: Group) -> None:

@@ -43,16 +43,19 @@ def credit_by_rewards(groups: Sequence[Group], config: AlgorithmConfig, composer
 
 
 def advantages_of(groups: Sequence[Group], config: AlgorithmConfig, composer: RewardComposer) -> list[Ragged]:
-    """Return the advantage of each turn, as `turn_advantages` does. The groups of one source of a mixture are a batch,
-    so that estimators which normalise over the batch compare only rewards of one composition."""
-    batches: dict[int, list[int]] = {}
-    for place, group in enumerate(groups):
-        batches.setdefault(id(composer.of(group)), []).append(place)
-    found: dict[int, Ragged] = {}
-    for places in batches.values():
-        batch = [groups[place] for place in places]
-        found |= zip(places, turn_advantages(batch, config, composer.of(batch[0]).weights), strict=True)
-    return [found[place] for place in range(len(groups))]
+    """Return the advantage of each turn, as `turn_advantages` does. The groups of one source of a mixture and of one
+    role of self-play are a batch, so that neither groups nor estimators which normalise over the batch compare rewards
+    of several compositions or roles."""
+    batches: dict[tuple[int, str | None], list[Group]] = {}
+    for part in (part for group in groups for part in group.by_role()):
+        batches.setdefault((id(composer.of(part)), part.role), []).append(part)
+    found: dict[int, list[float]] = {}
+    """Advantages by the identity of the trajectory."""
+    for batch in batches.values():
+        advantages = turn_advantages(batch, config, composer.of(batch[0]).weights)
+        for part, turns in zip(batch, advantages, strict=True):
+            found |= zip(map(id, part.trajectories), turns, strict=True)
+    return [[found[id(trajectory)] for trajectory in group.trajectories] for group in groups]
 
 
 def group_samples(group: Group, advantages: Sequence[Sequence[float]]) -> list[Sample]:

@@ -13,6 +13,7 @@ from mtrl.datasets import Splits
 from mtrl.distributed.rank_group import RankGroup
 from mtrl.distributed.world import World
 from mtrl.engines.base import Engine, SamplingParams
+from mtrl.engines.local.frozen import FrozenEngine
 from mtrl.environments.factory import Task, load_task
 from mtrl.environments.family import Family
 from mtrl.environments.pool import EnvironmentPool
@@ -22,7 +23,9 @@ from mtrl.models.plain_tokenizer import plain
 from mtrl.models.renderer import make_renderer
 from mtrl.rollout.conversation import Codec, Conversation, SingleMessageConversation
 from mtrl.rollout.episode import EpisodeLoop, Episodes, Limits
+from mtrl.rollout.self_play import SelfPlayLoop
 from mtrl.trainer.setup.engine import has_copy, shared_engine, training_engine
+from mtrl.trainer.setup.frozen import frozen_engine
 from mtrl.trainer.setup.loading import cast_parameters, compute_dtype
 from mtrl.trainer.setup.machine import with_machine_settings
 from mtrl.trainer.setup.models import make_learner, set_threads
@@ -101,7 +104,7 @@ def set_up(
         teacher.check(policy.tokenizer)
     rows = [*task.splits.train, *task.splits.validation, *task.splits.test]
     engine = partial(training_engine, config, world, path, policy)
-    player = connect(config, task, policy.model.config, policy.tokenizer, rows, engine)
+    player = connect(config, task, policy.model.config, policy.tokenizer, rows, engine, frozen_engine(config, path))
     return Parts(
         **vars(player),
         family=task.family,
@@ -120,12 +123,14 @@ def connect(
     tokenizer: Any,
     rows: Sequence[Row],
     make_engine: Callable[[int], Engine],
+    make_frozen: Callable[[int], FrozenEngine] | None = None,
 ) -> Player:
     """Return the engine and the loop that run a model's episodes on these rows of a task.
 
     Args:
         model_config: Hugging Face configuration of the model.
         make_engine: function from the maximum length of a conversation, in tokens, to the engine.
+        make_frozen: the same for the engine of the roles that are frozen in self-play; None if there are none.
 
     Raises:
         UserError: a prompt does not fit, or the engine cannot run the model.
@@ -136,6 +141,8 @@ def connect(
     check_prompts(codec, rows, limit)
     make_loop = partial(agent_loop if plays_agent(config) else environment_loop, config, task, codec)
     loop = make_loop(limits(config, limit), lambda: make_engine(limit))
+    if isinstance(loop, SelfPlayLoop) and make_frozen is not None:
+        loop.frozen = make_frozen(limit)
     sampling = sampling_params(config.generator.sampling_params, codec.stop_token_ids)
     return Player(codec, loop.engine, loop, sampling, eval_sampling_params(config, codec.stop_token_ids))
 
@@ -146,7 +153,10 @@ def environment_loop(
     """Return the loop of episodes with the task's environment."""
     layout = Conversation if config.generator.use_conversation_multi_turn else SingleMessageConversation
     pool = EnvironmentPool(config.environment.max_workers)
-    return EpisodeLoop(make_engine(), task.make_environment, partial(layout, codec), pool, limits)
+    parts = make_engine(), task.make_environment, partial(layout, codec), pool, limits
+    if config.environment.opponent == "scripted":
+        return EpisodeLoop(*parts)
+    return SelfPlayLoop(*parts, roles=task.family.environment.roles)  # type: ignore[attr-defined]
 
 
 def agent_loop(

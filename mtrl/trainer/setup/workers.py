@@ -108,6 +108,7 @@ def make_episodes(config: Config, path: str, apply_weights: ApplyWeights) -> Epi
         UserError: the task, the model or the engine cannot be made.
     """
     from mtrl.trainer.setup.engine import cache_bytes
+    from mtrl.trainer.setup.frozen import frozen_engine
     from mtrl.trainer.setup.parts import connect
 
     task = worker_task(config)
@@ -128,7 +129,7 @@ def make_episodes(config: Config, path: str, apply_weights: ApplyWeights) -> Epi
             cuda_graphs=config.generator.local.cuda_graphs,
         )
 
-    return connect(config, task, model.config, tokenizer, [], engine).loop
+    return connect(config, task, model.config, tokenizer, [], engine, frozen_engine(config, path)).loop
 
 
 def make_served_episodes(config: Config, path: str, limit: int) -> Episodes[Any]:
