@@ -1,7 +1,8 @@
 """The data types of mtrl. Read this first.
 
 A data row becomes an episode; an episode is a `Trajectory` of `Turn`s; the trajectories of one prompt are a `Group`;
-the trainer consumes `Sample`s. Everything up to `Sample` is plain Python: ids, floats and text, no tensors.
+the trainer consumes `Sample`s. Everything up to `Sample` is plain Python: ids, floats and text, no tensors. Only the
+`TopTokens` of a sample are arrays.
 
 Shape letters used across the code base::
 
@@ -20,7 +21,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Message = dict[str, Any]
 """One chat message in OpenAI's format: `{"role": "user", "content": "…"}`, optionally with `tool_calls`."""
@@ -217,6 +222,17 @@ class Group:
         return [Group(self.group_id, self.row, trajectories) for trajectories in own]
 
 
+@dataclass(eq=False)
+class TopTokens:
+    """The k most probable tokens of a model at each of A sampled tokens: arrays, since lists of a step's A x k numbers
+    would need gigabytes."""
+
+    ids: NDArray[np.int64]
+    """[A, k] token ids."""
+    logprobs: NDArray[np.float64]
+    """[A, k] their log-probs."""
+
+
 @dataclass
 class Sample:
     """One token sequence for the trainer; every list has length L."""
@@ -235,6 +251,8 @@ class Sample:
     group_id: str = ""
     trajectory: int = 0
     """Index of the trajectory within its group; one trajectory can give several samples."""
+    teacher: TopTokens | None = None
+    """The most probable tokens of the teacher of distillation at each sampled token; None without a teacher."""
 
     @property
     def action_tokens(self) -> int:
@@ -255,6 +273,8 @@ def to_dict(value: Trajectory | Group | Sample | Turn) -> dict[str, Any]:
         data["turns"] = [to_dict(turn) for turn in value.turns]
     elif isinstance(value, Group):
         data["trajectories"] = [to_dict(trajectory) for trajectory in value.trajectories]
+    elif isinstance(value, Sample) and value.teacher is not None:
+        data["teacher"] = {name: array.tolist() for name, array in vars(value.teacher).items()}
     return data
 
 

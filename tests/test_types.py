@@ -4,6 +4,7 @@ import json
 import struct
 from dataclasses import asdict
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from mtrl.types import (
     Group,
     Sample,
     StopReason,
+    TopTokens,
     Trajectory,
     Turn,
     group_from_dict,
@@ -111,6 +113,10 @@ def test_a_sample_is_restored_from_json(numbers):
     sample = Sample([1] * size, [True] * size, numbers, numbers, [0] * size, [0] * size, "g", 2)
     back = Sample(**json.loads(to_json(sample)))
     assert back == sample and bits(back.logprobs) == bits(sample.logprobs)
+    sample.teacher = TopTokens(np.arange(2 * size).reshape(size, 2), np.array([numbers, numbers]).T)
+    stored = json.loads(to_json(sample))["teacher"]
+    expected = {name: array.tolist() for name, array in vars(sample.teacher).items()}
+    assert stored.keys() == expected.keys() and bits(stored) == bits(expected)
 
 
 @given(st.lists(trajectories, max_size=3))

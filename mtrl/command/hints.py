@@ -62,12 +62,12 @@ IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
         "algorithm.kl_loss_coef=0 and algorithm.kl_reward_coef=0",
     ),
     (
-        ("distillation.weight", "distillation.reward_weight"),
+        ("distillation.weight", "distillation.reward_weight", "distillation.top_k"),
         lambda c: c.distillation.teacher.path is None and c.distillation.teacher.url is None,
         "no teacher; name one by distillation.teacher.path or url",
     ),
     (
-        ("distillation.teacher", "distillation.reward_weight"),
+        ("distillation.teacher", "distillation.reward_weight", "distillation.top_k"),
         lambda c: c.distillation.weight == 0,
         "distillation.weight=0",
     ),

@@ -101,6 +101,11 @@ def distils(cfg: DictConfig | Config) -> bool:
     return bool(cfg.distillation.weight) and (teacher.path is not None or teacher.url is not None)
 
 
+def sums_top_tokens(cfg: DictConfig | Config) -> bool:
+    """Return whether the loss of each token has a sum over the teacher's most probable tokens."""
+    return distils(cfg) and cfg.distillation.top_k > 0
+
+
 def serves(cfg: DictConfig | Config) -> bool:
     """Return whether inference servers, each with its own copy of the weights, sample the turns."""
     return cfg.generator.backend != "local"

@@ -28,8 +28,8 @@ def token_logprobs(
     max_logits: int = 2**27,
     **inputs: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Return the log-prob [N] of each target under the distribution at `temperature`, and the entropy [N] of that
-    distribution.
+    """Return the log-prob of each target under the distribution at `temperature`, in the shape of `targets`, and the
+    entropy [N] of that distribution.
 
     Up to N x V = `max_logits` the logits are one tensor [N, V], and about 5 arrays of that size exist at once. Above
     it, forward and backward hold at most 2 x `max_logits` numbers in float32 (3 x if the entropy has a gradient), plus
@@ -40,7 +40,7 @@ def token_logprobs(
     Args:
         model: a causal LM of Transformers, or a peft model around one.
         mask: [B, L] bool mask of the positions that predict a target.
-        targets: [N] ids, in the order of rows.
+        targets: [N] ids, in the order of rows; or [N, C], for the log-probs of C ids at each position.
         temperature: divisor of the logits; 0 (greedy) counts as 1.
         entropy_gradient: whether entropies have a gradient; else they carry no graph.
         max_logits: limit of tokens x vocabulary.
@@ -49,17 +49,56 @@ def token_logprobs(
     Raises:
         UserError: the logits exceed `max_logits`, and the model cannot compute them in parts.
     """
-    scale = 1.0 if temperature == 0.0 else temperature
-    width = model.get_output_embeddings().weight.shape[0]
-    if len(targets) * width <= max_logits:
-        return _logprobs(logits_at(model, mask, **inputs), targets, scale, entropy_gradient)
-    chunks = -(-len(targets) // max(1, max_logits // width))
-    rows = -(-len(targets) // chunks)
+    scale = temperature or 1.0
+    ids = targets if targets.dim() == 2 else targets[:, None]
+    rows = _rows_at_once(model, len(ids), max_logits)
 
     def in_chunks(hidden: Tensor, tail: Tail) -> tuple[Tensor, Tensor]:
-        return _Chunked.apply(hidden, tail, targets, rows, scale, entropy_gradient, *tail.weights)
+        return _Chunked.apply(hidden, tail, ids, rows, scale, entropy_gradient, *tail.weights)
 
-    return with_tail(model, mask, in_chunks, **inputs)
+    if rows == len(ids):
+        logprobs, entropy = _logprobs(logits_at(model, mask, **inputs), ids, scale, entropy_gradient)
+    else:
+        logprobs, entropy = with_tail(model, mask, in_chunks, **inputs)
+    return logprobs.view(targets.shape), entropy
+
+
+@torch.no_grad()
+def top_logprobs(
+    model: Any,
+    mask: Tensor,
+    targets: Tensor,
+    k: int,
+    *,
+    temperature: float = 1.0,
+    max_logits: int = 2**27,
+    **inputs: Any,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return, without gradients, the log-prob [N] of each target, and ids and log-probs [N, k] of the k most probable
+    tokens of its distribution, the most probable one first.
+
+    The arguments, the memory and the error are those of `token_logprobs`.
+    """
+    scale, rows = temperature or 1.0, _rows_at_once(model, len(targets), max_logits)
+
+    def in_chunks(hidden: Tensor, tail: Tail) -> tuple[Tensor, ...]:
+        pairs = zip(hidden.split(rows), targets.split(rows), strict=True)
+        parts = [_top(tail(states), ids, k, scale) for states, ids in pairs]
+        return tuple(torch.cat(columns) for columns in zip(*parts, strict=True))
+
+    if rows == len(targets):
+        return _top(logits_at(model, mask, **inputs), targets, k, scale)
+    logprobs, ids, top = with_tail(model, mask, in_chunks, **inputs)
+    return logprobs, ids, top
+
+
+def _rows_at_once(model: Any, positions: int, max_logits: int) -> int:
+    """Return the number of positions whose logits are computed at once: all, or about equal chunks."""
+    width = model.get_output_embeddings().weight.shape[0]
+    if positions * width <= max_logits:
+        return positions
+    chunks = -(-positions // max(1, max_logits // width))
+    return -(-positions // chunks)
 
 
 def _scaled(logits: Tensor, temperature: float) -> Tensor:
@@ -67,11 +106,19 @@ def _scaled(logits: Tensor, temperature: float) -> Tensor:
     return logits if temperature == 1.0 else logits / temperature
 
 
+def _top(logits: Tensor, targets: Tensor, k: int, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the result of `top_logprobs` for logits [n, V]."""
+    logits = _scaled(logits, temperature)
+    normaliser = torch.logsumexp(logits, -1, keepdim=True)
+    top, ids = logits.topk(k)
+    return (logits.gather(-1, targets[:, None]) - normaliser).squeeze(-1), ids, top - normaliser
+
+
 def _logprobs(logits: Tensor, targets: Tensor, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
-    """Return log-probs and entropies in the naive form, differentiated by autograd."""
+    """Return log-probs [N, C] and entropies [N] in the naive form, differentiated by autograd."""
     logits = _scaled(logits, temperature)
     normaliser = torch.logsumexp(logits, -1)
-    logprobs = logits.gather(-1, targets[:, None]).squeeze(-1) - normaliser
+    logprobs = logits.gather(-1, targets) - normaliser[:, None]
     with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
         entropy = normaliser - (logits.softmax(-1) * logits).sum(-1)
     return logprobs, entropy
@@ -118,13 +165,13 @@ class _Chunked(torch.autograd.Function):
 
 
 def _apart(tail: Tail, states: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-probs, entropies and normalisers [n] of a chunk. This is a function, so that the chunk's logits are
-    freed before the next chunk."""
+    """Return log-probs [n, C], and entropies and normalisers [n], of a chunk. This is a function, so that the chunk's
+    logits are freed before the next chunk."""
     logits = _scaled(tail(states), temperature)
     normaliser = torch.logsumexp(logits, -1)
-    chosen = logits.gather(-1, targets[:, None]).squeeze(-1)
+    chosen = logits.gather(-1, targets)
     entropy = normaliser - logits.softmax(-1).mul_(logits).sum(-1)
-    return chosen - normaliser, entropy, normaliser
+    return chosen - normaliser[:, None], entropy, normaliser
 
 
 def _pull_back(
@@ -153,17 +200,19 @@ def _slope(
     for_entropy: Tensor,
 ) -> Tensor:
     """Return the gradient [n, V] with respect to the logits, with few temporary arrays: with z = logits / temperature,
-    p = softmax(z) and the entropy H, d log p_t / dz = 1_t - p and dH / dz = -p (log p + H)."""
+    p = softmax(z) and the entropy H, d log p_t / dz = 1_t - p for each of the C targets t, and
+    dH / dz = -p (log p + H)."""
+    all_targets = for_logprobs.sum(-1, keepdim=True)
     slope = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
     if temperature != 1.0:
         slope /= temperature
     slope -= normaliser[:, None]
     if entropy_gradient:
         likely = slope.exp()
-        slope.add_(entropy[:, None]).mul_(-for_entropy[:, None]).sub_(for_logprobs[:, None]).mul_(likely)
+        slope.add_(entropy[:, None]).mul_(-for_entropy[:, None]).sub_(all_targets).mul_(likely)
     else:
-        slope.exp_().mul_(-for_logprobs[:, None])
-    slope.scatter_add_(-1, targets[:, None], for_logprobs[:, None])
+        slope.exp_().mul_(-all_targets)
+    slope.scatter_add_(-1, targets, for_logprobs)
     if temperature != 1.0:
         slope /= temperature
     return slope

@@ -135,7 +135,7 @@ class Trainer:
         self.kl_penalty = None
         if algorithm.kl_reward_coef:
             self.kl_penalty = KlPenalty(self.learners, self.kl, config.trainer.max_tokens_per_microbatch)
-        self.distillation = make_distillation(config, self.learners, run.spending)
+        self.distillation = make_distillation(config, self.learners, parts.served_teacher, run.spending)
         settings = config.trainer.checkpoint
         self.checkpoints = Checkpoints(run.checkpoints, settings.keep_last, settings.keep_best)
         self.saved_step = 0

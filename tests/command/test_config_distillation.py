@@ -12,6 +12,7 @@ ALONE = "distillation.reward_weight=0"
 
 REFUSED = [
     (["distillation.weight=-1"], "distillation.weight=-1.0 must be at least 0"),
+    (["distillation.top_k=-1"], "distillation.top_k=-1 must be at least 0"),
     (
         [PATH, URL],
         "distillation.teacher.path=folder and distillation.teacher.url=http://localhost:8000/v1 both name a ",
@@ -34,8 +35,12 @@ REFUSED = [
 ]
 WARNED = [
     ([], []),
-    ([PATH, ALONE, "algorithm.group_size=1", "distillation.weight=0.5"], []),
+    ([PATH, ALONE, "algorithm.group_size=1", "distillation.weight=0.5", "distillation.top_k=8"], []),
     ([*SERVED, "distillation.teacher.endpoint.timeout=9"], []),
+    (
+        ["distillation.top_k=8"],
+        ["distillation.top_k=8 has no effect with no teacher; name one by distillation.teacher.path or url"],
+    ),
     (
         [ALONE],
         ["distillation.reward_weight=0.0 has no effect with no teacher; name one by distillation.teacher.path or url"],

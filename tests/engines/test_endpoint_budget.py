@@ -311,6 +311,12 @@ def test_requests_in_flight_when_the_process_was_killed_count(tmp_path):
     budget = Budget("k", PriceConfig(), BudgetConfig(), path)
     assert budget.spending["a"] == Spending(2, 0, Usage(10, 0, 5), 1, Usage(100, 0, 50))
     assert budget.spending["b"] == Spending(1, 1, Usage(), 1, Usage(200, 0, 70))
+    later = Budget("k", PriceConfig(), BudgetConfig())
+    later.spending["b"] = Spending(1, 0, Usage(7, 0, 1))
+    stored = path.read_text()
+    later.store(path)
+    assert later.total == budget.total + Spending(1, 0, Usage(7, 0, 1)) and path.read_text() == stored
+    assert later.spending["a"] == budget.spending["a"]
 
 
 @pytest.mark.parametrize("junk", ["", "{", "[]", '{"spent": {"a": 5}, "on_its_way": []}', '{"spent": {}}', "\x00"])

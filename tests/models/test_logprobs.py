@@ -11,7 +11,7 @@ from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
 from mtrl.errors import UserError
-from mtrl.models.logprobs import token_logprobs
+from mtrl.models.logprobs import token_logprobs, top_logprobs
 from mtrl.models.preparation import checkpoint_gradients
 
 VOCABULARY = 61
@@ -126,6 +126,25 @@ def test_values_and_gradients_agree_for_any_chunk_size_and_mask(seed, share, row
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-11, atol=1e-11)
     assert_same(gradients(model, expected), gradients(model, found), 1e-11)
+
+
+@pytest.mark.parametrize("rows", [4, 99])
+def test_several_ids_at_each_position_and_the_most_probable_ones(rows):
+    """Some ids of a position are equal, as the sampled token is often among the most probable ones."""
+    model, (ids, mask) = make("soft cap"), make_batch()
+    sizes = {"temperature": 0.7, "max_logits": rows * VOCABULARY, "input_ids": ids[:, :-1], "use_cache": False}
+    targets = ids[:, 1:][mask]
+    whole = (model(input_ids=ids[:, :-1], use_cache=False).logits[mask] / 0.7).log_softmax(-1)
+    sampled, likely, top = top_logprobs(model, mask, targets, 3, **sizes)
+    torch.testing.assert_close(sampled, whole.gather(1, targets[:, None])[:, 0])
+    torch.testing.assert_close(top, whole.topk(3).values)
+    assert torch.equal(likely, whole.topk(3).indices) and not top.requires_grad
+    columns = torch.cat([targets[:, None], likely, likely[:, :1]], 1)
+    found, entropy = token_logprobs(model, mask, columns, **sizes)
+    torch.testing.assert_close(found, whole.gather(1, columns), rtol=1e-11, atol=1e-11)
+    assert entropy.shape == targets.shape
+    expected = gradients(model, [whole.gather(1, columns).flatten()])
+    assert_same(expected, gradients(model, [found.flatten()]), 1e-11)
 
 
 @pytest.mark.parametrize("kind", ["plain", "tied"])

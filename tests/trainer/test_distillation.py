@@ -25,10 +25,10 @@ from mtrl.types import Group
 from tests.engines.chat_server import ChatServer, Reply
 
 
-def local_teacher(model, budget=10_000, temperature=1.0):
+def local_teacher(model, budget=10_000, temperature=1.0, top_k=0):
     learners = learners_of(Config(run_dir="unused"), Policy(model, None))
     learners.rank_group.worker.teacher = Policy(model, None, temperature)
-    return LocalTeacher(learners, budget)
+    return LocalTeacher(learners, top_k, budget)
 
 
 def plain_logprobs(model, sample, temperature=1.0):
@@ -92,31 +92,44 @@ def test_without_rewards_a_single_trajectory_has_an_advantage(make_tiny_model, m
     assert all(is_informative(turns) for turns in found.advantages)
 
 
-def test_a_server_gives_the_advantages_of_the_same_model_here(make_tiny_model, tiny_tokenizer, monkeypatch):
-    """A server with OpenAI's wire format, which computes with the teacher, and fails once."""
+@pytest.mark.parametrize("top_k", [0, 3])
+def test_a_server_gives_the_scores_of_the_same_model_here(make_tiny_model, tiny_tokenizer, monkeypatch, top_k):
+    """A server with the wire formats of OpenAI and of vLLM, which computes with the teacher, and fails once."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     teacher = make_tiny_model(1)
 
+    def entry(token, logprobs):
+        return {"logprob": logprobs[token].item(), "decoded_token": tiny_tokenizer.decode([token])}
+
     def answer(body, number):
-        assert (body["echo"], body["temperature"], body["model"]) == (True, 1.0, "teacher")
+        assert (body["temperature"], body["model"]) == (1.0, "teacher")
         ids = torch.tensor(body["prompt"])
         with torch.no_grad():
-            found = teacher(ids[None]).logits[0].log_softmax(-1)[:-1].gather(1, ids[1:, None]).flatten().tolist()
-        texts = [tiny_tokenizer.decode([token]) for token in body["prompt"]]
-        logprobs = {"tokens": [*texts, "next"], "token_logprobs": [None, *found, -0.5]}
+            whole = teacher(ids[None]).logits[0].log_softmax(-1)[:-1]
+        choice = {}
+        if top_k:
+            pairs = zip(whole, body["prompt"][1:], strict=True)
+            kept = [(row, [token, *row.topk(body["prompt_logprobs"]).indices.tolist()]) for row, token in pairs]
+            choice["prompt_logprobs"] = [None, *({str(i): entry(i, row) for i in tokens} for row, tokens in kept)]
+        elif body["echo"]:
+            texts = [tiny_tokenizer.decode([token]) for token in body["prompt"]]
+            found = whole.gather(1, ids[1:, None]).flatten().tolist()
+            choice["logprobs"] = {"tokens": [*texts, "next"], "token_logprobs": [None, *found, -0.5]}
         usage = {"prompt_tokens": len(ids), "completion_tokens": 1}
-        return Reply(503) if number == 1 else Reply(body={"choices": [{"logprobs": logprobs}], "usage": usage})
+        return Reply(503) if number == 1 else Reply(body={"choices": [choice], "usage": usage})
 
     groups = [make_group(seed, teacher.config.vocab_size) for seed in range(2)]
     samples = credited(groups, Config(run_dir="unused")).samples
     monkeypatch.setattr("mtrl.engines.endpoints.chat_client.FIRST_PAUSE", 0.01)
     with ChatServer(answer, "/v1/completions") as server:
         budget = Budget("distillation.teacher.endpoint", PriceConfig(), BudgetConfig())
-        served = ServedTeacher(PromptScorer.at(server.url, "teacher", EndpointConfig(timeout=20.0), budget))
+        served = ServedTeacher(PromptScorer.at(server.url, "teacher", EndpointConfig(timeout=20.0), budget, top_k))
         served.check(tiny_tokenizer)
-        found = served.logprobs(samples)
-    for mine, theirs in zip(local_teacher(teacher).logprobs(samples), found, strict=True):
-        assert mine == pytest.approx(theirs, abs=1e-4)
+        found = served.scores(samples)
+    for mine, theirs in zip(local_teacher(teacher, top_k=top_k).scores(samples), found, strict=True):
+        assert mine.logprobs == pytest.approx(theirs.logprobs, abs=1e-4)
+        assert mine.top.ids.shape == (len(mine.logprobs), top_k) and (mine.top.ids == theirs.top.ids).all()
+        assert mine.top.logprobs == pytest.approx(theirs.top.logprobs, abs=1e-4)
     metrics = served.metrics()
     assert metrics["requests"] == len(samples) + 2 and metrics["retries"] == 1
     lengths = [len(body["prompt"]) for body in server.requests]
@@ -137,7 +150,9 @@ def distilled(config, path, groups, rank=0, size=1):
     total = sum(sample.action_tokens for sample in samples)
     weights = [np.full(len(sample.token_ids), 1 / total) for sample in samples]
     batches = balance(micro_batches(samples, weights, 100, ranks=size), size, learner.flops)[rank]
-    for batch, teacher in zip(batches, learner.teacher_logprobs(batches), strict=True):
+    top_k = config.distillation.top_k
+    for batch, (teacher, *top) in zip(batches, learner.teacher_scores(batches, top_k), strict=True):
+        batch.teacher_ids, batch.teacher_logprobs = top
         batch.advantages = teacher - batch.rollout_logprobs
     report = learner.update([batches], 0, 0.0)
     assert report.updates == 1 and report.grad_norm > 0
@@ -161,7 +176,7 @@ def test_two_ranks_distil_as_one_process(make_tiny_model, tiny_tokenizer, tmp_pa
     config.model.name, config.model.path, config.model.device = "hf", str(tmp_path / "policy"), "cpu"
     config.trainer.fsdp.param_dtype = "float32"
     config.trainer.optimizer.lr, config.trainer.optimizer.eps = 1e-2, 1.0  # the update is then nearly the gradient
-    config.distillation.teacher.path = str(tmp_path / "teacher")
+    config.distillation.teacher.path, config.distillation.top_k = str(tmp_path / "teacher"), 4
     groups = [make_group(seed, len(tiny_tokenizer)) for seed in range(3)]
     before = as_arrays(full_state(make_tiny_model(0)))
     (found, nothing) = on_ranks(2, tmp_path, on_rank, config, config.model.path, groups)

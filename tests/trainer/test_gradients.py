@@ -24,7 +24,8 @@ from mtrl.algorithms.reductions import Totals, token_weights
 from mtrl.algorithms.registry import CORRECTIONS, LOSSES, REDUCTIONS, find_correction, find_loss
 from mtrl.config.schema import AlgorithmConfig, Config, DppoConfig
 from mtrl.trainer.data.batching import PACKED, PADDED, micro_batches
-from mtrl.trainer.data.samples import group_samples
+from mtrl.trainer.data.distillation import Distillation, LocalTeacher
+from mtrl.trainer.data.samples import Credited, group_samples
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import Policy
 from mtrl.types import Group
@@ -145,11 +146,14 @@ class Step:
                 turn.action_logprobs = [next(logprobs) + rng.gauss(0, noise) for _ in turn.action_ids]
         return cls(model, old, groups, advantages)
 
+    def divided(self, split):
+        """Return the groups, or the same with one sample per turn."""
+        if not split:
+            return self.groups
+        return [Group(g.group_id, g.row, [split_by_turn(t) for t in g.trajectories]) for g in self.groups]
+
     def samples(self, split=False):
-        groups = self.groups
-        if split:
-            groups = [Group(g.group_id, g.row, [split_by_turn(t) for t in g.trajectories]) for g in groups]
-        pairs = zip(groups, self.advantages, strict=True)
+        pairs = zip(self.divided(split), self.advantages, strict=True)
         return [sample for group, values in pairs for sample in group_samples(group, values)]
 
 
@@ -295,6 +299,48 @@ def test_gradients_of_kl_and_entropy_do_not_depend_on_batching(step, tmp_path):
     plain = updater_gradients(step, Case(reduction="sequence_mean").algorithm, Way(), tmp_path)
     with pytest.raises(AssertionError):
         assert_same(plain, found["all at once"], 1e-2)
+
+
+def distilled_gradients(step, distillation, case, top_k):
+    """Return the gradients of the formula of distillation: each trajectory alone through the plain models."""
+    samples = step.samples()
+    weights = token_weights(samples, case.reduction, case.algorithm)
+    total = torch.zeros((), dtype=torch.float64)
+    for sample, weight in zip(samples, weights, strict=True):
+        ids, mask = torch.tensor([sample.token_ids]), torch.tensor(sample.loss_mask)
+        places = mask.nonzero().flatten() - 1
+        student = step.model(ids).logits[0, places].log_softmax(-1)
+        with torch.no_grad():
+            teacher = step.old(ids).logits[0, places].log_softmax(-1)
+        likely, chosen = teacher.topk(top_k).indices, ids[0, mask][:, None]
+        is_left = (likely != chosen).all(1)
+        sampled, rollout = student.gather(1, chosen)[:, 0], torch.tensor(sample.logprobs).double()[mask]
+        advantages = distillation.reward_weight * torch.tensor(sample.advantages).double()[mask]
+        advantages -= distillation.weight * is_left * (rollout - teacher.gather(1, chosen)[:, 0])
+        losses, _ = losses_of(TokenBatch(sampled, rollout, advantages), case)
+        summed = (student.exp() * (student - teacher)).detach() * student
+        losses = losses + distillation.weight * summed.gather(1, likely).sum(1)
+        total = total + (losses * torch.from_numpy(weight).double()[mask]).sum()
+    return torch.autograd.grad(total, list(step.model.parameters()))
+
+
+def test_gradients_of_the_teachers_top_tokens_are_those_of_the_formula(step, tmp_path):
+    """The groups without an advantage from rewards are trained too, and all log-probs are computed in chunks."""
+    case, top_k, chunk = Case(reduction="sequence_mean"), 5, 7 * step.model.config.vocab_size
+    for name, way in WAYS.items():
+        config = Config(run_dir="unused", algorithm=replace(case.algorithm, drop_zero_advantage=way.drop))
+        config.trainer = replace(config.trainer, max_tokens_per_microbatch=way.budget, packing=way.packing)
+        config.distillation.weight, config.distillation.top_k = 0.3, top_k
+        config.distillation.teacher.path = "teacher"
+        optimizer = Capture(step.model, config.trainer.optimizer, 10)
+        updater = updater_of(config, Policy(step.model, None, max_logits=chunk), None, optimizer, tmp_path / "dump")
+        updater.learners.rank_group.worker.teacher = Policy(step.old, None, max_logits=chunk)
+        distillation = Distillation(LocalTeacher(updater.learners, top_k, way.budget), 0.3, reward_weight=0.5)
+        credited = Credited(step.samples(way.split), step.advantages)
+        distillation.apply(step.groups, credited, distillation.score(step.divided(way.split)))
+        report = updater.run(credited.samples, 0).report
+        assert_same(optimizer.grads, distilled_gradients(step, distillation, case, top_k), 1e-6, name)
+        assert 0 < report.metrics()["train/top_k_mass"] < 1 and report.metrics()["train/top_k_kl"] != 0
 
 
 @pytest.mark.parametrize("name", ["step", "tiny_step"])

@@ -41,7 +41,7 @@ def learn(policy, batches, anchors):
     """Make one step that computes the model without its adapters between forward and backward."""
     optimizer = adamw(policy.model)
     for batch in batches:
-        logprobs, _ = policy.logprobs(batch)
+        logprobs, _, _ = policy.logprobs_beside(batch)
         with anchors():
             reference = policy.all_logprobs([batch])[0]
         (batch.weights * (logprobs - reference).square() - batch.weights * batch.advantages * logprobs).sum().backward()

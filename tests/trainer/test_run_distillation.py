@@ -32,7 +32,8 @@ def teacher(tmp_path_factory):
 
 
 def test_a_student_comes_closer_to_its_teacher_and_resumes_exactly(teacher, tmp_path):
-    whole = assert_exact(tmp_path, *STUDENT, f"distillation.teacher.path={teacher}")
+    whole = assert_exact(tmp_path, *STUDENT, f"distillation.teacher.path={teacher}", "distillation.top_k=8")
+    assert all(0 < row["train/top_k_mass"] < 1.001 for row in rows_of(whole) if row["step"])
     distances = [row["distillation/reverse_kl"] for row in rows_of(whole) if row["step"]]
     assert len(distances) == 4 and 0 < distances[-1] < distances[0]
     assert all(row["analysis/zero_adv_groups"] == 0 for row in rows_of(whole) if row["step"])

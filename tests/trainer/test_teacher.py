@@ -58,3 +58,7 @@ def test_teachers_that_cannot_score_the_policys_tokens_are_refused(make_tiny_mod
     save(short, tiny_tokenizer, tmp_path / "short")
     with pytest.raises(UserError, match=r"holds 100 tokens and .* up to 256; set generator.max_context_length=100"):
         teacher_model(config_of(tmp_path / "short"), policy, tiny_tokenizer)
+    config = config_of(tmp_path / "short")
+    config.distillation.top_k = 10_000
+    with pytest.raises(UserError, match=r"top_k=10000 is more than the \d+ tokens that distillation.*short has; lower"):
+        teacher_model(config, policy, tiny_tokenizer)

@@ -167,6 +167,17 @@ class Budget:
         """
         self.spending.update(_read(self.path))
 
+    def store(self, path: Path) -> None:
+        """Store the spending in this file from the next request on, and count the earlier spending that it holds.
+
+        Raises:
+            UserError: the file cannot be read, or is not one that a budget wrote.
+        """
+        with self._lock:
+            for account, earlier in _read(path).items():
+                self.spending[account] += earlier
+            self.path = path
+
     @property
     def in_flight(self) -> tuple[Reservation, ...]:
         """Reservations of the requests in flight."""

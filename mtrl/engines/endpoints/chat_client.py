@@ -131,6 +131,8 @@ class ChatClient:
     """Name under which the budget records the requests."""
     first_pause: float | None = None
     """Pause before the first retry, in seconds. None: `FIRST_PAUSE`."""
+    largest: int = LARGEST
+    """Maximum size of an answer, in bytes."""
     closed: UserError | None = None
     """Error that every new or waiting request raises; None while requests are sent."""
     requests: int = 0
@@ -210,13 +212,13 @@ class ChatClient:
         The timeout covers the whole answer, since a server may send it one byte at a time.
 
         Raises:
-            GarbledAnswerError: the answer is larger than `LARGEST`.
+            GarbledAnswerError: the answer is larger than `largest`.
         """
         async with asyncio.timeout(self.config.timeout):
             stream = connections.http.stream("POST", self.address.completions, json=body, headers=self._headers())
             async with stream as response:
                 try:
-                    content = await read_body(response.aiter_bytes(), LARGEST)
+                    content = await read_body(response.aiter_bytes(), self.largest)
                 except ResponseTooLargeError as error:
                     raise GarbledAnswerError(str(error)) from None
         headers = {key: response.headers[key] for key in ("content-type", "retry-after") if key in response.headers}

@@ -16,7 +16,7 @@ from torch import Tensor
 from mtrl.config.schema import TrainerConfig
 from mtrl.models.packing import Row, pack, partition, shared_prefixes
 from mtrl.trainer.flops import ModelFlops
-from mtrl.types import Sample
+from mtrl.types import Sample, TopTokens
 
 
 @dataclass
@@ -45,6 +45,10 @@ class MicroBatch:
     """[N] int64 policy version that sampled each token."""
     trajectory: Tensor
     """[N] int64 index of the trajectory of each token, from 0 within the micro-batch."""
+    teacher_ids: Tensor
+    """[N, k] int64 ids of the teacher's most probable tokens; k is 0 without `distillation.top_k`."""
+    teacher_logprobs: Tensor
+    """[N, k] their log-probs under the teacher."""
     rows: list[int]
     """Index of each sample in the list that was batched; empty for a filler, whose weights are all 0."""
     samples: list[Sample]
@@ -307,6 +311,7 @@ def _collate(samples: list[Sample], weights: list[np.ndarray], rows: list[int], 
     for number, unit in enumerate(_trajectories(samples)):
         numbers[unit] = number
     boundaries = None if positions is None else _boundaries(positions[0, :-1])
+    teachers = [sample.teacher or _no_top_tokens(sample.action_tokens) for sample in samples]
     return MicroBatch(
         token_ids=torch.from_numpy(ids),
         action_mask=torch.from_numpy(mask[:, 1:]),
@@ -318,9 +323,15 @@ def _collate(samples: list[Sample], weights: list[np.ndarray], rows: list[int], 
         weights=flat(weights),
         versions=flat([sample.versions for sample in samples], np.int64),
         trajectory=torch.from_numpy(np.repeat(numbers, [int(c.sum()) for c in chosen])),
+        teacher_ids=torch.from_numpy(np.concatenate([top.ids for top in teachers])),
+        teacher_logprobs=torch.from_numpy(np.concatenate([top.logprobs for top in teachers])).float(),
         rows=rows,
         samples=samples,
     )
+
+
+def _no_top_tokens(count: int) -> TopTokens:
+    return TopTokens(np.zeros((count, 0), dtype=np.int64), np.zeros((count, 0)))
 
 
 def _boundaries(positions: NDArray[np.int64]) -> NDArray[np.int32] | None:

@@ -1,5 +1,5 @@
-"""On-policy distillation in a training step: a teacher scores the sampled tokens, and its log-probs become
-advantages."""
+"""On-policy distillation in a training step: a teacher scores the sampled tokens, and its log-probs become advantages
+and, for its most probable tokens, a term of the loss."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mtrl.algorithms.batch import Floats, Ragged, fill
-from mtrl.algorithms.distillation import mixed, reverse_kl
+from mtrl.algorithms.batch import Ragged, fill
+from mtrl.algorithms.distillation import TeacherScores, mixed, outside, reverse_kl
 from mtrl.engines.endpoints.prompt_logprobs import PromptScorer
 from mtrl.trainer.data.samples import Credited, group_samples
 from mtrl.trainer.update.learner import Learners
-from mtrl.types import Group, Sample
+from mtrl.types import Group, Sample, TopTokens
 
 
 class Teacher(Protocol):
     """A model that scores sampled tokens."""
 
-    def logprobs(self, samples: Sequence[Sample]) -> list[Floats]:
-        """Return, for each sample, the teacher's log-prob of each sampled token.
+    def scores(self, samples: Sequence[Sample]) -> list[TeacherScores]:
+        """Return, for each sample, what the teacher says about its sampled tokens.
 
         Raises:
             RunEndedError: the teacher does not answer.
@@ -35,13 +35,18 @@ class Teacher(Protocol):
 class LocalTeacher:
     """The frozen model that every rank holds, or its shard of it; at the sampling temperature."""
 
-    def __init__(self, learners: Learners, max_tokens: int):
-        """`max_tokens`: maximum number of tokens of a micro-batch, padding included."""
-        self.learners, self.max_tokens = learners, max_tokens
+    def __init__(self, learners: Learners, top_k: int, max_tokens: int):
+        """Create the teacher.
 
-    def logprobs(self, samples: Sequence[Sample]) -> list[Floats]:
-        """See `Teacher.logprobs`."""
-        return self.learners.teacher_logprobs(samples, self.max_tokens)
+        Args:
+            top_k: number of most probable tokens to return.
+            max_tokens: maximum number of tokens of a micro-batch, padding included.
+        """
+        self.learners, self.top_k, self.max_tokens = learners, top_k, max_tokens
+
+    def scores(self, samples: Sequence[Sample]) -> list[TeacherScores]:
+        """See `Teacher.scores`."""
+        return self.learners.teacher_scores(samples, self.top_k, self.max_tokens)
 
     def metrics(self) -> dict[str, float]:
         """Return no metrics."""
@@ -54,11 +59,15 @@ class ServedTeacher:
     def __init__(self, scorer: PromptScorer):
         self.scorer = scorer
 
-    def logprobs(self, samples: Sequence[Sample]) -> list[Floats]:
-        """See `Teacher.logprobs`. It must not be called in the thread of a running event loop."""
+    def scores(self, samples: Sequence[Sample]) -> list[TeacherScores]:
+        """See `Teacher.scores`. It must not be called in the thread of a running event loop."""
         prompts = [sample.token_ids for sample in samples]
-        scored = asyncio.run(self.scorer.score_all(prompts))
-        return [np.array(logprobs)[np.array(s.loss_mask)] for s, logprobs in zip(samples, scored, strict=True)]
+        pairs = zip(samples, asyncio.run(self.scorer.score_all(prompts)), strict=True)
+        masked = [(np.array(sample.loss_mask), scored) for sample, scored in pairs]
+        return [
+            TeacherScores(np.array(scored.logprobs)[mask], TopTokens(scored.top.ids[mask], scored.top.logprobs[mask]))
+            for mask, scored in masked
+        ]
 
     def check(self, tokenizer: Any) -> None:
         """Check that the server answers, and that its tokens are those of the policy's tokenizer.
@@ -75,8 +84,9 @@ class ServedTeacher:
 
 @dataclass
 class Distillation:
-    """Adds weight x (log teacher - log policy) to the advantage of each sampled token, and multiplies the advantages
-    that come from rewards by `reward_weight`.
+    """Adds weight x (log teacher - log policy) to the advantage of each sampled token that is none of the teacher's
+    most probable ones, gives the samples these, and multiplies the advantages that come from rewards by
+    `reward_weight`.
 
     The policy's log-probs are those that the engine reported, which takes no further pass. The advantage of a token
     that an older policy sampled is therefore that of the older policy.
@@ -86,25 +96,26 @@ class Distillation:
     weight: float
     reward_weight: float
 
-    def score(self, groups: Sequence[Group]) -> list[Floats]:
-        """Return the teacher's log-probs of the sampled tokens of each sample of the trainable trajectories, in order.
-        The groups are unchanged, so that a run whose teacher does not answer can use them later.
+    def score(self, groups: Sequence[Group]) -> list[TeacherScores]:
+        """Return what the teacher says about each sample of the trainable trajectories, in order. The groups are
+        unchanged, so that a run whose teacher does not answer can use them later.
 
         Raises:
             RunEndedError: the teacher does not answer.
         """
         unrewarded = ([[0.0] * len(t.turns) for t in group.trajectories] for group in groups)
         pairs = zip(groups, unrewarded, strict=True)
-        return self.teacher.logprobs([s for group, advantages in pairs for s in group_samples(group, advantages)])
+        return self.teacher.scores([s for group, advantages in pairs for s in group_samples(group, advantages)])
 
-    def apply(self, groups: Sequence[Group], credited: Credited, scored: Sequence[Floats]) -> dict[str, float]:
+    def apply(self, groups: Sequence[Group], credited: Credited, scored: Sequence[TeacherScores]) -> dict[str, float]:
         """Change the advantages in place, and return metrics.
 
         Args:
             scored: result of `score` for these groups.
 
-        `distillation/reverse_kl` is the mean of log policy - log teacher per token, in nats; `advantage_abs` and
-        `reward_advantage_abs` are the mean magnitudes per token of the two parts of an advantage.
+        The advantages of turns, which only records and metrics use, have the teacher's part for every token, as one
+        sample of what the loss sums. `distillation/reverse_kl` is the mean of log policy - log teacher per token, in
+        nats; `advantage_abs` and `reward_advantage_abs` are the mean magnitudes per token of the two parts.
         """
         places: dict[tuple[str, int], list[float]] = {}
         credited.advantages = [self._scaled(rewarded) for rewarded in credited.advantages]
@@ -116,9 +127,11 @@ class Distillation:
         for sample, teacher in zip(credited.samples, scored, strict=True):
             mask = np.array(sample.loss_mask)
             rewarded = np.array(sample.advantages)[mask]
-            kl = reverse_kl(np.array(sample.logprobs)[mask], teacher)
+            kl = reverse_kl(np.array(sample.logprobs)[mask], teacher.logprobs)
             advantages = mixed(rewarded, kl, self.reward_weight, self.weight)
-            sample.advantages = fill(mask, advantages).tolist()
+            left = np.where(outside(np.array(sample.token_ids)[mask], teacher.top), kl, 0.0)
+            sample.advantages = fill(mask, mixed(rewarded, left, self.reward_weight, self.weight)).tolist()
+            sample.teacher = teacher.top
             turns = np.array(sample.turns)[mask]
             for turn in np.unique(turns):
                 places[sample.group_id, sample.trajectory][turn] = float(advantages[turns == turn].mean())

@@ -24,6 +24,7 @@ from mtrl.models.renderer import make_renderer
 from mtrl.rollout.conversation import Codec, Conversation, SingleMessageConversation
 from mtrl.rollout.episode import EpisodeLoop, Episodes, Limits
 from mtrl.rollout.self_play import SelfPlayLoop
+from mtrl.trainer.data.distillation import ServedTeacher
 from mtrl.trainer.setup.engine import has_copy, shared_engine, training_engine
 from mtrl.trainer.setup.frozen import frozen_engine
 from mtrl.trainer.setup.loading import cast_parameters, compute_dtype
@@ -62,6 +63,8 @@ class Parts(Player):
     """Whether the engine has its own copy of the weights, so that new weights must be sent to it."""
     warm_start_result: WarmStartResult | None = None
     """Result of the warm start; None if the policy had none."""
+    served_teacher: ServedTeacher | None = None
+    """The teacher of distillation if it is behind a server."""
 
     @property
     def policy(self) -> Policy:
@@ -100,8 +103,7 @@ def set_up(
     # The call returns when all ranks have moved their shards: servers on the same GPUs measure the free memory at their
     # start, and would otherwise reserve what a rank still needs.
     rank_group.run("release")
-    if (teacher := served_teacher(config)) is not None:
-        teacher.check(policy.tokenizer)
+    teacher = served_teacher(config, policy.tokenizer)
     rows = [*task.splits.train, *task.splits.validation, *task.splits.test]
     engine = partial(training_engine, config, world, path, policy)
     player = connect(config, task, policy.model.config, policy.tokenizer, rows, engine, frozen_engine(config, path))
@@ -113,6 +115,7 @@ def set_up(
         rank_group=rank_group,
         sends_weights=has_copy(config, world),
         warm_start_result=warm_start_result,
+        served_teacher=teacher,
     )
 
 

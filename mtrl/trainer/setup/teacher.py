@@ -16,7 +16,7 @@ from mtrl.trainer.data.distillation import Distillation, LocalTeacher, ServedTea
 from mtrl.trainer.setup.loading import compute_dtype, load_beside, load_tokenizer, vocabulary
 from mtrl.trainer.update.learner import Learners
 
-PATH, URL = "distillation.teacher.path", "distillation.teacher.url"
+PATH, ENDPOINT = "distillation.teacher.path", "distillation.teacher.endpoint"
 
 
 def check_teacher(config: Config) -> None:
@@ -52,6 +52,8 @@ def teacher_model(config: Config, policy: Any, tokenizer: Any) -> Any:
             f"{PATH}={path} has a vocabulary of {own} and the policy a larger one of {wanted}, so the policy could "
             "sample a token that the teacher does not have; give a teacher with the policy's tokenizer"
         )
+    if own < (top_k := config.distillation.top_k):
+        raise UserError(f"distillation.top_k={top_k} is more than the {own} tokens that {PATH}={path} has; lower it")
     context, wanted = positions(teacher), config.generator.max_context_length or positions(policy)
     if context < wanted:
         raise UserError(
@@ -66,35 +68,45 @@ def positions(model: Any) -> int:
     return getattr(model.config.get_text_config(), "max_position_embeddings", None) or 4096
 
 
-def served_teacher(config: Config, spending: Path | None = None) -> ServedTeacher | None:
-    """Return the teacher at `distillation.teacher.url`; None without one.
-
-    Args:
-        spending: folder that stores the requests and their cost; None: they are not stored.
+def served_teacher(config: Config, tokenizer: Any) -> ServedTeacher | None:
+    """Return the teacher at `distillation.teacher.url`, which answered and has this tokenizer; None without one.
 
     Raises:
-        UserError: the environment variable of the API key holds none.
+        UserError: the environment variable of the API key holds none, the server does not answer as needed, or its
+            tokenizer is another one.
     """
     teacher = config.distillation.teacher
     if teacher.url is None or not distils(config):
         return None
-    endpoint, key = teacher.endpoint, "distillation.teacher.endpoint"
-    check_key(endpoint, f"{key}.api_key_env")
+    endpoint = teacher.endpoint
+    check_key(endpoint, f"{ENDPOINT}.api_key_env")
     if endpoint.api_key_env and not api_key(endpoint):
-        raise UserError(f"{key}.api_key_env={endpoint.api_key_env}: the environment variable is not set; export it")
-    path = None if spending is None else spending / f"{key}.json"
-    budget = Budget(key, endpoint.price, endpoint.budget, path)
-    return ServedTeacher(PromptScorer.at(teacher.url, teacher.model or "", endpoint, budget))
+        raise UserError(
+            f"{ENDPOINT}.api_key_env={endpoint.api_key_env}: the environment variable is not set; export it"
+        )
+    budget = Budget(ENDPOINT, endpoint.price, endpoint.budget)
+    scorer = PromptScorer.at(teacher.url, teacher.model or "", endpoint, budget, config.distillation.top_k)
+    served = ServedTeacher(scorer)
+    served.check(tokenizer)
+    return served
 
 
-def make_distillation(config: Config, learners: Learners, spending: Path) -> Distillation | None:
+def make_distillation(
+    config: Config, learners: Learners, served: ServedTeacher | None, spending: Path
+) -> Distillation | None:
     """Return the distillation of a run; None without one.
 
     Args:
+        served: the teacher if it is behind a server.
         spending: folder that stores the requests to a server and their cost.
+
+    Raises:
+        UserError: the earlier spending in the folder cannot be read.
     """
     if not distils(config):
         return None
-    settings, max_tokens = config.distillation, config.trainer.max_tokens_per_microbatch
-    teacher = served_teacher(config, spending) or LocalTeacher(learners, max_tokens)
+    settings = config.distillation
+    if served is not None:
+        served.scorer.client.budget.store(spending / f"{ENDPOINT}.json")
+    teacher = served or LocalTeacher(learners, settings.top_k, config.trainer.max_tokens_per_microbatch)
     return Distillation(teacher, settings.weight, settings.reward_weight)

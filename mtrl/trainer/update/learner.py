@@ -17,6 +17,7 @@ from torch import Tensor
 
 from mtrl.algorithms.batch import Floats
 from mtrl.algorithms.corrections import Reweighting
+from mtrl.algorithms.distillation import TeacherScores, top_k_loss
 from mtrl.algorithms.kl import k3
 from mtrl.algorithms.losses import TokenBatch, weighted_sum
 from mtrl.algorithms.mismatch import measure
@@ -37,14 +38,14 @@ from mtrl.trainer.update.policy import Policy
 from mtrl.trainer.update.report import CriticReport, NonFiniteError, UpdateReport
 from mtrl.trainer.update.value_learner import ValueBatch, ValueLearner
 from mtrl.trainer.work_thread import like_this_thread
-from mtrl.types import Sample
+from mtrl.types import Sample, TopTokens
 
 CRITIC = "critic."
 """Prefix of the names of the critic's tensors in a checkpoint."""
 
 
 class Frozen(Protocol):
-    """A model that is not trained: the reference of the KL, or the teacher of distillation."""
+    """The reference of the KL, which is not trained."""
 
     def all_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
         """Return the log-probs [N] of each micro-batch, without gradients."""
@@ -65,9 +66,9 @@ class Learner:
         optimizer: Optimizer,
         critic: ValueLearner | None = None,
         saver: Saver | None = None,
-        teacher: Frozen | None = None,
+        teacher: Policy | None = None,
     ):
-        self.algorithm = config.algorithm
+        self.algorithm, self.distillation = config.algorithm, config.distillation
         self.policy, self.reference, self.optimizer = policy, reference, optimizer
         self.critic, self.saver, self.teacher = critic, saver or Saver(), teacher
         frozen = [getattr(model, "model", None) for model in (reference, teacher)]
@@ -98,10 +99,12 @@ class Learner:
         assert self.reference is not None
         return [self.reference.all_logprobs([batch.to(self.policy.device)])[0].cpu() for batch in batches]
 
-    def teacher_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
-        """Return the teacher's log-probs, [N] for each micro-batch, on the CPU."""
+    def teacher_scores(self, batches: list[MicroBatch], k: int) -> list[tuple[Tensor, ...]]:
+        """Return, for each micro-batch, the teacher's log-probs [N], and ids and log-probs [N, k] of its most probable
+        tokens, on the CPU."""
         assert self.teacher is not None
-        return [self.teacher.all_logprobs([batch.to(self.policy.device)])[0].cpu() for batch in batches]
+        found = [self.teacher.top_logprobs(batch.to(self.policy.device), k) for batch in batches]
+        return [tuple(tensor.cpu() for tensor in tensors) for tensors in found]
 
     def logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
         """Return the log-probs under the policy's current weights, [N] for each micro-batch, on the CPU."""
@@ -189,7 +192,7 @@ class Learner:
         self, batch: MicroBatch, anchor: Tensor, step: int, kl_coefficient: float, report: UpdateReport
     ) -> Tensor:
         """Return this micro-batch's part of the loss of the whole optimiser step; it is 0 for a filler."""
-        logprobs, entropy = self.policy.logprobs(batch)
+        logprobs, entropy, top = self.policy.logprobs_beside(batch)
         reference = self._reference(batch)
         tokens = TokenBatch(logprobs, anchor, batch.advantages, batch.rollout_logprobs, batch.trajectory)
         losses, metrics = self._loss(tokens, self.algorithm)
@@ -208,6 +211,11 @@ class Learner:
             losses = losses + kl_coefficient * self._kl(logprobs, reference, anchor)
             # The metric is k3 for every estimator of the loss: its expected value is the KL, and it is never negative.
             report.token_sums["kl"] += k3(logprobs.detach(), reference, anchor).sum().item()
+        if batch.teacher_ids.shape[1]:
+            distilled = top_k_loss(top, batch.teacher_logprobs)
+            losses = losses + self.distillation.weight * distilled
+            report.token_sums["top_k_kl"] += distilled.detach().sum().item()
+            report.token_sums["top_k_mass"] += top.detach().exp().sum().item()
         if self.algorithm.entropy_coef:
             losses = losses - self.algorithm.entropy_coef * entropy
         report.trained_tokens += len(logprobs)
@@ -252,9 +260,15 @@ class Learners:
         number of tokens of a micro-batch, padding included."""
         return self._per_sample("reference_logprobs", samples, max_tokens)
 
-    def teacher_logprobs(self, samples: Sequence[Sample], max_tokens: int) -> list[Floats]:
-        """Like `reference_logprobs`, by the teacher."""
-        return self._per_sample("teacher_logprobs", samples, max_tokens)
+    def teacher_scores(self, samples: Sequence[Sample], k: int, max_tokens: int) -> list[TeacherScores]:
+        """Return what the teacher says about each sample, with its k most probable tokens."""
+        batches = self._unweighted(samples, max_tokens)
+        found = self._forward("teacher_scores", batches, k)
+        logprobs, ids, top = (by_sample(batches, [tensors[part] for tensors in found]) for part in range(3))
+        return [
+            TeacherScores(logprobs[row].double().numpy(), TopTokens(ids[row].numpy(), top[row].double().numpy()))
+            for row in range(len(samples))
+        ]
 
     def values(self, samples: Sequence[Sample], max_tokens: int) -> list[Floats]:
         """Like `reference_logprobs`, with the critic's value before each sampled token."""
@@ -340,17 +354,19 @@ class Learners:
 
     def _per_sample(self, method: str, samples: Sequence[Sample], max_tokens: int) -> list[Floats]:
         """Return the result of a pass without gradients: for each sample, one number per sampled token."""
-        weights = [np.zeros(len(sample.token_ids)) for sample in samples]
-        batches = micro_batches(samples, weights, max_tokens, layout=self.layout, ranks=self.ranks)
-        found: dict[int, Floats] = {}
-        for batch, values in zip(batches, self._forward(method, batches), strict=True):
-            parts = values.double().split([samples[row].action_tokens for row in batch.rows])
-            found.update(zip(batch.rows, (part.numpy() for part in parts), strict=True))
-        return [found[row] for row in range(len(samples))]
+        batches = self._unweighted(samples, max_tokens)
+        found = by_sample(batches, self._forward(method, batches))
+        return [found[row].double().numpy() for row in range(len(samples))]
 
-    def _forward(self, method: str, batches: Sequence[MicroBatch]) -> list[Tensor]:
+    def _unweighted(self, samples: Sequence[Sample], max_tokens: int) -> list[MicroBatch]:
+        weights = [np.zeros(len(sample.token_ids)) for sample in samples]
+        return micro_batches(samples, weights, max_tokens, layout=self.layout, ranks=self.ranks)
+
+    def _forward(self, method: str, batches: Sequence[MicroBatch], *settings: Any) -> list[Any]:
+        """Return the result of `method` for each micro-batch. `settings` are its other arguments on every rank."""
         assignments = self._balance(batches)
-        results = self.rank_group.run(method, [(self._sent(rank_batches),) for rank_batches in assignments])
+        shares = [(self._sent(rank_batches),) for rank_batches in assignments]
+        results = self.rank_group.run(method, shares, *settings)
         found = {
             id(batch): values
             for rank_batches, own in zip(assignments, results, strict=True)
@@ -370,6 +386,19 @@ class Learners:
             item.without_samples() if isinstance(item, MicroBatch) else (item[0].without_samples(), *item[1:])
             for item in rank_batches
         ]
+
+
+def by_sample(batches: Sequence[MicroBatch], values: Sequence[Tensor]) -> dict[int, Tensor]:
+    """Return the rows of each sample, by its index in the list that was batched.
+
+    Args:
+        values: for each micro-batch, a tensor [N, ...] with a row for each sampled token.
+    """
+    found: dict[int, Tensor] = {}
+    for batch, tensor in zip(batches, values, strict=True):
+        parts = tensor.split([sample.action_tokens for sample in batch.samples])
+        found.update(zip(batch.rows, parts, strict=True))
+    return found
 
 
 def alone(learner: Learner) -> Learners:

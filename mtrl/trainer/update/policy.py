@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from mtrl.distributed.sharding import (
     reshard,
 )
 from mtrl.models.attention import takes_boundaries
-from mtrl.models.logprobs import token_logprobs
+from mtrl.models.logprobs import token_logprobs, top_logprobs
 from mtrl.trainer.data.batching import MicroBatch
 
 
@@ -62,6 +63,11 @@ class Policy:
         return sum(p.numel() for p in self.model.parameters())
 
     @property
+    def vocabulary(self) -> int:
+        """Number of ids of the model's vocabulary."""
+        return int(self.model.config.get_text_config().vocab_size)
+
+    @property
     def adapted(self) -> bool:
         """Whether adapters are trained instead of the weights."""
         return hasattr(self.model, "get_base_model")
@@ -74,21 +80,43 @@ class Policy:
         in one row are kept apart by their positions. Logits are computed only at the sampled positions, and converted
         to float32 or better after the head.
         """
+        return self._logprobs_of(batch, batch.targets)
+
+    def logprobs_beside(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """Return `logprobs` and, from the same pass, the log-probs [N, k] of the teacher's most probable tokens, which
+        are -inf for ids that this model does not have."""
+        ids = batch.teacher_ids
+        missing = ids >= self.vocabulary
+        found, entropy = self._logprobs_of(batch, torch.cat([batch.targets[:, None], ids.masked_fill(missing, 0)], 1))
+        return found[:, 0], entropy, found[:, 1:].masked_fill(missing, -math.inf)
+
+    def _logprobs_of(self, batch: MicroBatch, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log-probs of `ids`, [N] or [N, C], at the sampled tokens, and the entropies [N]."""
         return token_logprobs(
             self.model,
             batch.action_mask,
-            batch.targets,
+            ids,
             temperature=self.temperature,
             entropy_gradient=self.entropy_gradient,
             max_logits=self.max_logits,
-            **(batch.flash_inputs if takes_boundaries(self.model) else batch.inputs),
-            use_cache=False,
+            **self._inputs(batch),
         )
+
+    def _inputs(self, batch: MicroBatch) -> dict[str, Any]:
+        inputs = batch.flash_inputs if takes_boundaries(self.model) else batch.inputs
+        return {**inputs, "use_cache": False}
 
     @torch.no_grad()
     def all_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
         """Return the log-probs [N] of each micro-batch without gradients, for an old policy or a reference."""
         found = [self.logprobs(batch)[0] for batch in batches]
+        reshard(self.model)
+        return found
+
+    def top_logprobs(self, batch: MicroBatch, k: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the log-probs [N] without gradients, and ids and log-probs [N, k] of the most probable tokens."""
+        limits = {"temperature": self.temperature, "max_logits": self.max_logits}
+        found = top_logprobs(self.model, batch.action_mask, batch.targets, k, **limits, **self._inputs(batch))
         reshard(self.model)
         return found
 

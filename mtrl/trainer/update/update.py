@@ -11,6 +11,7 @@ from torch import Tensor
 from mtrl.algorithms.kl import KlController
 from mtrl.algorithms.reductions import token_weights
 from mtrl.algorithms.registry import find_correction, find_loss
+from mtrl.config.derived import sums_top_tokens
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
 from mtrl.trainer.data.batching import MicroBatch, micro_batches, mini_batches
@@ -82,7 +83,8 @@ class Updater:
         algorithm = self.algorithm
         weights = token_weights(samples, algorithm.loss_reduction, algorithm)
         pairs = list(zip(samples, weights, strict=True))
-        if algorithm.drop_zero_advantage and not algorithm.kl_loss_coef and not algorithm.entropy_coef:
+        others = algorithm.kl_loss_coef or algorithm.entropy_coef or sums_top_tokens(self.config)
+        if algorithm.drop_zero_advantage and not others:  # no other term of the loss has a gradient
             # Whole trajectories are dropped or kept, since losses per trajectory need all samples of a trajectory.
             with_advantage = {key(sample) for sample in samples if any(sample.advantages)}
             pairs = [(sample, weight) for sample, weight in pairs if key(sample) in with_advantage]

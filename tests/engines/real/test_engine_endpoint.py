@@ -1,20 +1,28 @@
-"""A real server behind its chat API: as a baseline of `python -m mtrl.evaluate`, and as a judge."""
+"""A real server behind its API: as a baseline of `python -m mtrl.evaluate`, as a judge, and as a teacher."""
 
 import asyncio
 import json
+import random
 
 import pytest
+import torch
+from engine_model import PARITY, load_model, worst
 from omegaconf import OmegaConf
+from transformers import AutoTokenizer
 
 from mtrl.command.compose import compose
-from mtrl.config.endpoint_schema import EndpointConfig
+from mtrl.config.endpoint_schema import BudgetConfig, EndpointConfig, PriceConfig
 from mtrl.engines.base import SamplingParams
+from mtrl.engines.endpoints.budget import Budget
 from mtrl.engines.endpoints.chat_client import Address
 from mtrl.engines.endpoints.engine import EndpointEngine, EndpointRefusedError
+from mtrl.engines.endpoints.prompt_logprobs import PromptScorer
 from mtrl.engines.endpoints.wire import ChatPrompt
 from mtrl.environments.factory import load_task
+from mtrl.errors import RunEndedError, UserError
 from mtrl.rewards.judge import judge, judge_metrics, record_spending
-from mtrl.types import FinishReason, read_trajectories
+from mtrl.trainer.data.distillation import ServedTeacher
+from mtrl.types import FinishReason, Sample, read_trajectories
 from tests.evaluation.conftest import TASK
 
 pytestmark = [pytest.mark.slow, pytest.mark.rare]
@@ -135,3 +143,38 @@ def test_a_judge_charges_every_attempt(server, policy, tmp_path):
     assert (score, metrics) == (0.0, {"judge/calls": 2.0, "judge/invalid": 1.0})
     assert metrics_so_far["reward/judge/requests"] == 2 and metrics_so_far["reward/judge/cost"] > 0
     assert (tmp_path / "judge.json").exists()
+
+
+@pytest.mark.parametrize("top_k", [0, 5])
+def test_a_teacher_gives_the_scores_of_the_same_weights_in_process(server, policy, top_k):
+    """Both are in float32. Equal probabilities may be in another order, so the log-probs of each id are compared."""
+    model, tokenizer = load_model(policy), AutoTokenizer.from_pretrained(policy)
+    budget = Budget("distillation.teacher.endpoint", PriceConfig(), BudgetConfig())
+    endpoint = EndpointConfig(KEY, timeout=60.0)
+    teacher = ServedTeacher(PromptScorer.at(f"{server.url}/v1", str(policy), endpoint, budget, top_k))
+    teacher.check(tokenizer)
+    rng, samples = random.Random(0), []
+    for length in (12, 150):
+        ids, mask = [rng.randrange(len(tokenizer)) for _ in range(length)], [i > 3 for i in range(length)]
+        samples.append(Sample(ids, mask, [0.0] * length, [0.0] * length, [0] * length, [0] * length))
+    for sample, found in zip(samples, teacher.scores(samples), strict=True):
+        ids = torch.tensor([sample.token_ids])
+        with torch.no_grad():
+            whole = model(input_ids=ids).logits[0, 3:-1].log_softmax(-1)
+        expected = whole.gather(1, ids[0, 4:, None])[:, 0].tolist()
+        assert worst(found.logprobs.tolist(), expected) < PARITY
+        theirs, top = torch.from_numpy(found.top.ids), torch.from_numpy(found.top.logprobs)
+        assert theirs.shape == (len(expected), top_k)
+        assert worst(top.flatten().tolist(), whole.gather(1, theirs).flatten().tolist()) < PARITY
+        assert worst(top.flatten().tolist(), whole.topk(top_k).values.flatten().tolist()) < PARITY
+    assert budget.metrics()["prompt_tokens"] > 162
+
+
+def test_a_teacher_with_too_few_log_probs_or_another_tokenizer_is_refused(server, policy, tiny_tokenizer):
+    budget = Budget("distillation.teacher.endpoint", PriceConfig(), BudgetConfig())
+    teacher = PromptScorer.at(f"{server.url}/v1", str(policy), EndpointConfig(KEY, timeout=60.0), budget, 50)
+    with pytest.raises(RunEndedError, match=r"max allowed: 20.*; start it with --max-logprobs 50 or more, or lower "):
+        asyncio.run(teacher.score_all([[1, 2, 3]]))
+    teacher.top_k = 5
+    with pytest.raises(UserError, match=r"has another tokenizer than the policy \(token \d+ is "):
+        asyncio.run(teacher.check(tiny_tokenizer))
