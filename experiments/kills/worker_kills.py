@@ -33,9 +33,10 @@ from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import Family
 from mtrl.rewards.compose import RewardComposer
 from mtrl.rollout.episode import Episodes, Limits, Occupancy
+from mtrl.rollout.processes import Cluster
 from mtrl.rollout.resources import Resources
 from mtrl.rollout.rollouts import stream_seed
-from mtrl.rollout.workers import Cluster, WorkerRollouts, Workers
+from mtrl.rollout.workers import WorkerRollouts, Workers
 from mtrl.trainer.data.stream import Stream
 from mtrl.types import FinishReason, Group, Row, StopReason, Trajectory, Turn
 

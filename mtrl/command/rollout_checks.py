@@ -60,11 +60,6 @@ def check_rollouts(cfg: DictConfig) -> list[str]:
         ]
         return [f"rollouts.{key} has no effect with rollouts.workers=0" for key in changed]
     start = f"rollouts.workers={count}"
-    if serves(cfg) and cfg.model.lora_rank and cfg.generator[cfg.generator.backend].lora == "adapter":
-        raise UserError(
-            f"{start} cannot send turns to adapters, and generator.{cfg.generator.backend}.lora=adapter sends adapters "
-            f"to the servers; write generator.{cfg.generator.backend}.lora=merged, or rollouts.workers=0"
-        )
     if plays_agent(cfg):
         raise UserError(
             f"{start} runs environments, and generator.agent names a program, which only rank 0 can run; leave "

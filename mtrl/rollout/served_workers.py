@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,9 @@ from torch import Tensor
 
 from mtrl.engines.base import EngineStats, Generation, SamplingParams
 from mtrl.engines.server.engine import ServerEngine
+from mtrl.rollout.processes import Cluster, WorkerLostError
 from mtrl.rollout.worker import Failure
-from mtrl.rollout.workers import Cluster, WorkerLostError, Workers, added
+from mtrl.rollout.workers import Workers, added
 
 
 class ServedWorkers(Workers):
@@ -20,7 +22,8 @@ class ServedWorkers(Workers):
 
     An update has three parts: every worker stops to send turns, the servers load the weights, every worker gets the new
     view and goes on. A worker that is lost meanwhile is replaced by one that begins with the new view. So no turn is
-    sent during an update, and the version counts when every worker has the view of it.
+    sent during an update, and the version counts when every worker has the view of it. An adapter of an older view
+    stays loaded until no turn of a worker is sampled by it.
     """
 
     def __init__(self, cluster: Cluster, count: int, timeout: float, servers: ServerEngine):
@@ -29,6 +32,8 @@ class ServedWorkers(Workers):
         self.version, self._newest = servers.version, (servers.view(), servers.version)
         self._updating: asyncio.Lock
         self._tasks: set[asyncio.Task[None]] = set()
+        self._adapters = ExitStack()
+        """Keeps the adapters of the newest view loaded."""
         servers.on_failure = self._give_up
         servers.server_group.on_restart = self._push_soon
 
@@ -94,7 +99,25 @@ class ServedWorkers(Workers):
         async with self._updating:
             await self._hold(version, self.servers.drains)
             await self.servers.load_weights(weights, version)
-            await self._load_all(self.servers.view(), version)
+            await self._publish(version)
+
+    async def _publish(self, version: int) -> None:
+        """Send the newest view to all workers."""
+        older, self._adapters = self._adapters, self.servers.server_group.keep_adapters()
+        await self._load_all(self.servers.view(), version)
+        self._begin_task(self._release(older))
+
+    async def _release(self, adapters: ExitStack) -> None:
+        """Let the servers drop adapters of an older view, when no turn of a worker is sampled by them. The turns of a
+        worker that is lost meanwhile end with it."""
+        seconds = self.servers.backend.settings.request_timeout
+
+        async def settle(worker: Any) -> None:
+            with suppress(WorkerLostError):
+                await self._call(worker, "settle", more_seconds=seconds)
+
+        await asyncio.gather(*(settle(worker) for worker in self._workers if worker.is_live))
+        adapters.close()
 
     def _begin_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Begin work that may outlive its caller."""
@@ -136,4 +159,4 @@ class ServedWorkers(Workers):
     async def _push(self) -> None:
         async with self._updating:
             if self._error is None and not self._are_held:
-                await self._load_all(self.servers.view(), self.version)
+                await self._publish(self.version)

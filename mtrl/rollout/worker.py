@@ -130,6 +130,11 @@ class RolloutWorker:
         """Send no turns to servers until the next `load` (see `RemoteServers.hold`). Return the error if that fails."""
         return await failure(self._rollouts.loop.engine.hold(version, drains))
 
+    async def settle(self) -> Failure | None:
+        """Return when no turn is sampled by older adapters (see `RemoteServers.settle`), with the error if that
+        fails."""
+        return await failure(self._rollouts.loop.engine.settle())
+
     async def check(self) -> Failure | None:
         """Return the error if the worker can reach no server (see `RemoteServers.check`)."""
         return await failure(self._rollouts.loop.engine.check())

@@ -10,11 +10,12 @@ from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from mtrl.engines.base import EngineLostError, EngineStats, Generation, SamplingParams
 from mtrl.errors import UserError
 from mtrl.rollout.episode import fail
+from mtrl.rollout.processes import Cluster, WorkerLostError, WorkerSilentError
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.rollout.worker import CLOSING_SECONDS, POLL_SECONDS, Answer, Failure, Report, Request
 from mtrl.types import Group, Row, Trajectory
@@ -25,40 +26,8 @@ log = logging.getLogger(__name__)
 MAX_DEATHS = 3
 """Number of workers that may die while they play a group, before the group counts as failed; and number of consecutive
 failed starts of a worker after which the run ends."""
-
-
-class WorkerLostError(RuntimeError):
-    """The process of a worker has ended, or does not answer."""
-
-
-class WorkerSilentError(WorkerLostError):
-    """A worker does not answer within the time limit; another process would probably not do so either."""
-
-
-class Cluster(Protocol):
-    """The processes in which workers run. `mtrl/rollout/cluster.py` implements it with Ray."""
-
-    def spawn(self, index: int) -> Any:
-        """Start the process of worker `index`, and return its handle at once."""
-
-    async def call(self, worker: Any, method: str, *args: Any) -> Any:
-        """Call a method of `RolloutWorker` and return its result.
-
-        Raises:
-            WorkerLostError: the process has ended.
-        """
-
-    def tell(self, worker: Any, method: str, *args: Any) -> None:
-        """Call a method without waiting for it. A lost process is no error here; an argument that cannot be sent is."""
-
-    def share(self, weights: Any) -> Any:
-        """Copy weights to where all workers can read them, and return a reference, which `load` takes."""
-
-    def kill(self, worker: Any) -> None:
-        """End the process at once."""
-
-    def close(self) -> None:
-        """End all processes, and whatever the cluster has started for them."""
+ROOM_SECONDS = 1.0
+"""Seconds between two looks for room in the cluster, while a lost worker has none."""
 
 
 @dataclass(eq=False)
@@ -83,6 +52,7 @@ class _Worker:
 
     index: int
     handle: Any = None
+    """Process of the worker; None: it has none, because it waits for room."""
     is_live: bool = False
     """Whether it has started and has the newest weights, so that it gets groups."""
     groups: dict[int, _Pending] = field(default_factory=dict)
@@ -296,7 +266,7 @@ class Workers:
         if isinstance(answer.result, Failure):
             _end(pending, answer.result.error())
         elif not pending.trajectories.done():
-            pending.trajectories.set_result(pickle.loads(answer.result))
+            pending.trajectories.set_result(placed(pickle.loads(answer.result), self.cluster.place(worker.handle)))
 
     # -- processes ----------------------------------------------------------------------------------------------------
 
@@ -326,14 +296,19 @@ class Workers:
         Raises:
             EngineLostError: no process starts.
         """
-        for attempt in range(MAX_DEATHS):
+        failures = 0
+        while failures < MAX_DEATHS:
+            await self._until_room(worker)
             self._restarts += 1
             try:
                 await self._begin(worker)
             except (WorkerLostError, UserError) as error:
-                log.warning("%s: attempt %d to start again failed: %s", worker.name, attempt + 1, error)
-                reason = str(error)
-                if isinstance(error, WorkerSilentError):
+                is_silent, reason = isinstance(error, WorkerSilentError), str(error)
+                if is_silent and await self._lacks_room():  # Ray noticed the loss of a machine after this start
+                    continue
+                failures += 1
+                log.warning("%s: attempt %d to start again failed: %s", worker.name, failures, reason)
+                if is_silent:
                     break
                 continue
             self._dispatch_soon()
@@ -341,6 +316,31 @@ class Workers:
         raise EngineLostError(
             f"{worker.name} was lost and cannot be started again ({reason}); check Ray, then go on with resume=latest"
         )
+
+    async def _until_room(self, worker: _Worker) -> None:
+        """Wait until the cluster has room for one more process. The run goes on meanwhile, if other workers play.
+
+        Raises:
+            EngineLostError: no worker has played for the time limit.
+        """
+        clock, is_said = asyncio.get_running_loop().time, False
+        last_played = clock()
+        while await self._lacks_room():
+            if not is_said:
+                is_said = True
+                log.warning("%s waits, because the cluster has no room for it; other workers go on", worker.name)
+            if any(one.is_live for one in self._workers):
+                last_played = clock()
+            elif clock() - last_played > self.timeout:
+                raise EngineLostError(
+                    f"all rollout workers are lost, and the cluster had no room for {worker.name} within "
+                    f"rollouts.timeout={self.timeout:g} s; start machines again, then go on with resume=latest"
+                )
+            await asyncio.sleep(ROOM_SECONDS)
+
+    async def _lacks_room(self) -> bool:
+        """Whether the cluster has no room for one more process."""
+        return await self.cluster.room() <= sum(one.handle is not None for one in self._workers)
 
     async def _begin(self, worker: _Worker) -> None:
         """Start the process of a worker, and load the newest weights.
@@ -360,9 +360,13 @@ class Workers:
                 loaded = self._newest
                 _check(await self._call(worker, self._load_method, *loaded))
         except BaseException:
-            self.cluster.kill(worker.handle)
+            self._end_process(worker)
             raise
         worker.is_live = True
+
+    def _end_process(self, worker: _Worker) -> None:
+        self.cluster.kill(worker.handle)
+        worker.handle = None
 
     async def _load(self, worker: _Worker) -> Failure | None:
         """Load the newest weights into a live worker. A worker that does not confirm them gets no more groups and is
@@ -396,7 +400,7 @@ class Workers:
             return
         log.warning("%s is lost (%s); its %d groups are run again", worker.name, reason, len(worker.groups))
         worker.is_live = False
-        self.cluster.kill(worker.handle)
+        self._end_process(worker)
         self._earlier, worker.stats = added(self._earlier, worker.stats), EngineStats()
         lost, worker.groups = list(worker.groups.values()), {}
         for pending in lost:
@@ -448,6 +452,14 @@ def _failures(request: Request, error: Exception) -> list[Trajectory]:
     for trajectory in trajectories:
         fail(trajectory, error)
         trajectory.metrics["attempts"] = MAX_DEATHS
+    return trajectories
+
+
+def placed(trajectories: list[Trajectory], place: str) -> list[Trajectory]:
+    """Name the machine in the errors of failed trajectories: its files or its services may be the reason."""
+    for trajectory in trajectories if place else ():
+        if trajectory.error:
+            trajectory.error = f"{place}: {trajectory.error}"
     return trajectories
 
 

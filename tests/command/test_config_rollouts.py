@@ -12,10 +12,6 @@ SERVED = ["generator.backend=vllm", "generator.vllm.urls=[http://127.0.0.1:8000]
 REFUSED = [
     (["rollouts.workers=-1"], "rollouts.workers=-1 must be at least 0"),
     (["rollouts.workers=2", "rollouts.timeout=0"], "rollouts.timeout=0.0 must be above 0"),
-    (
-        ["rollouts.workers=2", *SERVED, "model.lora_rank=8", "generator.vllm.lora=adapter"],
-        "rollouts.workers=2 cannot send turns to adapters, and generator.vllm.lora=adapter sends adapters to the",
-    ),
     (["rollouts.workers=2", "model.device=cuda"], "rollouts.gpus=0 gives it none; write rollouts.gpus=1"),
     (["environment.resources={cpu: -1}"], "environment.resources.cpu=-1.0 must be at least 0"),
     (["environment.resources.memory=2"], "environment.resources.memory=2 is not a size; write a number above 0 and a"),
@@ -40,7 +36,9 @@ def test_without_ray_the_extra_is_named(monkeypatch):
         check(compose(["rollouts.workers=2"]))
 
 
-@pytest.mark.parametrize("more", [[], ["model.lora_rank=8", "generator.vllm.lora=merged"]])
+@pytest.mark.parametrize(
+    "more", [[], *(["model.lora_rank=8", f"generator.vllm.lora={way}"] for way in ("merged", "adapter"))]
+)
 def test_servers_sample_for_workers(more):
     assert check(compose(["rollouts.workers=2", *SERVED, "rollouts.gpus=0", *more])) == []
 

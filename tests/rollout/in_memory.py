@@ -1,9 +1,10 @@
 """A cluster of rollout workers in this process, whose workers can be killed at any time. Not a test."""
 
 import asyncio
+import math
 
+from mtrl.rollout.processes import WorkerLostError
 from mtrl.rollout.worker import RolloutWorker
-from mtrl.rollout.workers import WorkerLostError
 
 
 class Process:
@@ -41,6 +42,8 @@ class InMemoryCluster:
     def __init__(self, make, seed=0):
         self.make, self.seed = make, seed
         self.processes, self.killed, self.is_closed = [], 0, False
+        self.free_room = math.inf
+        """Number of workers for which there is room."""
         self._told = set()
 
     @property
@@ -58,6 +61,12 @@ class InMemoryCluster:
         task = asyncio.ensure_future(process.call(method, *args))
         self._told.add(task)
         task.add_done_callback(lambda done: (self._told.discard(done), done.cancelled() or done.exception()))
+
+    async def room(self):
+        return self.free_room
+
+    def place(self, process):
+        return ""
 
     def share(self, weights):
         return weights

@@ -19,6 +19,7 @@ from tests.engines.server.toy_servers import (
     CONTEXT,
     VOCABULARY,
     Cluster,
+    ToyAdapterSync,
     ToyApi,
     VirtualPolicy,
     make_engine,
@@ -38,9 +39,9 @@ def _virtual_time():
 class Run:
     """Servers in memory, and workers in this process that send turns to them."""
 
-    def __init__(self, monkeypatch, workers=2, in_flight="continue", cluster=None, **settings):
+    def __init__(self, monkeypatch, workers=2, in_flight="continue", cluster=None, sync=None, **settings):
         self.machine = cluster or Cluster()
-        self.servers = make_engine(monkeypatch, self.machine, in_flight=in_flight, **settings)
+        self.servers = make_engine(monkeypatch, self.machine, sync, in_flight=in_flight, **settings)
         backend = Backend("toy", self.servers.backend.settings, lambda url, token: ToyApi(self.machine, url), None)
         engine = partial(RemoteServerEngine, backend, vocabulary=VOCABULARY, context=CONTEXT, limit=2)
         self.processes = InMemoryCluster(lambda: ToyTurns(engine()))
@@ -153,6 +154,38 @@ def test_prompts_after_an_update_share_no_cache_with_those_before(monkeypatch):
     salts = Run(monkeypatch, replicas=1).play(script)
     assert len(salts[0]) == len(salts[1]) == 2, "each of the two workers has its own salt"
     assert not salts[0] & salts[1]
+
+
+def test_turns_in_flight_keep_their_adapter_and_servers_drop_it_after_them(monkeypatch):
+    """Long turns begin under version 1 and end after version 3 is loaded; a server and a worker are lost at the end."""
+
+    async def script(run):
+        adapters = [server.adapters for server in run.machine.up]
+        await run.workers.load_weights(weights_of(1), 1)
+        first = asyncio.ensure_future(run.collect("step0"))
+        await asyncio.sleep(0.25)
+        for version in (2, 3):
+            await run.workers.load_weights(weights_of(version), version)
+        seen = [sorted(held.values()) for held in adapters]
+        first = await first
+        second = await run.collect("step1")
+        await asyncio.sleep(1.0)
+        kept = [sorted(held.values()) for held in adapters]
+        third = asyncio.ensure_future(run.collect("step2"))
+        await asyncio.sleep(1.0)
+        run.machine.up[0].dead.set()
+        run.processes.kill(run.processes.alive[0])
+        return first, second, await third, seen, kept
+
+    run = Run(monkeypatch, replicas=2, sync=ToyAdapterSync())
+    for server in run.machine.up:
+        server.slow = 5
+    first, second, third, seen, kept = run.play(script)
+    assert versions(first) == {1, 3} and versions(second) == versions(third) == {3}
+    assert all({1, 3} <= {*held} for held in seen) and kept == [[3]] * 2
+    spans = [t.version_spans for group in first for trajectory in group.trajectories for t in trajectory.turns]
+    assert all(len(turn) == 1 for turn in spans), "each turn is sampled by one adapter"
+    assert run.workers.stats.extra["worker_restarts"] == run.servers.server_group.restarts == 1
 
 
 def test_a_worker_that_is_lost_during_an_update_begins_with_the_new_weights(monkeypatch):

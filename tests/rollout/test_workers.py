@@ -243,3 +243,104 @@ def test_rows_that_cannot_be_sent_are_one_sentence(monkeypatch):
     monkeypatch.setattr(cluster, "tell", refuse)
     with pytest.raises(UserError, match=r"cannot be sent to a rollout worker \(cannot pickle .*workers=0"):
         collect(cluster, Digits(), 1)
+
+
+def test_a_run_goes_on_without_the_workers_that_have_no_room(monkeypatch, caplog):
+    """A machine with two of three workers is lost. The third runs their groups, until a machine is there again."""
+    monkeypatch.setattr(module, "ROOM_SECONDS", 0.01)
+    cluster = InMemoryCluster(partial(Digits, 3, 0.005))
+
+    async def play():
+        workers = Workers(cluster, 3, timeout=60)
+        await workers.start()
+        rollouts = WorkerRollouts(Digits(), 0, 0.0, workers=workers)
+        groups = asyncio.ensure_future(rollouts.collect("step0", rows(60), 2, SAMPLING))
+        await asyncio.sleep(0.01)
+        cluster.free_room = 1
+        for process in cluster.alive[:2]:
+            cluster.kill(process)
+        report = await groups
+        left = len(cluster.alive), workers.stats.extra["workers"], workers.stats.extra["worker_restarts"]
+        cluster.free_room = 3
+        while workers.stats.extra["workers"] < 3:
+            await asyncio.sleep(0.01)
+        await workers.close()
+        return report, left
+
+    report, left = asyncio.run(asyncio.wait_for(play(), 60))
+    assert len(report.groups) == 60 and report.episodes == 120 and not report.failures
+    assert left == (1, 1, 0) and "rollout worker 0 waits, because the cluster has no room for it" in caplog.text
+
+
+def test_a_process_for_which_ray_has_no_place_does_not_end_the_run(monkeypatch):
+    """Ray takes a process while it still counts the room of a lost machine; the process never starts."""
+    for name in ("ROOM_SECONDS", "POLL_SECONDS"):
+        monkeypatch.setattr(module, name, 0.01)
+    monkeypatch.setattr("mtrl.rollout.worker.POLL_SECONDS", 0.01)
+    cluster = InMemoryCluster(partial(Digits, 3, 0.005))
+
+    async def lose_a_machine(workers):
+        await asyncio.sleep(0.01)
+        spawn = cluster.spawn
+
+        def never_starts(index):
+            cluster.free_room, cluster.spawn = 1, spawn
+            process = spawn(index)
+            process.worker.start = lambda: asyncio.sleep(3600)
+            return process
+
+        cluster.free_room, cluster.spawn = 2, never_starts
+        cluster.kill(cluster.alive[0])
+
+    async def play():
+        workers = Workers(cluster, 2, timeout=1.0)
+        await workers.start()
+        await lose_a_machine(workers)
+        rollouts = WorkerRollouts(Digits(), 0, 0.0, workers=workers)
+        report = await rollouts.collect("step0", rows(60), 2, SAMPLING)
+        await asyncio.sleep(1.2)
+        cluster.free_room = 2
+        while workers.stats.extra["workers"] < 2:
+            await asyncio.sleep(0.01)
+        await workers.close()
+        return report
+
+    assert len(asyncio.run(asyncio.wait_for(play(), 60)).groups) == 60
+
+
+def test_a_cluster_without_room_for_any_worker_ends_the_run(monkeypatch):
+    monkeypatch.setattr(module, "ROOM_SECONDS", 0.01)
+    cluster = InMemoryCluster(partial(Digits, 3, 0.005))
+
+    async def play():
+        workers = Workers(cluster, 2, timeout=0.1)
+        await workers.start()
+        cluster.free_room = 0
+        for process in cluster.alive:
+            cluster.kill(process)
+        try:
+            await workers.group("step0/0", rows(1)[0], 2, SAMPLING)
+        finally:
+            await workers.close()
+
+    with pytest.raises(EngineLostError, match=r"no room for rollout worker \d within rollouts.timeout=0.1 s"):
+        asyncio.run(play())
+
+
+def test_the_error_of_an_episode_names_the_machine(monkeypatch):
+    class Broken(Digits):
+        async def _run_episode(self, trajectory, handle, row, sampling):
+            raise FileNotFoundError("shop.sqlite")
+
+    cluster = InMemoryCluster(Broken)
+    monkeypatch.setattr(cluster, "place", lambda process: "node b7")
+
+    async def play():
+        workers = Workers(cluster, 1, timeout=60)
+        await workers.start()
+        try:
+            return await workers.group("step0/0", rows(1)[0], 2, SAMPLING)
+        finally:
+            await workers.close()
+
+    assert [t.error.partition("\n")[0] for t in asyncio.run(play())] == ["node b7: FileNotFoundError: shop.sqlite"] * 2

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from mtrl.engines.server.api import ServerApi, ServerError
 
+SETTLING_SECONDS = 0.05
+"""Seconds between two looks for turns of older adapters."""
+
 
 @dataclass(frozen=True)
 class Adapter:
@@ -49,6 +52,12 @@ class Adapters:
         finally:
             self._turns[adapter] -= 1
             self._drop_unused(server)
+
+    async def settle(self) -> None:
+        """Return when every turn in flight that another adapter than the present newest one samples has ended."""
+        older = [one for one in self._turns if one != self.newest]
+        while any(self._turns[one] for one in older):
+            await asyncio.sleep(SETTLING_SECONDS)
 
     def _drop_unused(self, server: ServerApi) -> None:
         for adapter in [one for one in self._loaded if one != self.newest and not self._turns[one]]:

@@ -7,6 +7,7 @@ import logging
 from contextlib import suppress
 
 from mtrl.engines.base import EngineLostError, EngineStats, Generation, SamplingParams
+from mtrl.engines.server.adapters import Adapters
 from mtrl.engines.server.backend import Backend
 from mtrl.engines.server.replica import Replica
 from mtrl.engines.server.router import Router
@@ -39,7 +40,7 @@ class RemoteReplica(Replica):
             self._begin(view)
         elif view.versions[-1:] != tuple(self.versions[-1:]):  # turns in flight refer to the list
             self.versions += view.versions[-1:]
-        self._view = view
+        self._view, self.adapters.newest = view, view.adapter
         self.check(True)
 
     def check(self, answered: bool) -> None:
@@ -50,7 +51,8 @@ class RemoteReplica(Replica):
         """Do nothing: the server belongs to the leader."""
 
     def _begin(self, view: ReplicaView) -> None:
-        self.api = self.backend.make_api(view.url, view.token)
+        self.api, self.adapters = self.backend.make_api(view.url, view.token), Adapters()
+        self.adapters.newest = view.adapter  # only the leader loads and drops adapters
         self.failure, self.versions, self.load.serving = None, list(view.versions), view.is_current
         self.attach()
 
@@ -126,6 +128,10 @@ class RemoteServers:
                 async with asyncio.timeout(seconds):
                     await self.router.idle()
 
+    async def settle(self) -> None:
+        """Return when every turn in flight that another adapter than that of the present view samples has ended."""
+        await asyncio.gather(*(replica.adapters.settle() for replica in self.replicas))
+
     async def until_serving(self) -> None:
         """See `mtrl.engines.server.turns.Servers`."""
         while not self.router.serving:
@@ -189,6 +195,10 @@ class RemoteServerEngine:
         """See `RemoteServers.hold`."""
         settings = self.servers.backend.settings
         await self.servers.hold(version, drains, settings.request_timeout + settings.sync_timeout)
+
+    async def settle(self) -> None:
+        """See `RemoteServers.settle`."""
+        await self.servers.settle()
 
     async def load_weights(self, view: ServersView, version: int) -> None:
         """Use this view of the servers, whose newest weights are policy `version`, and send turns again."""

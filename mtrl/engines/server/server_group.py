@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from mtrl.engines.base import EngineLostError
@@ -75,9 +75,19 @@ class ServerGroup:
     def views(self) -> tuple[ReplicaView, ...]:
         """Return what another process must know to send turns to the replicas, which have all started once."""
         return tuple(
-            ReplicaView(one.name, one.api.url, one.token, tuple(one.versions), self._is_current(one))
+            ReplicaView(
+                one.name, one.api.url, one.token, tuple(one.versions), self._is_current(one), one.adapters.newest
+            )
             for one in self.replicas
         )
+
+    def keep_adapters(self) -> ExitStack:
+        """Keep the newest adapter of every replica loaded until the returned stack is closed, since other processes
+        use it."""
+        kept = ExitStack()
+        for replica in self.replicas:
+            kept.enter_context(replica.adapters.sampling(replica.api))
+        return kept
 
     # -- start and end -----------------------------------------------------------------------------------------------
 
