@@ -25,6 +25,8 @@ from mtrl.config.overrides import CONF
 
 OWN = {"hydra.conf", str(CONF), ""}  # the last are the dataclasses of the schema
 """The sources of every composition; the files in them do not change while tests run."""
+FIRST = ("hydra/", "schema", "config")
+"""Beginnings of the files that come first in every composition, and whose merge takes most of the time."""
 CREATE = config_loader_impl.create_defaults_list
 MERGE = ConfigLoaderImpl._compose_config_from_defaults_list
 LOAD = ConfigRepository.load_config
@@ -66,22 +68,22 @@ def _create(repo, config_name, overrides_list, prepend_hydra, skip_missing):
 def _merge(self, defaults, repo):
     """Return the merged files: a copy if this list of files, which is from the cache, was merged before."""
     if not any(defaults is cached.defaults for cached in DEFAULTS.values()):
-        return _merge_others(self, defaults, repo)
+        return _go_on(self, defaults, repo, [*takewhile(lambda default: _is_own(repo, default.config_path), defaults)])
     if id(defaults) not in MERGED:
-        MERGED[id(defaults)] = pickle.dumps(MERGE(self, defaults, repo))
+        first = [*takewhile(lambda default: default.config_path.startswith(FIRST), defaults)]
+        MERGED[id(defaults)] = pickle.dumps(_go_on(self, defaults, repo, first))
     return pickle.loads(MERGED[id(defaults)])  # takes a fifth of the time of `copy.deepcopy`
 
 
-def _merge_others(self, defaults, repo):
-    """Merge a list with files of a user's own: what is before the first of them is a copy if it was merged before."""
-    own = [*takewhile(lambda default: _is_own(repo, default.config_path), defaults)]
-    key = tuple((default.config_path, default.package, default.parent, default.is_self) for default in own)
+def _go_on(self, defaults, repo, first):
+    """Merge a list of files, of which the first ones are a copy if they were merged before."""
+    key = tuple((default.config_path, default.package, default.parent, default.is_self) for default in first)
     if key not in MERGED:
-        MERGED[key] = pickle.dumps(MERGE(self, own, repo))
+        MERGED[key] = pickle.dumps(MERGE(self, first, repo))
     merged = pickle.loads(MERGED[key])
     try:
         with flag_override(merged, "no_deepcopy_set_nodes", True):
-            for default in defaults[len(own) :]:
+            for default in defaults[len(first) :]:
                 merged.merge_with(self._load_single_config(default=default, repo=repo).config)
     except OmegaConfBaseException:
         return MERGE(self, defaults, repo)  # raises Hydra's error
