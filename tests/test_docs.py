@@ -237,10 +237,11 @@ def run(words, folder, *more):
 
 ELSEWHERE = re.compile(
     r"openai/|model\.path=|_hf|validation_rows|resume=|debug=|--cfg|vault|torchrun|urls=|"
-    r"smollm2|ruler|rollouts\.workers|teacher\.path="
+    r"smollm2|ruler|rollouts\.workers|teacher\.path=|tracker=mlflow"
 )
 """Commands with downloads, and commands that other tests run: the real model (tests/models/test_smollm2.py), the judge
-of groups (tests/rewards/test_ruler.py), workers and a teacher (tests/trainer/test_run_{workers,distillation}.py)."""
+of groups (tests/rewards/test_ruler.py), workers and a teacher (tests/trainer/test_run_{workers,distillation}.py), and
+MLflow (tests/trackers/test_follow_mlflow.py, and the command with all trackers)."""
 RUNNABLE = {name: words for name, words in TRAINING.items() if not ELSEWHERE.search(name)}
 
 
@@ -276,9 +277,10 @@ def test_commands_with_servers_run(words, snippets):
 @pytest.mark.parametrize("words", UNSERVED.values(), ids=UNSERVED.keys())
 def test_training_commands_run(words, snippets):
     """Run each command with `debug=fast`, which does not change the keys that the command sets. Other tests draw curves
-    and make the checks at the start, which take as long as the training, and evaluate more rows."""
+    and make the checks at the start, which take as long as the training, evaluate more rows, and start the engine of
+    overlapping runs in a process of its own (tests/trainer/test_run_overlap.py)."""
     short = ["preflight.at_start=none", "diagnosis.live=none", "evaluation.rows=2", "evaluation.sampled_rows=2"]
-    short += ["evaluation.every_steps=0", "model.warm_start.demonstrations=8"]
+    short += ["evaluation.every_steps=0", "model.warm_start.demonstrations=8", "generator.local.process=false"]
     unset = [word for word in short if word.partition("=")[0] not in label(words)]
     run(words, snippets, "debug=fast", *unset, "trainer.max_steps=1", "run_dir=run")
     assert list((snippets / "run").rglob("summary.json"))

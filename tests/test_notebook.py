@@ -8,6 +8,7 @@ import pytest
 import mtrl
 from mtrl.errors import UserError
 
+pytestmark = pytest.mark.xdist_group("notebook")  # one worker trains
 SMALL = {"trainer": {"max_steps": 1, "save_trajectories_every": 1}, "tracker": {"plots": False}}
 
 

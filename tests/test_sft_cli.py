@@ -11,6 +11,7 @@ from mtrl.errors import UserError
 from mtrl.sft import main
 from tests import forked
 
+pytestmark = pytest.mark.xdist_group("sft")  # one worker trains the model
 CHATS = [
     {"messages": [{"role": "user", "content": f"say {word}"}, {"role": "assistant", "content": f"<say>{word}</say>"}]}
     for word in ("yes", "no", "perhaps", "42", "17")
@@ -48,16 +49,18 @@ def folder(chats, tmp_path_factory):
 
 
 def answer(folder, question):
+    """Return the greedy answer. `model.generate` would import more than both trainings need."""
+    import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from mtrl.models.renderer import make_renderer
 
     tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
     prompt = make_renderer(tokenizer).render_ids([{"role": "user", "content": question}], add_generation_prompt=True)
-    import torch
-
-    ids = model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)[0, len(prompt) :]
-    return tokenizer.decode(ids, skip_special_tokens=False)
+    ids = list(prompt)
+    while len(ids) < len(prompt) + 12 and ids[-1] != tokenizer.eos_token_id:
+        ids.append(int(model(torch.tensor([ids])).logits[0, -1].argmax()))
+    return tokenizer.decode(ids[len(prompt) :], skip_special_tokens=False)
 
 
 def test_the_tiny_model_learns_from_scratch(folder):

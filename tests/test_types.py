@@ -6,7 +6,7 @@ from dataclasses import asdict
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mtrl.types import (
@@ -92,12 +92,14 @@ def test_a_trajectory_is_restored_from_json_bit_for_bit(trajectory):
     assert all(isinstance(span, tuple) for turn in back.turns for span in turn.version_spans)
 
 
+@settings(max_examples=30)  # the test above tries more trajectories
 @given(st.lists(trajectories, max_size=3), st.dictionaries(texts, values, max_size=3))
 def test_a_group_is_restored_from_json(members, row):
     group = Group("g", row, members)
     assert group_from_dict(json.loads(to_json(group))) == group
 
 
+@settings(max_examples=30)
 @given(st.lists(trajectories, max_size=3))
 def test_to_dict_equals_asdict_and_copies_no_numbers(members):
     group = Group("g", {"id": "r"}, members)

@@ -84,15 +84,17 @@ def settled() -> Iterator[None]:
     """Within this context, garbage collections skip all objects that existed at its start, and run less often.
 
     A full collection examines every object, and torch and transformers create half a million of them, so that each full
-    collection would stop the event loop for 0.4 s.
+    collection would stop the event loop for 0.4 s. If the caller has frozen objects before, all remain frozen, since
+    Python cannot thaw only some.
     """
-    before = gc.get_threshold()
+    before, frozen = gc.get_threshold(), gc.get_freeze_count()
     settle()
     try:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if not frozen:
+            gc.unfreeze()
 
 
 def start_time(process: int) -> str:

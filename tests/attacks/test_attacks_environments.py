@@ -114,8 +114,7 @@ ASYNC_STEP = """async def step(self, response, ground_truth):
         act(asyncio.get_running_loop()); await asyncio.sleep(0); return len(set(response)) / 9, None, True"""
 WORDS = [
     "debug=fast", "environment.target=bad.Bad", "name=bad", "environment.config={}", "environment.step_timeout=20",
-    "reward=default", "tracker.plots=false", "evaluation.before_train=false",
-    "preflight.at_start=none", "diagnosis.live=none",
+    "tracker.plots=false", "evaluation.before_train=false", "preflight.at_start=none", "diagnosis.live=none",
 ]  # fmt: skip
 
 

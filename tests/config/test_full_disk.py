@@ -45,6 +45,7 @@ def test_other_errors_keep_their_traceback(error):
 
 ONE_AFTER_ANOTHER = """
 import json, os, sys, tempfile
+import mtrl.evaluation.evaluation, mtrl.models.tiny, mtrl.trainer.setup.parts  # takes seconds, so only once
 from tests.forked import _become
 
 commands, results = json.loads(sys.stdin.read()), {}

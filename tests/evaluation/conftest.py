@@ -1,7 +1,11 @@
 """One small run for the tests of evaluations, and `python -m mtrl.evaluate` in this process."""
 
 import contextlib
+import fcntl
+import os
+import shutil
 from io import StringIO
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -33,14 +37,19 @@ TASK = [
 
 
 @pytest.fixture(scope="session")
-def run(tmp_path_factory):
-    """The folder of a finished run of two steps."""
+def run():
+    """The folder of a finished run of two steps. All workers of pytest-xdist share it, and tests only read it."""
     from mtrl.trainer.run import train
 
-    folder = tmp_path_factory.mktemp("runs") / "small"
-    quiet = ["tracker.plots=false", "preflight.at_start=none", "evaluation.before_train=false"]
-    train(compose([*TASK, *quiet, f"run_dir={folder}"]))
-    return folder
+    folder = Path(os.environ["MTRL_CACHE"]).parent / "evaluated"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "small" / "summary.json").exists():
+            shutil.rmtree(folder / "small", ignore_errors=True)
+            quiet = ["tracker.plots=false", "preflight.at_start=none", "evaluation.before_train=false"]
+            train(compose([*TASK, *quiet, f"run_dir={folder / 'small'}"]))
+    return folder / "small"
 
 
 @pytest.fixture(scope="session")

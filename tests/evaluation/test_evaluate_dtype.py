@@ -7,6 +7,8 @@ from mtrl.config.plain_yaml import load_config
 from mtrl.types import read_trajectories
 from tests.evaluation.conftest import TASK
 
+pytestmark = pytest.mark.xdist_group("half")  # one worker trains
+
 
 @pytest.fixture(scope="module")
 def half(run, tmp_path_factory):

@@ -7,6 +7,7 @@ from tests.view.made_runs import TOKEN, viewing
 from tests.view.page_browser import opened
 from tests.view.page_runs import long_run
 
+pytestmark = pytest.mark.xdist_group("long")  # one worker writes the run
 ROW = ".vl-row:not(.waiting)"
 COUNT = 5000
 

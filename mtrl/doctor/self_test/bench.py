@@ -31,6 +31,8 @@ class Sizes:
     """Number of turns that are sampled at once."""
     turn_tokens: int
     """Number of tokens of a prompt, and of a sampled turn."""
+    seconds: float = 1.0
+    """Minimum duration of a measurement of updates."""
 
     @property
     def context(self) -> int:
@@ -40,7 +42,7 @@ class Sizes:
 
 GPU = Sizes("Qwen/Qwen3-0.6B", 64, 512, 16384, (4096, 8192, 16384, 32768), 64, 256)
 CPU = Sizes((4096, 256, 4), 24, 128, 1024, (512, 1024, 2048), 16, 64)
-QUICK = Sizes((512, 64, 2), 8, 48, 256, (128, 256), 4, 16)
+QUICK = Sizes((512, 64, 2), 8, 48, 256, (128, 256), 4, 16, seconds=0.1)
 
 
 @dataclass(frozen=True)

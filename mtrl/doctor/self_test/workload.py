@@ -118,14 +118,14 @@ class Rate:
 
 
 def timed_updates(bench: Bench, config: Config, learner: Learner, samples: list[Sample]) -> Rate:
-    """Make an update that is not timed, since kernels are loaded in it, and then timed ones for about a second."""
+    """Make an update that is not timed, since kernels are loaded in it, and then timed ones."""
     learners = alone(learner)
     update(bench, config, learners, samples, 0)
     if bench.on_gpu:
         torch.cuda.reset_peak_memory_stats()
     _finish(bench)
     start, seconds, works, step = time.perf_counter(), 0.0, Work(), 1
-    while seconds < 1.0 and step < 20:
+    while seconds < bench.sizes.seconds and step < 20:
         works = sum(update(bench, config, learners, samples, step).works, works)
         _finish(bench)
         step += 1

@@ -8,6 +8,7 @@ from envs.search import FAMILY
 from envs.search.reward import SCHEMES
 from mtrl.errors import UserError
 
+pytestmark = pytest.mark.xdist_group("search_reward")  # one worker plays all sequences
 MOVES = {
     "right": "<answer>tin</answer>",
     "wrong": "<answer>zinc</answer>",
@@ -27,12 +28,12 @@ def earned(play, make_row, score):
     """scheme -> moves -> (return, score), for every sequence of moves up to the end of its episode."""
     found = {scheme: {} for scheme in SCHEMES}
     for scheme, names in product(SCHEMES, product(MOVES, repeat=TURNS)):
+        if any(names[:turns] in found[scheme] for turns in range(1, TURNS)):
+            continue  # an episode that has ended
         responses = [MOVES[name] for name in names]
         results = play(make_row(), responses, reward=scheme, max_turns=TURNS)
-        played = names[: len(results)]
-        if played not in found[scheme]:
-            value = sum(result.reward for result in results)
-            found[scheme][played] = value, score(responses[: len(results)], make_row())
+        value = sum(result.reward for result in results)
+        found[scheme][names[: len(results)]] = value, score(responses[: len(results)], make_row())
     return found
 
 
