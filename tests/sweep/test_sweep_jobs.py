@@ -139,8 +139,6 @@ def test_missing_packages_are_named_with_their_extra(trained, monkeypatch, capsy
     launchers = store.repo["hydra"]["launcher"]
     left = {name: node for name, node in launchers.items() if not name.startswith(("joblib", "submitit"))}
     monkeypatch.setitem(store.repo["hydra"], "launcher", left)
-    for cache in ("DEFAULTS", "MERGED", "LOADED"):  # an earlier test in this process may have chosen the launcher
-        monkeypatch.setattr(hydra_cache, cache, {})
     monkeypatch.setattr("mtrl.sweep.run.find_spec", lambda name: None)
     assert status_of(*words, "run_dir=sweep") == 2
     assert capsys.readouterr().err.endswith("is not installed; install it with: pip install 'mtrl-agents[sweep]'\n")
