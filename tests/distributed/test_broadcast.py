@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtrl.distributed.broadcast import broadcast, buckets, connect, flatten, join_group, leave, open_store, receive
+from tests import forked
 
 HOST = "127.0.0.1"
 
@@ -48,8 +49,8 @@ time.sleep(60)
 
 
 @contextmanager
-def process(code, *arguments):
-    child = subprocess.Popen(
+def process(code, *arguments, start=forked.Popen):
+    child = start(
         [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)], stdout=subprocess.PIPE, text=True
     )
     try:
@@ -141,6 +142,7 @@ def test_joining_ends_when_others_are_missing_or_the_store_is_closed():
 
 
 def test_a_process_can_exit_as_a_member_of_a_group():
+    """The process is started, not forked, because its interpreter ends as that of a program."""
     code = """
     import sys, torch
     from mtrl.distributed.broadcast import broadcast, join_group, open_store
@@ -153,7 +155,10 @@ def test_a_process_can_exit_as_a_member_of_a_group():
     except RuntimeError:
         sys.exit(3)
     """
-    with process(code) as child, process(MEMBER, child.stdout.readline().strip(), int(signal.SIGSTOP)):
+    with (
+        process(code, start=subprocess.Popen) as child,
+        process(MEMBER, child.stdout.readline().strip(), int(signal.SIGSTOP)),
+    ):
         assert child.wait(60) == 3
 
 

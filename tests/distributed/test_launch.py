@@ -11,6 +11,7 @@ from rank_groups import ROOT
 
 from mtrl.errors import UserError
 from mtrl.utils import process
+from tests import forked
 
 
 @pytest.fixture
@@ -106,11 +107,15 @@ cli()
 """
 
 
-def torchrun(folder, program, *words, restarts=0):
+FORK = ("--start-method=fork", "--run-path")
+"""Options of a torchrun that forks its ranks, so that they import nothing again."""
+
+
+def torchrun(folder, program, *words, run=subprocess.run):
     (folder / "program.py").write_text(textwrap.dedent(program))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    return subprocess.run(
-        [*command, "--max-restarts", str(restarts), "program.py", *words],
+    return run(
+        [*command, *words],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -122,7 +127,7 @@ def torchrun(folder, program, *words, restarts=0):
 @pytest.mark.slow
 def test_a_restart_by_torchrun_continues_the_run(tmp_path):
     """All attempts use one folder, although its default name contains the time."""
-    done = torchrun(tmp_path, TRAINING, "seed=3", restarts=1)
+    done = torchrun(tmp_path, TRAINING, *FORK, "--max-restarts=1", "program.py", "seed=3", run=forked.run)
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "outputs/gsm8k").iterdir()
     assert json.loads((run / "attempt_0").read_text()) == ["none", 3]
@@ -137,8 +142,9 @@ def test_a_restart_by_torchrun_continues_the_run(tmp_path):
 
 @pytest.mark.slow
 def test_torchrun_ends_when_the_configuration_is_wrong(tmp_path):
-    """Followers wait for a leader that never joins, and torchrun's signal ends them."""
-    done = torchrun(tmp_path, TRAINING, "algorithm.group_size=1")
+    """Followers wait for a leader that never joins, and torchrun's signal ends them. torchrun and its ranks are started
+    as programs, in this test alone."""
+    done = torchrun(tmp_path, TRAINING, "program.py", "algorithm.group_size=1")
     assert done.returncode == 1
     message = "algorithm.group_size=1 gives algorithm.advantage_method=turn_rloo nothing to compare"
     assert done.stderr.count(message) == 1

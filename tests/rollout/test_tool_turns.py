@@ -191,7 +191,7 @@ piece = st.sampled_from(
 turns = st.lists(st.tuples(st.lists(piece, max_size=4), st.booleans()), min_size=1, max_size=4)
 
 
-@settings(deadline=None)
+@settings(max_examples=40)
 @given(turns, st.sampled_from([Conversation, SingleMessageConversation]))
 def test_every_sampled_id_is_trained_once(codec, turns, layout):
     """Any turns with calls, broken or whole, closed or cut, are one sample with mask True exactly on sampled ids."""

@@ -44,6 +44,14 @@ SMALL = [
 """Settings of a run of a few seconds that learns, evaluates and saves. The format is rewarded too, so that every step
 has a signal."""
 
+NO_EVALUATION = [
+    "evaluation.before_train=false",
+    "evaluation.every_steps=0",
+    "evaluation.rows=2",
+    "evaluation.sampled_rows=0",
+]
+"""Settings of a run that only plays two rows at its end."""
+
 
 def start(run_dir, *words, code=None):
     """Start the command line in a process, after `code` if it is given."""

@@ -11,21 +11,19 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
-from runs import ROOT, finish, rows_of, start, weights_of
+from runs import NO_EVALUATION, ROOT, finish, rows_of, start, weights_of
 
 from mtrl.types import read_trajectories
 from tests import forked
 
 HERE = Path(__file__).parent / "gsm8k_agents.py"
 FUNCTION = ["generator.agent.target=gsm8k_agents.play", "generator.agent.max_concurrent=64"]
-SAVED = ["trainer.max_steps=4", "trainer.save_trajectories_every=1"]
+SAVED = ["trainer.max_steps=4", "trainer.save_trajectories_every=1", "evaluation.every_steps=4"]
 SHORT = [
     "trainer.max_steps=2",
     "trainer.prompts_per_step=2",
     "trainer.save_trajectories_every=1",
-    "evaluation.every_steps=0",
-    "evaluation.before_train=false",
-    "evaluation.sampled_rows=0",
+    *NO_EVALUATION,
     "evaluation.rows=1",
 ]
 
@@ -97,19 +95,20 @@ def test_a_run_killed_at_any_moment_resumes_exactly(undisturbed, run_dir, second
 
 def test_a_run_with_few_concurrent_programs_is_reproducible(run_dir, tmp_path):
     """The set of concurrent episodes does not depend on time."""
-    words = [*SHORT, FUNCTION[0], "generator.agent.max_concurrent=3"]
+    words = [*SHORT, FUNCTION[0], "generator.agent.max_concurrent=3", "trainer.max_steps=1"]
     ends = []
     for name in ("first", "second"):
         finish(start(tmp_path / name, *words))
-        check_learnt(tmp_path / name, 16)
+        check_learnt(tmp_path / name, 8)
         ends.append((weights_of(tmp_path / name), rows_of(tmp_path / name)))
     assert ends[0] == ends[1]
 
 
 def test_a_run_by_a_command(run_dir):
     words = [f"generator.agent.command=[python,{HERE}]", f"generator.agent.env={{PYTHONPATH:'{ROOT}'}}"]
-    finish(start(run_dir, *SHORT, *words, "generator.local.deterministic=false", "trainer.max_steps=1"))
-    check_learnt(run_dir, 8)
+    words += ["generator.local.deterministic=false", "trainer.max_steps=1", "trainer.prompts_per_step=1"]
+    finish(start(run_dir, *SHORT, *words))
+    check_learnt(run_dir, 4)
 
 
 def test_a_run_by_a_server(run_dir):

@@ -1,17 +1,16 @@
 """Whole runs with each algorithm: they train, and they resume exactly; test_run.py kills runs."""
 
 import pytest
-from runs import finish, rows_of, start, weights_of
+from runs import NO_EVALUATION, finish, rows_of, start, weights_of
 
 pytestmark = pytest.mark.slow
 
-SHORT = ["evaluation.before_train=false", "evaluation.every_steps=0", "evaluation.rows=2", "evaluation.sampled_rows=0"]
+SHORT = [*NO_EVALUATION, "trainer.prompts_per_step=2"]
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["algorithm=rloo", "algorithm.kl_loss_coef=0.01"],
         ["algorithm=group_based_per_turn", "algorithm.kl_loss_coef=0.01", "algorithm.kl_target=0.001"],
         ["algorithm=mt_grpo", "algorithm.loss_fn=cispo"],
         ["algorithm=gigpo", "algorithm.loss_fn=importance_sampling"],

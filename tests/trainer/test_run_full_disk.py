@@ -2,8 +2,6 @@
 
 import errno
 import re
-import subprocess
-import sys
 
 import pytest
 
@@ -11,7 +9,7 @@ from mtrl.command.compose import compose
 from mtrl.distributed.world import World
 from mtrl.errors import UserError
 from mtrl.trainer import run as running
-from tests.trainer.runs import ROOT, SMALL
+from tests.trainer.runs import finish, start
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -38,18 +36,37 @@ def test_other_errors_keep_their_traceback(tmp_path, monkeypatch):
 SOON = ["evaluation.before_train=false", "trainer.checkpoint.every_steps=1"]
 
 
-def in_a_mount(folder, mount, *words):
-    """Start a run in `folder`, over which bubblewrap mounts another file system. Return its status and last line."""
-    command = ["bwrap", "--dev-bind", "/", "/", *mount, str(folder), "--chdir", str(ROOT), sys.executable, "-m"]
-    done = subprocess.run(
-        [*command, "mtrl.main", *SMALL, *SOON, *words],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=300,
-    )
-    assert "Traceback" not in done.stdout and "Logging error" not in done.stdout, done.stdout
-    return done.returncode, done.stdout.splitlines()[-1]
+MOUNTED = """
+import ctypes, os
+from pathlib import Path
+
+libc = ctypes.CDLL(None, use_errno=True)
+CLONE_NEWNS, CLONE_NEWUSER = 2**17, 2**28
+MS_RDONLY, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 1, 32, 2**12, 2**14, 2**18
+
+def call(name, *words):
+    if getattr(libc, name)(*words):
+        raise OSError(ctypes.get_errno(), name)
+
+ids = {{"uid_map": os.getuid(), "gid_map": os.getgid()}}
+if libc.unshare(CLONE_NEWNS):  # without the right to mount, as root of a new user namespace, with the same ids
+    call("unshare", CLONE_NEWNS | CLONE_NEWUSER)
+    Path("/proc/self/setgroups").write_text("deny")
+    for name, number in ids.items():
+        Path("/proc/self", name).write_text(f"{{number}} {{number}} 1")
+call("mount", None, b"/", None, MS_REC | MS_PRIVATE, None)
+folder = {folder!r}.encode()
+{mount}
+"""
+"""A program that mounts another file system over `folder`, which no other process sees."""
+
+
+def in_a_mount(folder, mount, run, *words):
+    """Start a run after `mount` over its folder or the folder above. Return its last line."""
+    process = start(run, *SOON, *words, code=MOUNTED.format(folder=str(folder), mount=mount))
+    output = finish(process, expected=2)
+    assert "Traceback" not in output and "Logging error" not in output, output
+    return output.splitlines()[-1]
 
 
 @pytest.mark.slow
@@ -66,17 +83,18 @@ def in_a_mount(folder, mount, *words):
 def test_a_full_disk(tmp_path, size, sentence):
     """The disk has one page, or too few pages for the first checkpoint."""
     run = tmp_path / "run"
-    status, output = in_a_mount(tmp_path, ["--size", str(size), "--tmpfs"], f"run_dir={run}")
-    assert status == 2 and re.fullmatch(sentence.format(run=run), output), output
+    mount = f'call("mount", b"tmpfs", folder, b"tmpfs", 0, b"size={size}")'
+    output = in_a_mount(tmp_path, mount, run)
+    assert re.fullmatch(sentence.format(run=run), output), output
 
 
 @pytest.mark.slow
 def test_a_read_only_folder(tmp_path):
-    words = [f"run_dir={tmp_path}", "resume=latest"]
     for name in ("checkpoints", "trajectories"):
         (tmp_path / name).mkdir()
-    assert in_a_mount(tmp_path, ["--ro-bind", str(tmp_path)], *words) == (
-        2,
+    mount = 'call("mount", folder, folder, None, MS_BIND, None)\n'
+    mount += 'call("mount", None, folder, None, MS_BIND | MS_REMOUNT | MS_RDONLY, None)'
+    assert in_a_mount(tmp_path, mount, tmp_path, "resume=latest") == (
         f"run_dir={tmp_path} cannot be written (Read-only file system: run.log); make it writable, or copy it "
-        "and continue with the copy",
+        "and continue with the copy"
     )

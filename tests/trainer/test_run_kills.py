@@ -44,7 +44,7 @@ SOON = Moments({"step": 1.0}, step_seconds=0.05, least_steps=3, steps=3)
 
 RANKS = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=3")
 FORKED_RANKS = (*RANKS, "--start-method=fork", "--run-path", str(ROOT / "mtrl" / "main.py"))
-"""torchrun that forks its ranks, which then import nothing. `test_run_ranks.py` starts them as programs."""
+"""torchrun that forks its ranks, which then import nothing. `test_launch.py` starts them as programs."""
 
 
 def children(pid):

@@ -9,7 +9,9 @@ import sys
 from unittest import mock
 
 import pytest
-from runs import ROOT, SMALL, finish, start
+from runs import NO_EVALUATION, ROOT, SMALL, finish, start
+
+from tests import forked
 
 pytestmark = pytest.mark.slow
 
@@ -39,12 +41,16 @@ def finish_ranks(run_dir, *words):
 
 
 def torchrun(run_dir, *words):
-    """Start the command line under torchrun."""
+    """Start the command line under a torchrun that forks its ranks; `test_launch.py` starts one as a program."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["-m", "mtrl.main", *SMALL, *words, f"run_dir={run_dir}"]
+    command += ["--start-method=fork", "--run-path", str(ROOT / "mtrl" / "main.py")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+    return forked.Popen(
+        [*command, *SMALL, *words, f"run_dir={run_dir}"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 
@@ -74,16 +80,15 @@ def test_two_ranks_train_as_one_process_which_can_resume_them(tmp_path):
 
 
 def test_a_signal_saves_and_two_ranks_resume(tmp_path):
-    process = torchrun(
-        tmp_path / "run", *STEADY, "trainer.max_steps=100"
-    )  # so that the run cannot end before the signal
+    words = [*STEADY, *NO_EVALUATION]
+    process = torchrun(tmp_path / "run", *words, "trainer.max_steps=100")  # it cannot end before the signal
     for line in process.stdout:
         if line.split()[:1] == ["3"]:  # the line of step 3
             break
-    os.killpg(process.pid, signal.SIGTERM)  # a scheduler signals every process of the job
+    process.send_signal(signal.SIGTERM)  # torchrun passes it on to the ranks
     output, _ = process.communicate(timeout=120)
     assert "SIGTERM: saved at step" in output and "Traceback (most recent call last)" not in output.split("SIGTERM")[0]
     stopped = max(int(path.name.removeprefix("step_")) for path in (tmp_path / "run" / "checkpoints").glob("step_*"))
     assert 3 <= stopped < 100
-    finish_ranks(tmp_path / "run", *STEADY, f"trainer.max_steps={stopped + 1}", "resume=latest")
-    assert rows_of(tmp_path / "run").keys() == set(range(stopped + 2))
+    finish_ranks(tmp_path / "run", *words, f"trainer.max_steps={stopped + 1}", "resume=latest")
+    assert rows_of(tmp_path / "run").keys() == set(range(1, stopped + 2))

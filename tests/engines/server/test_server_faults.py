@@ -140,7 +140,7 @@ faults = st.lists(st.tuples(st.floats(0, 120), kinds, st.integers(0, 50)), max_s
 
 
 @settings(
-    max_examples=25, deadline=None, phases=NO_SHRINKING, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=12, deadline=None, phases=NO_SHRINKING, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     faults=faults,

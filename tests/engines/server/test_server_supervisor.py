@@ -121,9 +121,11 @@ def test_a_stopped_supervisor_does_not_block_the_end(start, tmp_path, monkeypatc
     assert not alive(found)
 
 
-@pytest.mark.parametrize("which", GUARDIANS)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_to_a_supervisor_ends_the_process_tree(start, tmp_path, number, which):
+@pytest.mark.parametrize(
+    ("which", "number"),
+    zip([*GUARDIANS, *GUARDIANS], [signal.SIGTERM] * 2 + [signal.SIGINT, signal.SIGHUP], strict=True),
+)
+def test_a_signal_to_a_supervisor_ends_the_process_tree(start, tmp_path, which, number):
     server = start()
     found = pids(tmp_path)
     os.kill(guardian(server, which), number)

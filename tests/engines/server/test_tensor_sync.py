@@ -19,6 +19,7 @@ from mtrl.engines.server.checksum import checksum
 from mtrl.engines.server.sync import SyncError
 from mtrl.engines.server.tensor_sync import TensorSync
 from mtrl.errors import UserError
+from tests import forked
 
 WEIGHTS = {"a": torch.randn(100, 100), "b": torch.randn(7), "n": torch.arange(5), "empty": torch.ones(0)}
 
@@ -111,7 +112,7 @@ sys.stdin.read()
 
 def test_the_shared_memory_manager_does_not_hold_the_output_open():
     """torch_shm_manager runs as long as a process maps its memory; here this process does."""
-    with subprocess.Popen(
+    with forked.Popen(
         [sys.executable, "-c", TRAINER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as trainer:
         try:

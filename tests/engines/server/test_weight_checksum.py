@@ -1,8 +1,5 @@
 """Two sets of weights have the same checksum if they are the same."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from hypothesis import given
@@ -59,10 +56,6 @@ def test_the_checksum_covers_all_of_a_large_tensor(size):
 
 
 def test_the_checksum_is_the_same_in_every_process():
-    code = (
-        "import torch; from mtrl.engines.server.checksum import checksum;"
-        "print(checksum({'w': torch.arange(9000.), 'v': torch.ones(3, dtype=torch.bfloat16)}))"
-    )
-    ours = checksum({"v": torch.ones(3, dtype=torch.bfloat16), "w": torch.arange(9000.0)})
-    theirs = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert theirs.stdout.strip() == ours == "2f36db8e37afba69f910a938d4f29050ac8d261e5986a0cb00bf71f71f9921fe"
+    """The constant is from another process."""
+    found = checksum({"v": torch.ones(3, dtype=torch.bfloat16), "w": torch.arange(9000.0)})
+    assert found == "2f36db8e37afba69f910a938d4f29050ac8d261e5986a0cb00bf71f71f9921fe"

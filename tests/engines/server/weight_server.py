@@ -1,8 +1,7 @@
 """A server in a process of its own that only receives weights. It reads its orders line by line.
 
 `WeightServer` is the trainer's side, with the part of a `ServerApi` that a `WeightSync` needs. A faulty server dies
-(`kill`), stops (`stop`) or refuses (`refuse`) when it gets the order of a step. All servers are forks of one process
-that has imported torch.
+(`kill`), stops (`stop`) or refuses (`refuse`) when it gets the order of a step. All servers are forks of one process.
 """
 
 from __future__ import annotations
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrl.engines.server.api import Rendezvous, ServerRefusedError, ServerUnreachableError, TensorLayout
+from tests import forked
 
 
 class WeightServer:
@@ -225,9 +225,7 @@ def main(path: str) -> None:
 def _mother() -> str:
     """Start the process that forks, which ends with this process, and return its address."""
     path = str(Path(tempfile.mkdtemp()) / "socket")
-    process = subprocess.Popen(
-        [sys.executable, __file__, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = forked.Popen([sys.executable, __file__, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     atexit.register(shutil.rmtree, Path(path).parent, ignore_errors=True)
     atexit.register(process.communicate)
     assert process.stdout is not None

@@ -1,6 +1,5 @@
 """Modules that run inside SGLang's environment, as far as they need no SGLang."""
 
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 
 from mtrl.engines.sglang.access import Secret
 from mtrl.engines.sglang.platform import PLATFORM, activate
+from tests import forked
 
 SETUP = Path(__file__).parents[3] / "setup.py"
 
@@ -46,8 +46,8 @@ def test_the_repr_of_a_secret_is_redacted():
 
 
 def run_alone(code):
-    """Run code in a separate interpreter, because it patches PyTorch."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    """Run code in a separate process, because it patches PyTorch."""
+    done = forked.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
 

@@ -213,15 +213,14 @@ def test_a_cancelled_turn_ends_on_the_server(server):
     assert server.ask(act)
 
 
-@pytest.mark.parametrize("mode", ["continue", "keep"])
-def test_a_paused_turn_continues_under_new_weights(server, policy, mode):
+def test_a_paused_turn_continues_under_new_weights(server, policy):
     """Each token has the version and the log-prob of the weights that sampled it."""
     old = deepcopy(policy.model)
     version, weights = policy.step()
 
     async def act(api):
         async with sampling_now(api, turn(max_tokens=WHOLE)) as task:
-            await update(api, WAYS["tensors"], weights, version, mode)
+            await update(api, WAYS["tensors"], weights, version, "continue")
             return await task
 
     generation = server.ask(act)
@@ -233,19 +232,18 @@ def test_a_paused_turn_continues_under_new_weights(server, policy, mode):
     assert worst(generation.logprobs[first:], reference_logprobs(old, prompt, ids)[first:]) > 100 * PARITY
 
 
-@pytest.mark.parametrize("mode", ["drain", "wait"])
-def test_a_drained_turn_ends_under_old_weights(server, policy, mode):
+def test_a_drained_turn_ends_under_old_weights(server, policy):
     version, weights = policy.step()
 
     async def act(api):
         async with sampling_now(api, turn(max_tokens=WHOLE)) as running:
-            await api.pause(mode)
+            await api.pause("drain")
             try:
                 async with asyncio.timeout(60):
                     old = await asyncio.shield(running)
                 waiting = await held_back(api)
             finally:
-                await update(api, WAYS["folder"], weights, version, mode)
+                await update(api, WAYS["folder"], weights, version, "drain")
             return old, await waiting
 
     old, new = server.ask(act)
