@@ -134,6 +134,10 @@ class TimedPolicy(Policy):
         with self.clock.part("forward"):
             return super().logprobs(batch)
 
+    def logprobs_beside(self, batch: MicroBatch) -> tuple[Tensor, Tensor, Tensor]:
+        with self.clock.part("forward"):
+            return super().logprobs_beside(batch)
+
 
 @contextmanager
 def timed_backward(policy: TimedPolicy) -> Iterator[None]:

@@ -4,6 +4,7 @@ import gc
 import logging
 import os
 import signal
+import sys
 
 import pytest
 from hypothesis import settings
@@ -72,6 +73,15 @@ def _restored_log_level():
     before = log.level
     yield
     log.setLevel(before)
+
+
+@pytest.fixture(autouse=True)
+def _no_group_of_ranks():
+    """Destroy the process group that a test has left in this process: forked ranks of a later test would inherit it."""
+    yield
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
 
 
 @pytest.fixture(scope="session")

@@ -125,7 +125,7 @@ class App:
             return await post(credentials, scope, receive)
         if method == "POST" and path == "/trajectories" and self.registry.open_session is not None:
             return await self._open(credentials, scope, receive)
-        if method in ("GET", "HEAD") and path in ("/", "/health"):
+        if method == "GET" and path == "/health":
             return Reply({"status": "healthy"})
         if method == "GET" and path.removeprefix("/v1").startswith("/models"):
             name = self._model_name(path.removeprefix("/v1"), credentials)

@@ -115,7 +115,7 @@ def composed(words: list[str]) -> DictConfig:
 
 NOT_HERE = (
     *("does not exist", "there is no run in", "in a virtual environment of its own"),
-    *("nothing to compare", "has only environment with a weight"),
+    *("nothing to compare", "has only environment with a weight", "needs a task with several roles"),
     *("leaves no room for a prompt", "model=hf needs model.path", "does not divide the number of ranks"),
     *("counts the mismatch twice", "leaves algorithm.loss_fn=decoupled_ppo nothing to decouple"),
     *(

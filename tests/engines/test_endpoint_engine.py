@@ -5,6 +5,7 @@ import gzip
 import json
 from dataclasses import replace
 from email.utils import formatdate
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -205,7 +206,8 @@ def test_an_endless_answer_times_out(reply):
 
 @pytest.mark.parametrize("status", [200, 400])
 def test_the_size_of_an_answer_is_limited(status, monkeypatch):
-    monkeypatch.setattr(chat_client, "LARGEST", 10_000)
+    client = partial(chat_client.ChatClient, largest=10_000)
+    monkeypatch.setattr("mtrl.engines.endpoints.engine.ChatClient", client)
     bomb = gzip.compress(b" " * 10_000_000)
     with ChatServer(always(Reply(status, bomb, {"content-encoding": "gzip"}), chat_reply("well"))) as server:
         answer, _ = ask(server.url)

@@ -1,6 +1,7 @@
 """Claude Code, Codex and Qwen Code, unchanged, repair a repository through the gateway, each over its own API."""
 
 import asyncio
+from pathlib import Path
 
 import pytest
 
@@ -25,6 +26,8 @@ SHELLS = {
 """Name of the tool that runs a command, and of its argument."""
 OTHERS = {"Bash": {"description": "repair"}, "run_shell_command": {"description": "repair", "is_background": False}}
 CONTEXT = 200_000
+ROOT = Path(__file__).parents[2]
+"""Folder of the project, which the sandbox must not show."""
 
 pytestmark = [
     pytest.mark.slow,
@@ -52,9 +55,8 @@ def shell(agent, command):
 
 
 @pytest.mark.parametrize("agent", SHELLS)
-def test_an_unchanged_agent_repairs_a_repository(agent, row, tiny_codec, tmp_path):
-    (tmp_path / "secret").touch()
-    look = f"cat f.py; ls {tmp_path}; id -u"
+def test_an_unchanged_agent_repairs_a_repository(agent, row, tiny_codec):
+    look = f"cat f.py; ls {ROOT}; id -u"
     responses = [shell(agent, look), shell(agent, "sed -i 's| \\*| +|' f.py"), "repaired"]
     trajectory = play(agent, row, responses, tiny_codec)
     assert (trajectory.error, trajectory.stop_reason) == (None, StopReason.DONE)

@@ -46,7 +46,8 @@ def test_twenty_flipped_bits_over_all_files_are_reported_by_file(finished, capsy
     folders = {name.rpartition("/")[0] or name: name for name in chance.sample(files, len(files))}
     weights = [name for name in files if name.startswith("checkpoints/") and name.endswith(".safetensors")]
     chosen = dict.fromkeys([*folders.values(), *weights])
-    chosen |= dict.fromkeys(chance.sample(files, max(0, 20 - len(chosen))))
+    others = [name for name in files if name not in chosen]
+    chosen |= dict.fromkeys(chance.sample(others, max(0, 20 - len(chosen))))
     assert len({name.split("/")[1] for name in weights}) > 1, "older checkpoints as well"
     assert len(chosen) >= 20 and {"config.yaml", "metrics.jsonl", "export"} <= folders.keys()
     while chosen:
