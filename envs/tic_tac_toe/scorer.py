@@ -86,9 +86,9 @@ def _won_as_seen(messages: list[Message]) -> bool:
     if last is None:
         return False
     before = [own for place, own, _ in boards if place < last]
-    free = [taken for place, _, taken in boards if place < last]
+    occupied = [taken for place, _, taken in boards if place < last]
     move = _move(messages[last])
-    if not before or move is None or move in free[-1]:
+    if not before or move is None or move in occupied[-1]:
         return False
     after = [message["content"] for message in messages[last + 1 :]]
     gave_up = any(str(text).endswith("; the other player made no valid move") for text in after)

@@ -3,7 +3,8 @@
 The program runs under bubblewrap: /usr and the program's own folder are read-only, /workspace and /home are folders
 that end with the sandbox, and there is no network. The gateway is reached through a socket: a forwarder inside the
 sandbox listens on a port, and one outside sends what arrives to the gateway. All processes end with the episode, and
-also when the trainer is killed.
+also when the trainer is killed. The sandbox limits the size of a file, and neither memory, processes nor the disk as a
+whole: set such limits around the trainer, for example by its container.
 """
 
 from __future__ import annotations

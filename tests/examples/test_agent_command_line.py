@@ -1,6 +1,7 @@
 """Claude Code, Codex and Qwen Code, unchanged, repair a repository through the gateway, each over its own API."""
 
 import asyncio
+import socket
 from pathlib import Path
 
 import pytest
@@ -75,13 +76,17 @@ def test_an_agent_that_repairs_nothing_has_no_reward(row, tiny_codec):
 
 
 def test_the_sandbox_has_no_network(tmp_path):
+    """A program inside cannot reach a server of the host that answers outside."""
     (tmp_path / "node_modules" / ".bin").mkdir(parents=True)
-    program = "import socket; socket.create_connection(('127.0.0.1', 22), 2)"
 
-    async def refused():
+    async def refused(port):
         async with CommandLineSandbox(tmp_path, "http://127.0.0.1:9/v1", 2**20) as sandbox:
+            program = f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)"
             status = await sandbox.run(["python3", "-c", program], {})
             return status, sandbox.output, sandbox.files.snapshot()
 
-    status, output, files = asyncio.run(refused())
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        socket.create_connection(address, 2).close()
+        status, output, files = asyncio.run(refused(address[1]))
     assert status == 1 and b"Connection refused" in output and files == {}
