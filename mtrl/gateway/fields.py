@@ -110,11 +110,12 @@ def content(where: str, value: Any, joint: str = "") -> str:
         return text(value or "")
     if not isinstance(value, list):
         raise bad(where, f"is {shown(value)}; it must be a text or a list of parts")
-    parts = [_part(f"{where}[{index}]", part) for index, part in enumerate(value)]
+    parts = [part_text(f"{where}[{index}]", part) for index, part in enumerate(value)]
     return joint.join(part for part in parts if part is not None)
 
 
-def _part(where: str, part: Any) -> str | None:
+def part_text(where: str, part: Any) -> str | None:
+    """Return the text of a part of a message; None for reasoning."""
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in REASONING:
         return None

@@ -280,6 +280,9 @@ def test_errors_have_each_apis_own_form(live, opened, stream):
     assert body["error"]["message"].startswith("prompt is too long: ")
     with pytest.raises(anthropic.BadRequestError, match=r"tool_choice\.type is 'any'"):
         client.say("look", tool_choice={"type": "any"})
+    image = {"type": "image", "source": {"type": "url", "url": "https://example.com"}}
+    with pytest.raises(anthropic.BadRequestError, match=r"content\[1\] is a part of the type 'image'; the model reads"):
+        client.say([{"type": "text", "text": "look"}, image])
     client.client.api_key = "sk-other"
     client.client.base_url = client.client.base_url.copy_with(path="/")
     with pytest.raises(anthropic.AuthenticationError) as caught:

@@ -208,8 +208,8 @@ def _message(where: str, message: Any) -> list[Message]:
 
 
 def _answer(blocks: list[tuple[str, Any]]) -> Message:
-    texts = [fields.content(where, [block]) for where, block in blocks if _kind(block) != "tool_use"]
-    message: Message = {"role": "assistant", "content": "".join(texts)}
+    texts = [fields.part_text(where, block) for where, block in blocks if _kind(block) != "tool_use"]
+    message: Message = {"role": "assistant", "content": "".join(text for text in texts if text is not None)}
     thinking = [block["thinking"] for _, block in blocks if _kind(block) == "thinking" and block.get("thinking")]
     if thinking and all(isinstance(text, str) for text in thinking):
         message["reasoning_content"] = fields.text("".join(thinking))
@@ -231,7 +231,8 @@ def _observations(role: str, blocks: list[tuple[str, Any]]) -> Iterator[Message]
     texts: list[str] = []
     for where, block in blocks:
         if _kind(block) != "tool_result":
-            texts.append(fields.content(where, [block]))
+            text = fields.part_text(where, block)
+            texts += [] if text is None else [text]
             continue
         if texts:
             yield {"role": role, "content": JOINT.join(texts)}
