@@ -50,6 +50,7 @@ SWEEP = ["hydra-joblib-launcher>=1.2,<2", "hydra-submitit-launcher>=1.2,<2", "op
 
 # What the examples of agents are written with (examples/agents).
 LITELLM = ["litellm[mcp]>=1.80,<2"]  # it imports mcp as soon as a request has tools
+MCP = ["mcp>=2.3,<3", "anyio>=4,<5"]  # mcp brings anyio
 LANGCHAIN = ["langchain>=1,<2", "langchain-openai>=1,<2"]
 
 NOTEBOOKS = ["nbclient>=0.10,<1", "nbformat>=5.10,<6", "ipykernel>=6.29,<8"]
@@ -73,6 +74,7 @@ EXTRAS = {
     "swe": SWE,
     "sweep": SWEEP,
     "litellm": LITELLM,
+    "mcp": MCP,
     "langchain": LANGCHAIN,
     "strands": ["strands-agents[openai]>=1.60,<2"],
     "notebooks": NOTEBOOKS,
@@ -95,6 +97,7 @@ EXTRAS = {
         *GGUF,
         *SWEEP,
         *LITELLM,
+        *MCP,
         *LANGCHAIN,
         *NOTEBOOKS,
         *DOCS,

@@ -25,7 +25,7 @@ LAYERS = (
     "models",
     "distributed",
     "engines",
-    "rewards",
+    "rewards mcp",
     "rollout",
     "scoring",
     "record",

@@ -25,7 +25,7 @@ from mtrl.errors import UserError
 from mtrl.types import Message
 from mtrl.utils.strict_json import strict_loads
 
-_NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _MARK = "__mtrl_tool__"
 _LONGEST_ERROR = 300
 """Maximum length of an error, in characters: parts of it may be the model's own text."""
@@ -266,7 +266,7 @@ def _tools_of(provider: Any) -> list[Tool]:
 def _make_tool(function: Callable[..., Any]) -> Tool:
     name = getattr(function, _MARK)
     where = f"tool {getattr(function, '__qualname__', name)}"
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise UserError(f"{where} has the name {name!r}; write 1 to 64 letters, digits, _ or -")
     description = inspect.getdoc(function)
     if not description:

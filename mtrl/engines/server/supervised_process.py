@@ -33,12 +33,16 @@ class SupervisedProcess:
         output: IO[bytes] | int,
         name: str,
         folder: Path | None = None,
+        stdin: IO[bytes] | int = subprocess.DEVNULL,
+        errors: IO[bytes] | int = subprocess.STDOUT,
     ):
         """
         Args:
             output: file for the output of the process and of its supervisor.
             name: name of the process in messages.
             folder: working directory; None: that of this process.
+            stdin: file that the process reads as its standard input; by default it is empty.
+            errors: file for the standard error of the process and of its supervisor; by default it is `output`.
         """
         self.name = name
         self._supervisor = 0  # process id of the supervisor; 0 before its first message
@@ -53,9 +57,9 @@ class SupervisedProcess:
                 pass_fds=(theirs.fileno(),),
                 env=dict(environment),
                 cwd=folder,
-                stdin=subprocess.DEVNULL,
+                stdin=stdin,
                 stdout=output,
-                stderr=output,
+                stderr=errors,
                 start_new_session=True,  # Ctrl-C in a terminal should reach only this process
             )
         self._channel = ours

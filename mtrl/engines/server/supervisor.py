@@ -174,9 +174,8 @@ def start(command: list[str], death_signal: signal.Signals, *inherited: int) -> 
         if os.getppid() != supervisor:
             os._exit(CANNOT_START)
 
-    return subprocess.Popen(
+    return subprocess.Popen(  # the command inherits standard input, as it does standard output
         command,
-        stdin=subprocess.DEVNULL,
         start_new_session=True,
         pass_fds=inherited,
         preexec_fn=die_with_supervisor,  # safe, because this process has one thread
