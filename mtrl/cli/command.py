@@ -28,6 +28,7 @@ SERVERS = {
     "vllm": "mtrl.engines.vllm.serve",
     "sglang": "mtrl.engines.sglang.serve",
     "retriever": "mtrl.retrieval",
+    "environment": "mtrl.play.serve",
 }
 """Server of `mtrl serve` -> its module. Those of the engines start in the engine's own environment."""
 GROUPS: dict[str, dict[str, Command]] = {
@@ -42,7 +43,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "train": Command("mtrl.main", "train an agent; -m trains one for each combination of values"),
         "sweep": Command("mtrl.sweep", "the table of a sweep's runs", takes_keys=False),
         "gateway": Command("mtrl.gateway", "a policy behind OpenAI's API, for programs of your own"),
-        "serve": Command(SERVERS, "a server for a run: serve vllm, serve sglang, serve retriever", takes_keys=False),
+        "serve": Command(SERVERS, "serve vllm, sglang, retriever or environment (MCP)", takes_keys=False),
     },
     "after a run": {
         "diagnose": Command("mtrl.diagnose", "the symptoms of a run, and the one thing to change", takes_keys=False),

@@ -15,27 +15,13 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from omegaconf import OmegaConf
-
-from mtrl.command.checks import check
-from mtrl.command.compose import merge
 from mtrl.command.program import run_program
-from mtrl.config.messages import unknown_choice
-from mtrl.config.outputs import check_file
-from mtrl.config.overrides import normalise
-from mtrl.config.schema import Config
-from mtrl.environments.agent import ProgramTask
-from mtrl.environments.factory import load_task
-from mtrl.errors import UserError
+from mtrl.play.choices import choices_of, prepared, split_words
 from mtrl.play.keyboard import Keyboard
 from mtrl.play.players import check_player
 from mtrl.play.screen import Screen
-from mtrl.play.session import Choices, Session
-
-OWN = ("row", "split", "player", "episodes", "out")
-"""Keys of this command, which are not part of the configuration."""
+from mtrl.play.session import Session
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,16 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     own, overrides = split_words(args.overrides)
     choices = choices_of(own)
-    cfg = merge(normalise(overrides, args.config_dir), args.config_dir)
-    for warning in check(cfg):
-        print(f"warning: {warning}", file=sys.stderr)
-    config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
-    task = load_task(config)
-    if task.family.environment is ProgramTask:
-        raise UserError(
-            f"environment.name={task.family.name} needs an agent program, and cannot be run by hand; a run, "
-            "python -m mtrl.preflight and python -m mtrl.evaluate start it"
-        )
+    config, task = prepared(overrides, args.config_dir)
     check_player(choices.player, task.family)
     screen = Screen()
     keyboard = Keyboard(sys.stdin, screen.note)
@@ -73,37 +50,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for python -m mtrl.main")
     parser.add_argument("--config-dir", help="config groups of your own")
     return parser.parse_intermixed_args(argv)
-
-
-def split_words(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Return this command's own keys with their values, and the overrides."""
-    own: dict[str, str] = {}
-    overrides: list[str] = []
-    for word in words:
-        key, is_set, value = word.lstrip("+").partition("=")
-        if is_set and key in OWN:
-            own[key] = value
-        else:
-            overrides.append(word)
-    return own, overrides
-
-
-def choices_of(own: dict[str, str]) -> Choices:
-    """Parse the values of this command's own keys.
-
-    Raises:
-        UserError: a value is invalid.
-    """
-    player, split = own.get("player", "me"), own.get("split", "train")
-    if split not in ("train", "test"):
-        raise unknown_choice("split", split, ("train", "test"))
-    episodes = own.get("episodes", None if player == "me" else "1")
-    if episodes is not None and (not episodes.isdecimal() or int(episodes) < 1):
-        raise UserError(f"episodes={episodes} must be an integer of at least 1; write for example episodes=3")
-    out = Path(own["out"]) if "out" in own else None
-    if out is not None:
-        check_file(f"out={out}", out)
-    return Choices(split, own.get("row"), player, None if episodes is None else int(episodes), out)
 
 
 def cli(argv: Sequence[str] | None = None) -> None:

@@ -75,6 +75,11 @@ class Episode:
         """Whether the environment raised an exception, or exceeded a time limit."""
         return self.trajectory.error is not None
 
+    @property
+    def problem(self) -> str:
+        """The first line of the error of a failed episode, without the traceback."""
+        return (self.trajectory.error or "").partition("\n")[0]
+
     async def open(self) -> list[Message]:
         """Create the environment, reset it with the row, and return the prompt."""
         try:

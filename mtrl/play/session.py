@@ -7,13 +7,13 @@ import math
 import threading
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
 
 from mtrl.config.schema import Config
 from mtrl.environments.factory import Task
 from mtrl.errors import UserError
+from mtrl.play.choices import Choices, find_row
 from mtrl.play.episode import Episode, Rules, judge
 from mtrl.play.keyboard import Command, Keyboard
 from mtrl.play.players import Moves, gold_moves, moves_of
@@ -23,18 +23,6 @@ from mtrl.types import Row, Trajectory, write_jsonl
 
 T = TypeVar("T")
 EPSILON = 1e-6
-
-
-@dataclass(frozen=True)
-class Choices:
-    """The settings of `python -m mtrl.play` besides the configuration."""
-
-    split: str = "train"
-    row: str | None = None
-    player: str = "me"
-    episodes: int | None = None
-    """Number of episodes; None: until the input or the rows end."""
-    out: Path | None = None
 
 
 class Loop:
@@ -198,18 +186,3 @@ class Session:
         self.tally.finished.append(trajectory)
         if self.choices.out is not None:
             write_jsonl(self.choices.out, [trajectory])
-
-
-def find_row(rows: list[Row], wanted: str, split: str) -> int:
-    """Return the index of the row with this id, or else of the row with this number.
-
-    Raises:
-        UserError: no such row exists.
-    """
-    for place, row in enumerate(rows):
-        if str(row["id"]) == wanted:
-            return place
-    if wanted.isdecimal() and int(wanted) < len(rows):
-        return int(wanted)
-    some = f", ids such as {', '.join(str(row['id']) for row in rows[:3])}" if rows else ""
-    raise UserError(f"row={wanted} is no row of split={split}; it has {len(rows)} rows, 0 to {len(rows) - 1}{some}")

@@ -69,10 +69,10 @@ def test_the_status_of_a_program_is_the_status_of_its_command(tmp_path):
         (["trian"], "mtrl trian is no command; did you mean mtrl train?"),
         (["xyz"], "mtrl xyz is no command; mtrl --help lists them"),
         (["seed=1", "a=2"], "mtrl seed=1 names no command; to train with it write mtrl train seed=1 a=2"),
-        (["serve"], "mtrl serve names no server; write mtrl serve with one of vllm, sglang, retriever"),
+        (["serve"], "mtrl serve names no server; write mtrl serve with one of vllm, sglang, retriever, environment"),
         (
             ["serve", "tgi"],
-            "mtrl serve tgi names no server; write mtrl serve with one of vllm, sglang, retriever",
+            "mtrl serve tgi names no server; write mtrl serve with one of vllm, sglang, retriever, environment",
         ),
         (["completion", "csh"], "mtrl completion csh names no known shell; write one of bash, zsh"),
     ],

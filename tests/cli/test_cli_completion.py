@@ -18,7 +18,7 @@ from mtrl.cli.completion import completions, script
     "line, offered",
     [
         ("mtrl tr", ["train", "track"]),
-        ("mtrl serve ", ["vllm", "sglang", "retriever"]),
+        ("mtrl serve ", ["vllm", "sglang", "retriever", "environment"]),
         ("mtrl completion z", ["zsh"]),
         ("mtrl train trainer.max_steps", ["trainer.max_steps=", "trainer.max_steps_without_signal="]),
         ("mtrl train seed=1 algorithm.loss_fn=pp", ["ppo"]),
