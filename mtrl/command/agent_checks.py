@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 from omegaconf import DictConfig
 
 from mtrl.config.derived import PROGRAM_KEYS, program_path
+from mtrl.config.engine_schema import CALL_KINDS
+from mtrl.config.messages import unknown_choice
 from mtrl.errors import UserError
 from mtrl.utils.user_code import load_function
 
@@ -45,6 +47,9 @@ def check_agent(cfg: DictConfig) -> list[str]:
             "generator.use_conversation_multi_turn=false puts all turns into one message, and a program sends messages "
             "of its own; set it to true, or remove the program"
         )
+    for kind in agent.leave_out:
+        if kind not in CALL_KINDS:
+            raise unknown_choice("generator.agent.leave_out", kind, CALL_KINDS)
     {"target": _target, "command": _command, "url": _url}[chosen[0]](cfg)
     return [*_host(cfg, chosen[0]), *_scorer(cfg, family.has_scorer)]
 

@@ -54,6 +54,16 @@ def _has_kl(c: DictConfig) -> bool:
     return bool(c.algorithm.kl_loss_coef or c.algorithm.kl_reward_coef)
 
 
+AGENT_KEYS = (
+    "max_concurrent",
+    "max_calls",
+    "max_calls_at_once",
+    "max_requests_per_second",
+    "leave_out",
+    "host",
+    "port",
+)
+"""Keys of `generator.agent` that concern every program."""
 IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
     (("algorithm.kl_estimator",), lambda c: not c.algorithm.kl_loss_coef, "algorithm.kl_loss_coef=0"),
     (
@@ -118,10 +128,7 @@ IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
     (("generator.local", "generator.sglang"), lambda c: c.generator.backend == "vllm", "generator.backend=vllm"),
     (("generator.local", "generator.vllm"), lambda c: c.generator.backend == "sglang", "generator.backend=sglang"),
     (
-        tuple(
-            f"generator.agent.{key}"
-            for key in ("max_concurrent", "max_calls", "max_calls_at_once", "max_requests_per_second", "host", "port")
-        ),
+        tuple(f"generator.agent.{key}" for key in AGENT_KEYS),
         lambda c: not plays_agent(c),
         "no agent program; name one by generator.agent.target, command or url",
     ),

@@ -7,6 +7,9 @@ from typing import Any
 
 from mtrl.config.field import number, one_of
 
+CALL_KINDS = ("side", "sub_agent", "retried")
+"""Choices of `generator.agent.leave_out`; `mtrl/gateway/conversations.py` finds the calls of each kind."""
+
 
 @dataclass
 class LocalEngineConfig:
@@ -110,6 +113,10 @@ class AgentConfig:
     max_requests_per_second: float = number(100.0, above=0)
     """Maximum number of requests of one episode per second; further requests are refused with status 429 and can be
     retried."""
+    leave_out: list[str] = field(default_factory=list)
+    """Kinds of model calls that become no turns and are not trained: `side` (a conversation of one call beside the main
+    one, such as the request for a title), `sub_agent` (another conversation of several calls), `retried` (a call whose
+    request was sent again)."""
     host: str = "127.0.0.1"
     """Address of this machine at which programs reach the model."""
     port: int = number(0, at_least=0)

@@ -60,6 +60,7 @@ class Call:
         self.index, self.choice, self.overrides = index, choice, overrides
         self.parent, self.prefix_break = context.parent, context.prefix_break
         self.observation, self.content_hashes = context.observation, context.content_hashes
+        self.tools = context.tools
         self.key = _digest(context.history)
         self.new_ids = context.ids[self.parent.length :] if self.parent and not self.prefix_break else context.ids
         """The tokens after the parent's tokens; the whole context if it does not extend them."""
@@ -257,7 +258,7 @@ def _continued_call(calls: list[Call], content: str | None = None) -> Call | Non
 
 
 def turns_of(calls: Iterable[Call]) -> list[Turn]:
-    """Return the turns of these calls, which come in the order in which they began, with the calls' rewards.
+    """Return the turns of these calls, which come in the order in which they began; their rewards are the caller's.
 
     Only one turn extends the tokens of an earlier turn. A further turn with the same parent repeats its whole context
     as a break, so that every sampled token is in exactly one sample, behind its own context.
@@ -309,7 +310,6 @@ def _turn(call: Call, reason: str | None) -> Turn:
         text=call.decoded,
         message=call.sampled_message,
         observation=call.observation,
-        reward=call.reward,
         break_reason=reason,
         seconds_generate=call.ended - call.began,
     )

@@ -9,8 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from mtrl.config.engine_schema import CALL_KINDS
 from mtrl.engines.base import Engine, EngineLostError, Generation, SamplingParams
 from mtrl.gateway.calls import Call, CallTree, Context, turns_of
+from mtrl.gateway.conversations import kinds_of, rewards_of
 from mtrl.gateway.exchange import RequestError
 from mtrl.gateway.requests import BaseRequest, ChatRequest, CompletionRequest
 from mtrl.rollout.conversation import Codec
@@ -35,6 +37,8 @@ class SessionLimits:
     """Maximum length of a context in tokens; the request must leave at least one token of it for the answer."""
     max_requests_per_second: float = 100.0
     """Maximum rate of requests of any kind, per second; further requests are refused with 429 and may be repeated."""
+    leave_out: tuple[str, ...] = ()
+    """Kinds of calls that become no turns, of `CALL_KINDS`."""
 
 
 class Session:
@@ -70,7 +74,8 @@ class Session:
         self.metrics: Counter[str] = Counter()
         """Counts: `gateway/overridden` (calls whose sampling parameters the run overrode), `gateway/gone` (calls whose
         client disconnected before the answer), `gateway/beside` (calls that began while another request ran; their
-        order, and so their samples, depend on time) and `gateway/unknown_fields`."""
+        order, and so their samples, depend on time), `gateway/unknown_fields`, and after `turns` `gateway/KIND_calls`
+        for each of `CALL_KINDS`."""
         self.stored_messages: dict[str, list[Message]] = {}
         """Conversations that a later request may continue by naming their response (`responses.py`), by its id."""
         self.closed = False
@@ -296,8 +301,15 @@ class Session:
         self.finished.set()
 
     def turns(self) -> list[Turn]:
-        """Return the turns of all answered calls with their rewards; a single reward goes to the last turn."""
-        turns = turns_of(self._calls_in_order())
+        """Return the turns of the answered calls with their rewards; a single reward goes to the last turn."""
+        calls = self._calls_in_order()
+        kinds = kinds_of(calls)
+        for kind in CALL_KINDS:
+            self.metrics[f"gateway/{kind}_calls"] = sum(found == kind for found in kinds.values())
+        kept = [call for call in calls if kinds[call] not in self.limits.leave_out]
+        turns = turns_of(kept)
+        for turn, reward in zip(turns, rewards_of(calls, kept), strict=True):
+            turn.reward = reward
         if turns and self.rewards is not None and len(self.rewards) == 1:
             turns[-1].reward = self.rewards[0]
         return turns

@@ -60,6 +60,7 @@ def warnings_of(*words):
             "generator.agent.pass_env=[NOT_THERE_AT_ALL] is no environment variable here; export NOT_THERE_AT_ALL",
         ),
         ([TARGET, "generator.agent.max_calls=0"], "generator.agent.max_calls=0 must be at least 1"),
+        ([TARGET, "generator.agent.leave_out=[sides]"], "generator.agent.leave_out=sides"),
     ],
 )
 def test_agents_that_cannot_run_are_refused(words, told):
@@ -76,6 +77,7 @@ def test_an_agent_changes_nothing_else():
     ("words", "told"),
     [
         (["generator.agent.max_calls=3"], "generator.agent.max_calls=3 has no effect with no agent program"),
+        (["generator.agent.leave_out=[side]"], "generator.agent.leave_out=[side] has no effect with no agent program"),
         ([TARGET, "generator.agent.env={A:b}"], "generator.agent.env={A:b} has no effect with"),
         (
             [TARGET, "generator.agent.api_key_env=K"],

@@ -181,6 +181,7 @@ def agent_loop(
         agent.max_calls_at_once,
         limits.max_context_length,
         agent.max_requests_per_second,
+        tuple(agent.leave_out),
     )
     gateway = Gateway(make_engine(), codec, calls, agent.host, agent.port)
     return AgentLoop(gateway, runner, limits, agent.max_concurrent)

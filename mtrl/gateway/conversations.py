@@ -1,0 +1,83 @@
+"""The conversations of a program's calls: which is the main one, and which calls are beside it.
+
+A conversation is a tree of calls that continue each other. A call that continues none still belongs to an earlier
+conversation if it has the same tools and shares a message with it beyond the system prompt, as after a compaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from mtrl.gateway.calls import Call
+
+
+@dataclass
+class Conversation:
+    """The calls of a conversation in the order in which they began; all of them have the same tools."""
+
+    tools: list[dict[str, Any]] | None
+    calls: list[Call] = field(default_factory=list)
+    seen: set[bytes | int] = field(default_factory=set)
+    """Keys and content hashes of the calls."""
+
+    def add(self, call: Call) -> None:
+        self.calls.append(call)
+        self.seen |= {call.key, *call.content_hashes}
+
+    def shares(self, call: Call) -> bool:
+        """Whether a call without a parent belongs to this conversation."""
+        return call.tools == self.tools and not self.seen.isdisjoint({call.key, *call.content_hashes})
+
+
+def conversations_of(calls: Sequence[Call]) -> list[Conversation]:
+    """Return the conversations, in the order in which they began."""
+    conversations: list[Conversation] = []
+    homes: dict[Call, Conversation] = {}
+    for call in calls:
+        home = homes.get(call.parent) if call.parent else next((c for c in conversations if c.shares(call)), None)
+        if home is None:
+            home = Conversation(call.tools)
+            conversations.append(home)
+        home.add(call)
+        homes[call] = home
+    return conversations
+
+
+def kinds_of(calls: Sequence[Call]) -> dict[Call, str | None]:
+    """Return the kind of each call, one of `CALL_KINDS`, and None for those of the main conversation.
+
+    side: a conversation of one call, such as the request for a title. sub_agent: another conversation of several calls.
+    retried: a call whose request was sent again and whose answer no call continues.
+
+    The main conversation is that with the most calls; of several, the first with tools, or else the first.
+
+    Args:
+        calls: all calls of a trajectory, in the order in which they began.
+    """
+    conversations = conversations_of(calls)
+    main = min(conversations, key=lambda each: (-len(each.calls), not each.tools), default=None)
+    latest = {call.key: call for call in calls if not call.choice}
+    kinds: dict[Call, str | None] = {}
+    for each in conversations:
+        beside = None if each is main else "side" if len(each.calls) == 1 else "sub_agent"
+        for call in each.calls:
+            sent_again = not call.choice and not call.children and latest[call.key] is not call
+            kinds[call] = "retried" if sent_again else beside
+    return kinds
+
+
+def rewards_of(calls: Sequence[Call], kept: Sequence[Call]) -> list[float]:
+    """Return the rewards of the calls that are kept. The reward of any other call is added to the next one that is
+    kept, or else to the last one, so that their sum is that of all calls."""
+    rewards: list[float] = []
+    carried, chosen = 0.0, set(kept)
+    for call in calls:
+        carried += call.reward
+        if call in chosen:
+            rewards.append(carried)
+            carried = 0.0
+    if rewards:
+        rewards[-1] += carried
+    return rewards

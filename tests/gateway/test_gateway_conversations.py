@@ -1,0 +1,112 @@
+"""The conversations of a program's calls, and calls that are left out of training."""
+
+from dataclasses import replace
+
+import pytest
+from session_helpers import USER, WatchedEngine, chat, replies, run, session_of, trajectory_of, wire
+
+from mtrl.gateway.conversations import conversations_of, kinds_of
+from mtrl.trainer.data.samples import trajectory_samples
+
+SYSTEM = {"role": "system", "content": "be brief"}
+TOOLS = [{"type": "function", "function": {"name": "look", "description": "look", "parameters": {"type": "object"}}}]
+ALL = ("side", "sub_agent", "retried")
+
+
+def user(content):
+    return {"role": "user", "content": content}
+
+
+class Program:
+    """A program at a session: `ask` sends messages, and returns them with the answer."""
+
+    def __init__(self, codec, *leave_out):
+        texts = [f"answer {number}" for number in range(20)]
+        self.session = session_of(WatchedEngine(replies(codec, *texts)), codec)
+        self.session.limits = replace(self.session.limits, leave_out=leave_out)
+
+    def ask(self, *messages, **fields):
+        (call,) = run(self.session.chat(chat(*messages, **fields)))
+        return [*messages, wire(call)]
+
+    def kinds(self):
+        calls = self.session._calls_in_order()
+        found = kinds_of(calls)
+        return [found[call] for call in calls]
+
+
+def a_command_line_agent(program):
+    """A title before the conversation, a sub-agent within it, a request that is sent again, and a compaction."""
+    program.ask(SYSTEM, USER, user("a title for it"))
+    main = program.ask(SYSTEM, USER, tools=TOOLS)
+    agent = program.ask(user("find the file"))
+    program.ask(*agent, user("more"))
+    program.ask(*main, user("the file is a.py"), tools=TOOLS)
+    main = program.ask(*main, user("the file is a.py"), tools=TOOLS)
+    main = program.ask(*main, user("go on"), tools=TOOLS)
+    program.ask(SYSTEM, USER, user("so far: a.py"), tools=TOOLS)
+
+
+KINDS = ["side", None, "sub_agent", "sub_agent", "retried", None, None, None]
+
+
+def test_kinds(tiny_codec):
+    program = Program(tiny_codec)
+    a_command_line_agent(program)
+    assert program.kinds() == KINDS
+    assert len(trajectory_of(program.session).turns) == 8, "calls were left out without a setting"
+    names = ("side", "sub_agent", "retried")
+    assert [program.session.metrics[f"gateway/{name}_calls"] for name in names] == [1, 2, 1]
+
+
+@pytest.mark.parametrize("leave_out", [("side",), ("sub_agent",), ("retried",), ALL])
+def test_calls_that_are_left_out_are_not_trained(tiny_codec, leave_out):
+    programs = Program(tiny_codec), Program(tiny_codec, *leave_out)
+    for program in programs:
+        a_command_line_agent(program)
+        program.session.set_rewards([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0])
+    whole, part = map(trajectory_of, [program.session for program in programs])
+    kept = [turn.text for turn, kind in zip(whole.turns, KINDS, strict=True) if kind not in leave_out]
+    assert [turn.text for turn in part.turns] == kept
+    assert part.reward == whole.reward == 255.0
+    assert trajectory_of(programs[1].session).rewards == part.rewards, "turns() changed the rewards"
+    samples = trajectory_samples(part, [1.0] * len(part.turns))
+    contexts = [call.tokens for call in programs[1].session._calls_in_order()]
+    assert sum(map(sum, (sample.loss_mask for sample in samples))) == part.action_tokens
+    for sample in samples:
+        assert sample.token_ids in contexts, "a sample is no context that the model saw"
+
+
+def test_the_next_call_that_remains_gets_the_reward(tiny_codec):
+    program = Program(tiny_codec, *ALL)
+    a_command_line_agent(program)
+    program.session.set_rewards([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0])
+    assert trajectory_of(program.session).rewards == [3.0, 60.0, 64.0, 128.0]
+    program.session.set_rewards(5.0)
+    assert trajectory_of(program.session).rewards == [0.0, 0.0, 0.0, 5.0]
+
+
+def test_one_call_is_the_main_conversation(tiny_codec):
+    program = Program(tiny_codec, *ALL)
+    program.ask(user("a title"))
+    program.ask(USER, tools=TOOLS)
+    assert program.kinds() == ["side", None], "tools mark the main conversation"
+    alone = Program(tiny_codec, *ALL)
+    alone.ask(USER)
+    assert alone.kinds() == [None] and len(trajectory_of(alone.session).turns) == 1
+    assert trajectory_of(Program(tiny_codec, *ALL).session).turns == []
+
+
+def test_votes_of_one_request_are_not_retried(tiny_codec):
+    program = Program(tiny_codec, *ALL)
+    run(program.session.chat(chat(USER, n=3)))
+    assert program.kinds() == [None, None, None]
+
+
+def test_an_answer_that_is_continued_is_not_retried(tiny_codec):
+    program = Program(tiny_codec, *ALL)
+    first = program.ask(USER)
+    program.ask(USER)
+    program.ask(*first, user("more"))
+    assert program.kinds() == [None, None, None], "the second answer is a branch, and the newest of its request"
+    assert len(conversations_of(program.session._calls_in_order())) == 1
