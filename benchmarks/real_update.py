@@ -7,6 +7,9 @@
 The samples have random tokens: a prompt that the group shares, and the trajectory's own tokens, of which 7 in 10 are
 trained. Memory is the resident memory of the process, with Python and PyTorch. The aim is 4 times the float32 weights
 plus the moments of AdamW.
+
+The plan is the estimate of `python -m mtrl.doctor --plan model.device=cpu`, without the keys and values of the engine,
+which does not run here.
 """
 
 from __future__ import annotations
@@ -20,7 +23,10 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from mtrl.command.compose import compose
+from mtrl.config.schema import Config
 from mtrl.distributed.world import World
+from mtrl.doctor.architecture import find
+from mtrl.doctor.memory import Memory, main_memory
 from mtrl.models.gguf import as_folder
 from mtrl.trainer.setup.machine import with_machine_settings
 from mtrl.trainer.setup.models import make_learner
@@ -37,6 +43,13 @@ def memory(field: str) -> float:
     """Return a field of /proc/self/status in GB: `VmRSS` is the resident memory, `VmHWM` its peak."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field)) * 1024 / 1e9
+
+
+def plan(config: Config) -> float:
+    """Return the planned peak of an update in GB."""
+    estimate = Memory(config, find(str(config.model.path)), main_memory(2**40))
+    engine = sum(part.bytes for part in estimate.local_engine())
+    return (max(moment.needed for moment in estimate.moments()) - engine) / 1e9
 
 
 def make_samples(groups: int, prompt: int, own: int) -> list[Sample]:
@@ -70,6 +83,7 @@ def main() -> None:
     args = parser.parse_args()
     cfg = compose(["experiment=gsm8k", "model=smollm2_135m", "trainer.threads=1", *args.overrides])
     config = with_machine_settings(OmegaConf.to_object(cfg))  # type: ignore[arg-type]
+    planned = plan(config)
     learner = make_learner(config, World(), as_folder(str(config.model.path), "model.path"))
     weights = 4e-9 * learner.policy.parameters
     print(f"weights {weights:.2f} GB, aim {6 * weights:.2f} GB, after loading {memory('VmRSS'):.2f} GB", flush=True)
@@ -83,7 +97,9 @@ def main() -> None:
             seconds = time.process_time() - start
             peak, after = memory("VmHWM"), memory("VmRSS")
             print(
-                f"update {number + 1}: {seconds:.1f} CPU seconds, peak {peak:.2f} GB, then {after:.2f} GB", flush=True
+                f"update {number + 1}: {seconds:.1f} CPU seconds, peak {peak:.2f} GB ({peak / planned:.2f} of the "
+                f"planned {planned:.2f} GB), then {after:.2f} GB",
+                flush=True,
             )
 
 

@@ -1,4 +1,4 @@
-"""The memory plan at the start of a run on GPUs, for the GPUs of this machine."""
+"""The memory plan at the start of a run, for the GPUs or the main memory of this machine."""
 
 from __future__ import annotations
 
@@ -6,26 +6,47 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from mtrl.config.derived import ranks, ranks_here
+from mtrl.config.derived import ranks, ranks_here, serves
 from mtrl.config.schema import Config
 from mtrl.doctor.architecture import Architecture, find
 from mtrl.doctor.layout import GIB
+from mtrl.doctor.machine import memory
+from mtrl.doctor.memory import main_memory
 from mtrl.doctor.plan import plan_run
 from mtrl.doctor.plan_report import verdict
 from mtrl.errors import UserError
+from mtrl.trainer.setup.loading import pick_device
 
 
 def plan_at_start(config: Config, note: Callable[[str], None], warn: Callable[[str], None]) -> None:
-    """Show in one line whether a run on GPUs fits their free memory, as a warning if it does not. Runs on a CPU and
-    runs of the tiny policy show nothing.
+    """Show in one line whether a run fits the free memory of its GPUs, or of the machine if it has none, as a warning
+    if it does not. Runs of the tiny policy show nothing, nor do runs on a CPU whose servers sample, since the servers
+    take memory of their own.
 
     Args:
         note, warn: functions that show a line.
     """
+    if config.model.name == "tiny":
+        return
+    device = None
+    if pick_device(config.model.device).type == "cuda":
+        config = _placed(config)
+    elif serves(config) or (found := memory()) is None:
+        return
+    else:
+        device = main_memory(found[1], ranks_here())
+    try:
+        plan = plan_run(config, _architecture(str(config.model.path)), device=device)
+    except UserError as error:
+        note(f"memory is not planned: {error}")
+        return
+    (note if plan.fits else warn)("memory: " + verdict(plan).plain.replace("\n", "; "))
+
+
+def _placed(config: Config) -> Config:
+    """Return the configuration with the GPUs of this machine and their free memory as its placement."""
     import torch
 
-    if config.model.name == "tiny" or config.model.device == "cpu" or not torch.cuda.is_available():
-        return
     free, _ = torch.cuda.mem_get_info()
     here = ranks_here()
     placement = replace(
@@ -35,12 +56,7 @@ def plan_at_start(config: Config, note: Callable[[str], None], warn: Callable[[s
         gpus=torch.cuda.device_count(),
         gpu_memory=free / GIB,
     )
-    try:
-        plan = plan_run(replace(config, placement=placement), _architecture(str(config.model.path)))
-    except UserError as error:
-        note(f"memory is not planned: {error}")
-        return
-    (note if plan.fits else warn)("memory: " + verdict(plan).plain.replace("\n", "; "))
+    return replace(config, placement=placement)
 
 
 def _architecture(path: str) -> Architecture:

@@ -37,12 +37,13 @@ class Layout:
     """Whether the run starts the servers, on the GPUs of the first machine."""
 
     @classmethod
-    def of(cls, config: Config) -> Layout:
+    def of(cls, config: Config, bfloat16: bool = True) -> Layout:
+        """Return the numbers of a configuration. `bfloat16` is whether the ranks' devices multiply bfloat16."""
         machines = config.placement.machines
         here = ranks_here(config.placement)
         ranks = here * machines
         fsdp = config.trainer.fsdp
-        dtype = "bfloat16" if prefers_bfloat16(config) else fsdp.param_dtype
+        dtype = "bfloat16" if bfloat16 and prefers_bfloat16(config) else fsdp.param_dtype
         sharded = ranks > 1 or dtype is not None or fsdp.cpu_offload
         servers = getattr(config.generator, config.generator.backend) if serves(config) else None
         return cls(

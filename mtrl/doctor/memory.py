@@ -1,4 +1,4 @@
-"""Estimate of the GPU memory of a run, by phase.
+"""Estimate of the memory of a run, by phase: that of its GPUs, or main memory if its ranks compute on a CPU.
 
 States (weights, gradients, moments of Adam: ZeRO, 1910.02054, section 3.1) are exact, up to the padding of shards;
 activations of a layer (Korthikanti et al., 2205.05198, section 4) are exact too. Other memory is covered by the
@@ -11,11 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
+
 from mtrl.config.derived import SERVER_ALLOWANCE, WEIGHT_BUCKET, cache_budget, max_logits, sequences
 from mtrl.config.schema import Config
 from mtrl.doctor.activations import FLOAT32, adapter_bytes, layer_bytes
 from mtrl.doctor.architecture import Architecture
 from mtrl.doctor.layout import GIB, Layout, context_of, needs_critic, needs_reference, teacher_of
+from mtrl.models.attention import multiplies
 
 PROCESS = 2 * GIB
 """Allowance for a process on a GPU, in bytes: CUDA's context, workspaces of cuBLAS, buffers of NCCL."""
@@ -23,9 +26,41 @@ IN_FLIGHT = 0.5
 """Allowance for gradients of a layer's activations during its backward pass, as a share of the activations."""
 SLACK = 0.05
 """Allowance for fragmentation: share of a GPU's memory that the allocator cannot use."""
+CPU_PROCESS = int(0.7 * GIB)
+"""Allowance for a process on a CPU, in bytes: Python, PyTorch and the code of the run."""
+CPU_SLACK = 0.0
+"""Allowance for fragmentation of main memory."""
 GATHERED = 3
 """Number of layers whose weights are gathered at the same time: the current layer, the next layer, and the receive
 buffer of the next layer."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What the estimate takes from the device on which a rank computes."""
+
+    kind: str
+    """`cuda` or `cpu`."""
+    name: str
+    """Name of its memory in a plan."""
+    room: int
+    """Its memory, in bytes."""
+    process: int
+    """Allowance for a process, in bytes."""
+    slack: float
+    """Allowance for fragmentation, as a share of the memory."""
+    bfloat16: bool = True
+    """Whether it multiplies bfloat16."""
+
+
+def gpu(config: Config) -> Device:
+    """Return a GPU of the placement."""
+    return Device("cuda", "GPU", int(config.placement.gpu_memory * GIB), PROCESS, SLACK)
+
+
+def main_memory(size: int, ranks: int = 1) -> Device:
+    """Return the part of a rank in `size` bytes of this machine's main memory."""
+    return Device("cpu", "main memory", size // ranks, CPU_PROCESS, CPU_SLACK, multiplies(torch.bfloat16))
 
 
 @dataclass(frozen=True)
@@ -57,10 +92,15 @@ class Moment:
 
 
 class Memory:
-    """Memory of a configuration and its model, in bytes. All numbers are for one GPU; the rank is rank 0."""
+    """Memory of a configuration and its model, in bytes. All numbers are for one device; the rank is rank 0."""
 
-    def __init__(self, config: Config, model: Architecture):
-        self.config, self.model, self.layout = config, model, Layout.of(config)
+    def __init__(self, config: Config, model: Architecture, device: Device | None = None):
+        """
+        Args:
+            device: device of a rank; None: a GPU of the placement.
+        """
+        self.config, self.model, self.device = config, model, device or gpu(config)
+        self.layout = Layout.of(config, self.device.bfloat16)
         self.teacher = teacher_of(config)
         lora = config.model
         self.targets = tuple(lora.lora_target_modules)
@@ -70,7 +110,7 @@ class Memory:
         self.context = context_of(config, model)
         self.tokens = max(config.trainer.max_tokens_per_microbatch, self.context)
         """Number of tokens of a micro-batch, which is at least the context because a conversation is never cut."""
-        self.room = int(config.placement.gpu_memory * GIB)
+        self.room = self.device.room
 
     # Memory that a rank holds permanently
 
@@ -102,8 +142,8 @@ class Memory:
             server: bytes of the GPU that an awake server takes, whose own allocator manages them.
         """
         trainer = self.config.trainer
-        yield Part("process", PROCESS)
-        yield Part("slack", int(SLACK * (self.room - server)))
+        yield Part("process", self.device.process)
+        yield Part("slack", int(self.device.slack * (self.room - server)))
         for name, size in self.states().items():
             away = trainer.fsdp.cpu_offload or (name == "moments of Adam" and trainer.optimizer.offload)
             if not away and (learning or name != "gradients"):
@@ -119,10 +159,12 @@ class Memory:
         if self._has_copy():
             yield Part("engine's copy of the weights", model.parameters * size)
         if self._in_process():
-            yield Part("engine's process", PROCESS)
+            yield Part("engine's process", self.device.process)
         capacity = 1 << max(6, (self.context - 1).bit_length())  # the same rounding as in SlotCache
         slot = capacity * model.cached(size)
-        slots = min(sequences(config), max(1, self._cache_budget() // slot))
+        slots = sequences(config)
+        if self.device.kind == "cuda":
+            slots = min(slots, max(1, self._cache_budget() // slot))
         yield Part("engine's keys and values", slots * slot)
 
     def _cache_budget(self) -> int:
@@ -131,7 +173,7 @@ class Memory:
         later = ("gradients", "moments of Adam")
         loaded = 0 if trainer.fsdp.cpu_offload else sum(size for name, size in states.items() if name not in later)
         copy = self.model.parameters * self.layout.computed if self.layout.sharded or self.adapters else 0
-        free = self.room - int(SLACK * self.room) - PROCESS - loaded - copy
+        free = self.room - int(self.device.slack * self.room) - self.device.process - loaded - copy
         return cache_budget(free, 0 if trainer.fsdp.cpu_offload else sum(states[name] for name in later))
 
     # Temporary memory during training
@@ -165,7 +207,7 @@ class Memory:
     def logits(self) -> int:
         """Return the bytes for the log-probs of a micro-batch in which every token was sampled
         (`mtrl/models/logprobs.py`)."""
-        limit, wide = max_logits(self.config, "cuda"), self.tokens * self.model.vocab_size
+        limit, wide = max_logits(self.config, self.device.kind), self.tokens * self.model.vocab_size
         if wide <= limit:
             return 5 * FLOAT32 * wide
         arrays = 3 if self.config.algorithm.entropy_coef else 2
@@ -192,7 +234,7 @@ class Memory:
         return found
 
     def _learning(self) -> Iterator[Moment]:
-        where = "GPU of rank 0" if self.layout.servers is None else "GPU of a rank"
+        where = f"{self.device.name} of {'rank 0' if self.layout.servers is None else 'a rank'}"
         held = [*self.held(learning=True)]
         if self.layout.colocated:
             held.append(Part("sleeping server", PROCESS))

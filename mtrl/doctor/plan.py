@@ -1,4 +1,5 @@
-"""python -m mtrl.doctor --plan: whether a run fits its GPUs, by how much, and a change that makes it fit."""
+"""python -m mtrl.doctor --plan: whether a run fits its GPUs or the main memory of this machine, by how much, and a
+change that makes it fit."""
 
 from __future__ import annotations
 
@@ -21,10 +22,13 @@ from mtrl.config.schema import Config
 from mtrl.doctor.architecture import Architecture, find
 from mtrl.doctor.layout import GIB, ranks_here
 from mtrl.doctor.limits import check_limits
-from mtrl.doctor.memory import Memory, Moment
+from mtrl.doctor.machine import memory as machine_memory
+from mtrl.doctor.memory import Device, Memory, Moment, main_memory
 from mtrl.errors import UserError
 
 Change = dict[str, Any]
+OF_GPUS = ("trainer.fsdp", "trainer.optimizer.offload", "placement", "generator.gpu_memory_utilization")
+"""Settings that lower the need of a GPU, and not that of main memory."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class Plan:
     @property
     def crowd(self) -> int:
         """Number of GPUs that the first machine lacks."""
+        if self.memory.device.kind == "cpu":
+            return 0
         return max(0, self.memory.layout.gpus_needed - self.gpus)
 
     @property
@@ -82,15 +88,24 @@ def plan_of(cfg: DictConfig) -> Plan:
     check_sampling(cfg)
     model = find(str(cfg.model.path))
     check_limits(_typed(cfg), model)
-    return plan_run(_typed(cfg), model, warnings)
+    device = None
+    if cfg.model.device == "cpu":
+        if (found := machine_memory()) is None:
+            raise UserError("model.device=cpu: the main memory of this machine is unknown, so that no plan can be made")
+        device = main_memory(found[0], ranks_here(cfg.placement))
+    return plan_run(_typed(cfg), model, warnings, device)
 
 
-def plan_run(config: Config, model: Architecture, warnings: Sequence[str] = ()) -> Plan:
-    """Compute the memory of a checked configuration."""
-    memory = Memory(config, model)
+def plan_run(config: Config, model: Architecture, warnings: Sequence[str] = (), device: Device | None = None) -> Plan:
+    """Compute the memory of a checked configuration.
+
+    Args:
+        device: device of a rank; None: a GPU of the placement.
+    """
+    memory = Memory(config, model, device)
     gpus = config.placement.gpus or memory.layout.gpus_needed
     plan = Plan(str(config.model.path), memory, tuple(memory.moments()), gpus, tuple(warnings), None)
-    return plan if plan.fits else replace(plan, change=_mend(config, model, config.placement.gpus))
+    return plan if plan.fits else replace(plan, change=_mend(config, model, device))
 
 
 @contextmanager
@@ -118,14 +133,17 @@ def _typed(cfg: DictConfig) -> Config:
     return config
 
 
-def _mend(config: Config, model: Architecture, gpus: int | None) -> Change | None:
+def _mend(config: Config, model: Architecture, device: Device | None) -> Change | None:
     """Return the first change after which the run fits; changes with the least effect on the run are tried first."""
+    gpus = config.placement.gpus if device is None else None
     for change in _changes(config, model):
+        if device is not None and any(key.startswith(OF_GPUS) for key in change):
+            continue
         changed = copy.deepcopy(config)
         for key, value in change.items():
             section, _, name = key.rpartition(".")
             setattr(attrgetter(section)(changed), name, value)
-        memory = Memory(changed, model)
+        memory = Memory(changed, model, device)
         crowded = gpus is not None and memory.layout.gpus_needed > gpus
         if not crowded and all(moment.over <= 0 for moment in memory.moments()):
             return change

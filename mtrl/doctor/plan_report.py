@@ -26,9 +26,13 @@ def _facts(plan: Plan) -> Iterator[Text]:
         f"adapters of rank {config.model.lora_rank}, {memory.adapters / 1e6:,.1f} M of them" if memory.adapters else ""
     )
     yield Text(f"{plan.path}: {billions}; trained: {what or 'all of them'}")
-    machines = f"{placement.machines} machine{'s' if placement.machines > 1 else ''} x {plan.gpus} GPUs"
     ranks = f"{layout.ranks} rank{'s' if layout.ranks > 1 else ''}"
-    yield Text(f"{machines} of {placement.gpu_memory:g} GiB, {ranks}; {_servers(plan)}")
+    on_cpu = memory.device.kind == "cpu"
+    if on_cpu:
+        yield Text(f"this machine's CPU and its main memory, {ranks}; {_servers(plan)}")
+    else:
+        machines = f"{placement.machines} machine{'s' if placement.machines > 1 else ''} x {plan.gpus} GPUs"
+        yield Text(f"{machines} of {placement.gpu_memory:g} GiB, {ranks}; {_servers(plan)}")
     checkpointed = "recomputed" if config.trainer.gradient_checkpointing else "stored"
     yield Text(
         f"micro-batches of {memory.tokens:,} tokens, conversations of up to {memory.context:,}; activations are "
@@ -36,6 +40,8 @@ def _facts(plan: Plan) -> Iterator[Text]:
     )
     if (held := memory.conversations()) is not None:
         yield Text(f"the servers hold {held:,} conversations of that length at once; others wait, or lose their cache")
+    if on_cpu:
+        return
     host = memory.host()
     yield Text(
         f"memory of the first machine: {gib(host['loading'])} GiB while models are loaded, "
@@ -47,7 +53,7 @@ def _servers(plan: Plan) -> str:
     layout, config = plan.memory.layout, plan.memory.config
     name = config.generator.backend
     if layout.servers is None:
-        return "the embedded engine samples on the GPU of rank 0"
+        return f"the embedded engine samples on the {plan.memory.device.kind.upper().replace('CUDA', 'GPU')} of rank 0"
     if not layout.servers_here:
         return f"{name} samples at generator.{name}.urls"
     size = layout.servers.tensor_parallel_size
@@ -91,7 +97,8 @@ def verdict(plan: Plan) -> Text:
         needed = plan.memory.layout.gpus_needed
         wrong = f"the first machine needs {needed} GPUs and has {plan.gpus}" + (f"; {wrong}" if wrong else "")
     if plan.change is None:
-        fix = "no single setting helps: take a smaller model, or more GPUs (placement=8_gpus, placement=16_gpus)"
+        more = "more memory" if plan.memory.device.kind == "cpu" else "more GPUs (placement=8_gpus, placement=16_gpus)"
+        fix = f"no single setting helps: take a smaller model, or {more}"
     else:
         fix = " ".join(f"{key}={typed(value)}" for key, value in plan.change.items())
     return Text(f"does not fit: {wrong}", style="bold red").append(f"\n→ {fix}", style="cyan")
