@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 EMPTY = "." * 9
 """A board is a text of nine marks, line by line: `x`, `o`, or `.` for a free cell. Cells are called 1 to 9."""
 OTHER = {"x": "o", "o": "x"}
@@ -19,6 +21,7 @@ def placed(board: str, cell: str, mark: str) -> str:
     return board[:place] + mark + board[place + 1 :]
 
 
+@cache  # the search for a row's winning moves asks for the same boards many times
 def wins(board: str, mark: str) -> bool:
     """Whether `mark` has three in a line."""
     return any(all(board[place] == mark for place in line) for line in LINES)

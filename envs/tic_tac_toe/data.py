@@ -94,17 +94,22 @@ def _opened(truth: dict[str, str]) -> str:
 def _winning(state: str, role: str, order: str) -> list[str] | None:
     """Return the first shortest series of moves with which the role wins against the fixed opponent; None if there is
     none."""
-    best: list[str] | None = None
+    found = (_winning_within(moves, state, role, order) for moves in range(1, 6))
+    return next((series for series in found if series is not None), None)
+
+
+def _winning_within(moves: int, state: str, role: str, order: str) -> list[str] | None:
+    """Return the first series of at most `moves` moves that wins. It is a shortest one if fewer moves cannot win."""
     for cell in board.free(state):
         mine = board.placed(state, cell, role)
         if board.wins(mine, role):
             return [cell]
-        if "." not in mine:
+        if moves == 1 or "." not in mine:
             continue
         theirs = board.placed(mine, board.reply(mine, board.OTHER[role], order), board.OTHER[role])
         if board.is_over(theirs):
             continue
-        rest = _winning(theirs, role, order)
-        if rest is not None and (best is None or len(rest) + 1 < len(best)):
-            best = [cell, *rest]
-    return best
+        rest = _winning_within(moves - 1, theirs, role, order)
+        if rest is not None:
+            return [cell, *rest]
+    return None

@@ -47,7 +47,8 @@ def _move(message: Message) -> int | None:
     parts = _TAGS.split(content.split("</think>")[-1]) if isinstance(content, str) else []
     if len(parts) != 5 or parts[1] != "<move>" or parts[3] != "</move>":
         return None
-    return int(parts[2]) if re.fullmatch(r"\s*[1-9]\s*", parts[2]) else None
+    found = re.fullmatch(r"\s*([1-9])\s*", parts[2])
+    return int(found[1]) if found else None
 
 
 def _complete(cells: set[int]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from omegaconf import DictConfig
 
 from mtrl.config.derived import plays_agent
+from mtrl.config.mixture import unfit
 from mtrl.errors import UserError
 
 
@@ -12,7 +13,8 @@ def check_self_play(cfg: DictConfig) -> None:
     """Check that the run can play the roles that are not scripted.
 
     Raises:
-        UserError: the environment has one role, or the agent program or the backend cannot play several.
+        UserError: the environment has one role, or a role with an unfit name, or the agent program or the backend
+            cannot play several roles.
     """
     from mtrl.environments.family import get_family
     from mtrl.environments.roles import RoleEnvironment
@@ -29,6 +31,12 @@ def check_self_play(cfg: DictConfig) -> None:
             f"{setting} needs a task with several roles, and {family.name} has one; take environment=tic_tac_toe or "
             "a RoleEnvironment of your own, or set environment.opponent=scripted"
         )
+    for role in family.environment.roles:
+        if why := unfit(role):
+            raise UserError(
+                f"{setting} needs other names: {role!r} in {family.environment.__name__}.roles cannot be the name of a "
+                f"role, since {why}; choose another name"
+            )
     if plays_agent(cfg):
         raise UserError(
             f"{setting} needs the episode loop of mtrl, and generator.agent names a program with a loop of its own; "

@@ -27,8 +27,15 @@ RESERVED = (
     *("field_accuracy", "fields", "format", "gateway", "lenient_frac", "measures", "metrics", "out_of_turns", "reward"),
     *("stop", "strict_frac", "success", "tokens", "turns", "stage", "too_easy_frac", "too_hard_frac", "tried_frac"),
 )
-"""Second words of metric names such as `rollout/success/mean`. A source has metrics `rollout/NAME/…`, so it cannot have
-one of these names."""
+"""Second words of metric names such as `rollout/success/mean`. A source of a mixture and a role of self-play have
+metrics `rollout/NAME/…`, so neither can have one of these names."""
+
+
+def unfit(name: str) -> str | None:
+    """Return why a source or a role cannot have this name; None if it can."""
+    if name in RESERVED:
+        return "it is a word of other metrics"
+    return None if re.fullmatch(r"[A-Za-z]\w*", name) else "it must be letters, digits and _"
 
 
 def weights_of(config: Config) -> dict[str, float]:
@@ -97,8 +104,7 @@ def in_source(name: str) -> Iterator[None]:
 
 def _sources(config: Config) -> Mapping[str, Mapping[str, Any]]:
     for name, source in config.environments.items():
-        if not re.fullmatch(r"[A-Za-z]\w*", str(name)) or name in RESERVED:
-            why = "it is a word of other metrics" if name in RESERVED else "it must be letters, digits and _"
+        if why := unfit(str(name)):
             raise UserError(f"environments.{name} cannot be the name of a source, since {why}; choose another name")
         if not isinstance(source, Mapping):
             raise UserError(f"environments.{name}={keys.typed(source)} must be a section with {', '.join(KEYS)}")

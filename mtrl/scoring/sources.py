@@ -17,8 +17,8 @@ def of_source(groups: Sequence[Group], name: str) -> list[Group]:
 
 
 def named(metrics: Mapping[str, float], name: str) -> dict[str, float]:
-    """Return metrics of one source under their names in a mixture: `val/success/mean` becomes
-    `val/NAME/success/mean`."""
+    """Return the metrics of one source of a mixture, or of one role of self-play, under their names: `val/success/mean`
+    becomes `val/NAME/success/mean`."""
     return {key.replace("/", f"/{name}/", 1): value for key, value in metrics.items()}
 
 

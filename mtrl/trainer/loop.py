@@ -41,7 +41,7 @@ from mtrl.trainer.data.samples import Credited, credit_by_rewards, note_advantag
 from mtrl.trainer.data.stream import Stream
 from mtrl.trainer.flops import peak_flops
 from mtrl.trainer.publisher import Publisher
-from mtrl.trainer.rollout_metrics import rollout_metrics, source_metrics, staleness_metrics
+from mtrl.trainer.rollout_metrics import role_metrics, rollout_metrics, source_metrics, staleness_metrics
 from mtrl.trainer.setup.frozen import self_play_rows
 from mtrl.trainer.setup.loading import compute_dtype
 from mtrl.trainer.setup.parts import Parts
@@ -341,6 +341,7 @@ class Trainer:
             **experience.metrics(),
             **rollout_metrics(experience.report, self.thresholds),
             **source_metrics(experience.report, tuple(self.config.environments)),
+            **role_metrics(experience.report),
             **staleness_metrics(experience.groups, self.progress.step - 1),
             "train/epoch": self.progress.rows_drawn / len(self.rows.rows),
             **self.rows.metrics(),

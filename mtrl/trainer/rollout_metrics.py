@@ -95,33 +95,49 @@ def reported_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def source_metrics(report: RolloutReport, sources: Sequence[str]) -> dict[str, float]:
-    """Return the metrics of each source of a mixture in a step; those of its episodes are absent if it has none.
+    """Return the metrics of each source of a mixture in a step; those of `part_metrics` are absent if it has no groups.
 
-    `rollout/NAME/groups`                   number of groups
-    `rollout/NAME/failed_episodes`          number of episodes that failed in every attempt
-    `rollout/NAME/success/mean`             mean score
-    `rollout/NAME/reward/mean`              mean reward of a trajectory
-    `rollout/NAME/completion/mean`          share of episodes with an answer that the task can read
-    `rollout/NAME/turns/mean`               number of turns of an episode
-    `rollout/NAME/tokens/trajectory_mean`   number of sampled tokens of an episode
-    `rollout/NAME/components/COMPONENT`     mean over episodes of the sum over turns
+    `rollout/NAME/groups`            number of groups
+    `rollout/NAME/failed_episodes`   number of episodes that failed in every attempt
     """
     found: dict[str, float] = {}
     for name in sources:
         groups = of_source(report.groups, name)
         failures = sum(source_of(failure.task_id) == name for failure in report.failures)
         metrics = {"rollout/groups": float(len(groups)), "rollout/failed_episodes": float(failures)}
-        if trajectories := [t for group in groups for t in group.trajectories]:
-            metrics |= {
-                "rollout/success/mean": fmean(t.score or 0.0 for t in trajectories),
-                "rollout/reward/mean": fmean(t.reward for t in trajectories),
-                "rollout/completion/mean": fmean(map(is_completed, trajectories)),
-                "rollout/turns/mean": fmean(len(t.turns) for t in trajectories),
-                "rollout/tokens/trajectory_mean": fmean(t.action_tokens for t in trajectories),
-                **{f"rollout/components/{part}": mean for part, mean in mean_components(trajectories).items()},
-            }
-        found |= named(metrics, name)
+        found |= named(metrics, name) | part_metrics([t for group in groups for t in group.trajectories], name)
     return found
+
+
+def role_metrics(report: RolloutReport) -> dict[str, float]:
+    """Return the metrics of `part_metrics` for each trained role of self-play; empty without self-play."""
+    own: defaultdict[str, list[Trajectory]] = defaultdict(list)
+    for trajectory in (t for group in report.groups for t in group.trajectories if t.role is not None):
+        own[str(trajectory.role)].append(trajectory)
+    return {key: value for role in sorted(own) for key, value in part_metrics(own[role], role).items()}
+
+
+def part_metrics(trajectories: Sequence[Trajectory], name: str) -> dict[str, float]:
+    """Return the metrics of the trajectories of one source or role in a step; empty without trajectories.
+
+    `rollout/NAME/success/mean`             mean score
+    `rollout/NAME/reward/mean`              mean reward of a trajectory
+    `rollout/NAME/completion/mean`          share of trajectories with an answer that the task can read
+    `rollout/NAME/turns/mean`               number of turns of a trajectory
+    `rollout/NAME/tokens/trajectory_mean`   number of sampled tokens of a trajectory
+    `rollout/NAME/components/COMPONENT`     mean over trajectories of the sum over turns
+    """
+    if not trajectories:
+        return {}
+    metrics = {
+        "rollout/success/mean": fmean(t.score or 0.0 for t in trajectories),
+        "rollout/reward/mean": fmean(t.reward for t in trajectories),
+        "rollout/completion/mean": fmean(map(is_completed, trajectories)),
+        "rollout/turns/mean": fmean(len(t.turns) for t in trajectories),
+        "rollout/tokens/trajectory_mean": fmean(t.action_tokens for t in trajectories),
+        **{f"rollout/components/{part}": mean for part, mean in mean_components(trajectories).items()},
+    }
+    return named(metrics, name)
 
 
 def staleness_metrics(groups: Sequence[Group], version: int) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from envs.tic_tac_toe.environment import TicTacToeEnv
 from mtrl.command.checks import check
 from mtrl.command.compose import compose
 from mtrl.errors import UserError
@@ -31,6 +32,15 @@ def test_what_cannot_be_played_is_refused(overrides, said, monkeypatch):
     with pytest.raises(UserError) as refused:
         check(compose(overrides))
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "why"), [("turns", "it is a word of other metrics"), ("side x", "it must be letters, digits and _")]
+)
+def test_the_name_of_a_role_fits_the_names_of_metrics(name, why, monkeypatch):
+    monkeypatch.setattr(TicTacToeEnv, "roles", ("x", name))
+    with pytest.raises(UserError, match=f"{name!r} in TicTacToeEnv.roles cannot be the name of a role, since {why}"):
+        check(compose([GAME]))
 
 
 def test_a_path_without_a_frozen_opponent_warns():

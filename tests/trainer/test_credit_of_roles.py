@@ -8,8 +8,9 @@ from helpers import make_turn
 from mtrl.algorithms.signal import signal_metrics
 from mtrl.config.schema import AlgorithmConfig, RewardConfig
 from mtrl.rewards.compose import RewardComposer
+from mtrl.rollout.rollouts import RolloutReport
 from mtrl.trainer.data.samples import advantages_of
-from mtrl.trainer.rollout_metrics import group_reward_std
+from mtrl.trainer.rollout_metrics import group_reward_std, role_metrics
 from mtrl.types import Group, Trajectory, trajectory_from_dict
 
 OUTCOMES = {"x": (1.0, 1.0, 1.0, -1.0), "o": (-1.0, -1.0, -1.0, 1.0)}
@@ -58,6 +59,19 @@ def test_a_role_without_an_advantage_is_counted():
     assert (metrics["analysis/zero_adv_groups"], metrics["analysis/informative_groups"]) == (1.0, 1.0)
     assert metrics["rollout/reward/mean"] == pytest.approx(0.25)
     assert group_reward_std([group]) == pytest.approx(0.25)  # 0 for x, 0.5 for o
+
+
+def test_metrics_of_a_role_are_means_over_its_own_trajectories():
+    group = group_of(OUTCOMES)
+    for trajectory in group.trajectories:
+        trajectory.score = float(trajectory.reward > 0)
+    group.trajectories[1].turns.append(make_turn(random.Random(1), 50))
+    metrics = role_metrics(RolloutReport([group]))
+    found = {role: [metrics[f"rollout/{role}/{name}/mean"] for name in ("success", "reward", "turns")] for role in "xo"}
+    assert found == {"x": [0.75, 0.5, 1.0], "o": [0.25, -0.5, 1.25]}
+    for trajectory in group.trajectories:
+        trajectory.role = None
+    assert role_metrics(RolloutReport([group])) == {}, "a run without self-play has no roles"
 
 
 def test_files_from_before_roles_can_be_read():

@@ -80,6 +80,7 @@ def test_the_fixed_opponent_completes_a_line_and_else_follows_its_order():
 
 def test_thinking_is_ignored():
     assert parse_move("<think><move>1</move></think> <move> 2 </move>") == "2"
+    assert parse_move("<move>\x1d2</move>") == "2"
 
 
 def test_the_scorer_of_self_play_sees_a_forfeit():
@@ -104,6 +105,7 @@ def test_the_scorer_of_self_play_sees_a_forfeit():
 
     gave_up = "; the other player made no valid move"
     assert judged("+++/4-6/78-", 1, 2, 3) == 1.0
+    assert judged("+++/4-6/78-", 1, 2, "\x1d3") == 1.0, "int() alone refuses this space, which a policy sampled"
     assert judged("++3/4-6/78-", 1, 2, 5) == 0.0
     assert judged(f"++3/4-6/789 {gave_up}", 1, 2) == 1.0
     assert judged(f"+23/456/789 {gave_up}", 5, 5) == 0.0
