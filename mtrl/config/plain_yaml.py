@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import yaml
 from omegaconf import DictConfig, OmegaConf
 from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
-from yaml.cyaml import CParser
 
 from mtrl.errors import UserError
 
@@ -34,14 +34,22 @@ _BEGINS = re.compile(r"(\\*)\$\{")
 """Pattern of the start of an interpolation, with the backslashes before it."""
 
 
-class _Loader(CParser, get_yaml_loader()):  # type: ignore[misc]
-    """OmegaConf's rules of YAML (`1e-3` is a number, a date is a text, a repeated key is an error) on the parser in C,
-    which reads a configuration in a tenth of the time."""
+@cache
+def _loader() -> Any:
+    """Return OmegaConf's loader (`1e-3` is a number, a date is a text, a repeated key is an error). It uses the faster
+    parser in C if PyYAML has it."""
+    rules = get_yaml_loader()
+    if not yaml.__with_libyaml__:
+        return rules
+    from yaml.cyaml import CParser
 
-    def __init__(self, text: str):
-        CParser.__init__(self, text)
-        yaml.constructor.SafeConstructor.__init__(self)
-        yaml.resolver.Resolver.__init__(self)
+    class Loader(CParser, rules):  # type: ignore[misc, valid-type]
+        def __init__(self, text: str):
+            CParser.__init__(self, text)
+            yaml.constructor.SafeConstructor.__init__(self)
+            yaml.resolver.Resolver.__init__(self)
+
+    return Loader
 
 
 class TooLargeError(ValueError):
@@ -118,7 +126,7 @@ def load_config(path: Path) -> DictConfig:
     try:
         text = text_of(path)
         check_size(text)
-        tree: Any = yaml.load(text, Loader=_Loader)
+        tree: Any = yaml.load(text, Loader=_loader())
         cfg = OmegaConf.create(literal(tree)) if isinstance(tree, dict) else None
     except TooLargeError as error:
         raise UserError(f"{path} is not read: {error}; {FIX}") from None
