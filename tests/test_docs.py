@@ -237,11 +237,12 @@ def run(words, folder, *more):
 
 ELSEWHERE = re.compile(
     r"openai/|model\.path=|_hf|validation_rows|resume=|debug=|--cfg|vault|torchrun|urls=|"
-    r"smollm2|ruler|rollouts\.workers|teacher\.path=|tracker=mlflow"
+    r"smollm2|ruler|rollouts\.workers|teacher\.path=|tracker=mlflow|main -m |mini_swe_agent\.FAMILY"
 )
 """Commands with downloads, and commands that other tests run: the real model (tests/models/test_smollm2.py), the judge
-of groups (tests/rewards/test_ruler.py), workers and a teacher (tests/trainer/test_run_{workers,distillation}.py), and
-MLflow (tests/trackers/test_follow_mlflow.py, and the command with all trackers)."""
+of groups (tests/rewards/test_ruler.py), workers and a teacher (tests/trainer/test_run_{workers,distillation}.py),
+MLflow (tests/trackers/test_follow_mlflow.py, and the command with all trackers), sweeps
+(tests/sweep/test_sweep_runs.py), and the settings of experiment=agent_mini_swe, written one by one."""
 RUNNABLE = {name: words for name, words in TRAINING.items() if not ELSEWHERE.search(name)}
 
 
@@ -252,7 +253,17 @@ def engine_of(words):
 
 
 SERVED = {name: words for name, words in RUNNABLE.items() if engine_of(words)}
-UNSERVED = {name: words for name, words in RUNNABLE.items() if name not in SERVED}
+
+
+def short_run_of(words):
+    """Return the overrides that distinguish the short run of a command from those of other commands: the test itself
+    sets the number of steps and the folder, and another seed runs the same code."""
+    replaced = ("trainer.max_steps=", "run_dir=", "seed=")
+    return tuple(sorted(word.lstrip("+") for word in overrides_of(words) if not word.startswith(replaced)))
+
+
+UNSERVED = {short_run_of(words): words for name, words in RUNNABLE.items() if name not in SERVED}
+UNSERVED = {label(words): words for words in UNSERVED.values()}
 
 
 COMPOSED = {name: words for name, words in TRAINING.items() if name not in UNSERVED}
@@ -277,10 +288,11 @@ def test_commands_with_servers_run(words, snippets):
 @pytest.mark.parametrize("words", UNSERVED.values(), ids=UNSERVED.keys())
 def test_training_commands_run(words, snippets):
     """Run each command with `debug=fast`, which does not change the keys that the command sets. Other tests draw curves
-    and make the checks at the start, which take as long as the training, evaluate more rows, and start the engine of
-    overlapping runs in a process of its own (tests/trainer/test_run_overlap.py)."""
-    short = ["preflight.at_start=none", "diagnosis.live=none", "evaluation.rows=2", "evaluation.sampled_rows=2"]
-    short += ["evaluation.every_steps=0", "model.warm_start.demonstrations=8", "generator.local.process=false"]
+    and make the checks at the start, which take as long as the training, evaluate more rows and before the training,
+    and start the engine of overlapping runs in a process of its own (tests/trainer/test_run_overlap.py)."""
+    short = ["preflight.at_start=none", "diagnosis.live=none", "evaluation.rows=1", "evaluation.sampled_rows=1"]
+    short += ["evaluation.every_steps=0", "evaluation.before_train=false", "generator.local.process=false"]
+    short += ["model.warm_start.demonstrations=8", "model.warm_start.episodes=1"]
     unset = [word for word in short if word.partition("=")[0] not in label(words)]
     run(words, snippets, "debug=fast", *unset, "trainer.max_steps=1", "run_dir=run")
     assert list((snippets / "run").rglob("summary.json"))

@@ -2,21 +2,28 @@
 
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 import mtrl
+from mtrl import api
 from mtrl.errors import UserError
+from tests import forked
 
 pytestmark = pytest.mark.xdist_group("notebook")  # one worker trains
-SMALL = {"trainer": {"max_steps": 1, "save_trajectories_every": 1}, "tracker": {"plots": False}}
+SMALL = {"trainer": {"max_steps": 1, "save_trajectories_every": 1}, "preflight": {"at_start": "none"}}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
+    """A run whose process is forked; `test_a_run_is_evaluated` starts a real one."""
     lines = []
     folder = tmp_path_factory.mktemp("notebook") / "run"
-    found = mtrl.train("gsm8k", "debug=fast", seed=3, run_dir=folder, show=lines.append, **SMALL)
+    with pytest.MonkeyPatch.context() as patch:
+        pipes = {"PIPE": subprocess.PIPE, "STDOUT": subprocess.STDOUT}
+        patch.setattr(api, "subprocess", SimpleNamespace(Popen=forked.Popen, **pipes))
+        found = mtrl.train("gsm8k", "debug=fast", seed=3, run_dir=folder, show=lines.append, **SMALL)
     assert found.path == folder and any("evaluation at step 1" in line for line in lines)
     return found
 

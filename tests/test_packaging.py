@@ -237,7 +237,8 @@ def test_the_installed_wheel_trains_in_an_empty_folder(wheel, tmp_path):
         "train",
         "debug=fast",
         "trainer.max_steps=1",
-        "tracker.plots=false",
+        "preflight.at_start=none",
+        "evaluation.before_train=false",
         "run_dir=run",
     ]
     done = subprocess.run(command, cwd=empty, capture_output=True, text=True)

@@ -50,8 +50,15 @@ def check(cfg: DictConfig) -> list[str]:
         UserError: one sentence with the key, the value and the fix.
         NotImplementedError: SGLang without `use_conversation_multi_turn`.
     """
+    _backend(cfg)  # first, since the guide documents this error
+    values = keys.plain(cfg)  # converted once, since this takes as long as all other checks
+    _no_missing(cfg, values)
+    check_secrets(values)
+    _local_folders(cfg)
+    _plugins(cfg)
+    check_values(values)
     warnings = [warning for part in _PARTS for warning in part(cfg) or ()]
-    return [*warnings, *hints(cfg)]
+    return [*warnings, *hints(cfg, values)]
 
 
 def check_training(cfg: DictConfig) -> None:
@@ -71,8 +78,8 @@ def _backend(cfg: DictConfig) -> None:
         raise NotImplementedError("`use_conversation_multi_turn=False` is not supported for SGLang backend")
 
 
-def _no_missing(cfg: DictConfig) -> None:
-    if MISSING not in repr(OmegaConf.to_container(cfg, resolve=False)):  # the search for the keys is slow
+def _no_missing(cfg: DictConfig, values: dict[str, Any]) -> None:
+    if MISSING not in repr(values):  # the search for the keys is slow
         return
     for path in sorted(OmegaConf.missing_keys(cfg)):
         raise UserError(f"{path} has no value, and {cfg.name} needs one; write {path}=...")
@@ -305,18 +312,13 @@ def _mixture(cfg: DictConfig) -> list[str]:
     for name, own in source_configs(config).items():
         tree = OmegaConf.structured(own)
         with in_source(name):
-            for part in (check_values, _data, _environment, _reward):
+            check_values(keys.plain(tree))
+            for part in (_data, _environment, _reward):
                 warnings += (f"environments.{name}: {warning}" for warning in part(tree) or ())
     return warnings
 
 
 _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
-    _backend,
-    _no_missing,
-    check_secrets,
-    _local_folders,
-    _plugins,
-    check_values,
     _registered,
     _parent,
     _model,
@@ -340,4 +342,4 @@ _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     check_resources,
     check_rollouts,
 )
-"""The checks, in order: first the error that the guide documents, then the checks that later ones depend on."""
+"""The checks across keys, in order: first those that later ones depend on."""

@@ -261,9 +261,12 @@ CONDITIONAL: list[tuple[Condition, str]] = [
 """Conditions and their warnings."""
 
 
-def hints(cfg: DictConfig) -> list[str]:
-    """Return the warnings for this configuration, each one sentence."""
-    values = keys.plain(cfg)
+def hints(cfg: DictConfig, values: Values) -> list[str]:
+    """Return the warnings for this configuration, each one sentence.
+
+    Args:
+        values: the plain values of `cfg`.
+    """
     idle = [
         f"{_setting(values, path)} has no effect with {reason}"
         for paths, applies, reason in IDLE
@@ -288,7 +291,7 @@ EVALUATING = tuple(f"evaluation.{key}" for key in ("model", "compare", "split", 
 
 def training_hints(cfg: DictConfig) -> list[str]:
     """Return warnings about settings that only another program reads."""
-    values = keys.plain(cfg)
+    values = {"evaluation": keys.plain(cfg.evaluation)}
     return [
         f"{_setting(values, path)} has no effect on training; python -m mtrl.evaluate reads it"
         for path in _settings_in(EVALUATING)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra.errors import MissingConfigException, OverrideParseException
-from omegaconf import DictConfig
 from omegaconf.errors import (
     ConfigKeyError,
     InterpolationResolutionError,
@@ -24,13 +23,13 @@ ELSEWHERE = {"sagemaker": "scripts/launch_sagemaker.py", "managed": "scripts/lau
 """Sections of a job that starts a run elsewhere -> the program that takes them, besides the settings of the run."""
 
 
-def check_values(cfg: DictConfig) -> None:
-    """Check each value against the bound or the words that the schema declares for its key.
+def check_values(values: Mapping[str, Any]) -> None:
+    """Check each of the plain values of a configuration (`keys.plain`) against the bound or the words that the schema
+    declares for its key.
 
     Raises:
         UserError: a value does not fit; the message names the key, the value, and what the key takes.
     """
-    values = keys.plain(cfg)
     for path, key in keys.all_keys().items():
         value = keys.value_at(values, path) if key.bound or key.choices else None
         if value is None:

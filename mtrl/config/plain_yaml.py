@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from io import StringIO
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 from omegaconf import DictConfig, OmegaConf
+from omegaconf._utils import get_yaml_loader
 from omegaconf.errors import OmegaConfBaseException
 
 from mtrl.errors import UserError
@@ -31,6 +32,24 @@ _NUMBER = re.compile(r"[-+0-9a-fA-FxXo_:.]{1000}")
 
 _BEGINS = re.compile(r"(\\*)\$\{")
 """Pattern of the start of an interpolation, with the backslashes before it."""
+
+
+@cache
+def _loader() -> Any:
+    """Return OmegaConf's loader (`1e-3` is a number, a date is a text, a repeated key is an error). It uses the faster
+    parser in C if PyYAML has it."""
+    rules = get_yaml_loader()
+    if not yaml.__with_libyaml__:
+        return rules
+    from yaml.cyaml import CParser
+
+    class Loader(CParser, rules):  # type: ignore[misc, valid-type]
+        def __init__(self, text: str):
+            CParser.__init__(self, text)
+            yaml.constructor.SafeConstructor.__init__(self)
+            yaml.resolver.Resolver.__init__(self)
+
+    return Loader
 
 
 class TooLargeError(ValueError):
@@ -107,24 +126,25 @@ def load_config(path: Path) -> DictConfig:
     try:
         text = text_of(path)
         check_size(text)
-        tree: Any = OmegaConf.load(StringIO(text))
+        tree: Any = yaml.load(text, Loader=_loader())
+        cfg = OmegaConf.create(literal(tree)) if isinstance(tree, dict) else None
     except TooLargeError as error:
         raise UserError(f"{path} is not read: {error}; {FIX}") from None
     except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path} cannot be read as YAML ({type(error).__name__}); {FIX}") from error
     if is_cut(text):
         raise UserError(f'{path} is cut: its last line, "{END}", is missing{_and_a_key(tree)}; {FIX}')
-    if not isinstance(tree, DictConfig) or not tree:
+    if not cfg:
         raise UserError(f"{path} is no configuration of a run, for it holds no keys with values; {FIX}")
-    return OmegaConf.create(literal(OmegaConf.to_container(tree)))
+    return cfg
 
 
-def _and_a_key(tree: DictConfig) -> str:
+def _and_a_key(tree: Any) -> str:
     """Return the end of a sentence that names the first key of the schema that is missing; empty if none is."""
     from mtrl.config.keys import flat
     from mtrl.config.schema import Config
 
-    there: Any = OmegaConf.to_container(tree)
+    there = tree if isinstance(tree, dict) else {}
     schema: Any = OmegaConf.to_container(OmegaConf.structured(Config))
     missing = [key for key in flat(schema) if key not in flat(there)]
     return f", and so are keys such as {missing[0]}" if missing else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,7 +207,8 @@ class RunDir:
 
         from mtrl.config.plain_yaml import with_end
 
-        tree = config if OmegaConf.is_config(config) else OmegaConf.structured(config)
+        # A tree of plain values has no types to check, and is made in a quarter of the time of a typed one.
+        tree = config if OmegaConf.is_config(config) else OmegaConf.create(asdict(config))
         replace_text(self.config, with_end(OmegaConf.to_yaml(tree, resolve=True)))
 
     def write_summary(self, values: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,10 @@ def pack(archive: Path, overrides: Sequence[str], install: Sequence[str], includ
     Raises:
         UserError: a path of `include` does not exist, is left out completely, or would overwrite a file of mtrl.
     """
-    with gzip.GzipFile(archive, "wb", mtime=0) as packed, tarfile.open(fileobj=packed, mode="w") as tar:
+    with (
+        gzip.GzipFile(archive, "wb", compresslevel=6, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as tar,
+    ):
         for name, file in sorted(_files(include).items()):
             _add(tar, name, file.read_bytes())
         _add(tar, OVERRIDES, json.dumps(list(overrides), indent=2).encode())

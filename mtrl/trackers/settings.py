@@ -43,7 +43,7 @@ def tracker_of(run: RunDir, to: Sequence[str], overrides: Sequence[str]) -> tupl
         cfg.tracker.report_to = list(dict.fromkeys(to))
     if not cfg.tracker.report_to:
         raise UserError(f"{run} reports to no tracker; name one: --to mlflow, --to wandb or --to tensorboard")
-    check_values(cfg)
+    check_values(keys.plain(cfg))
     warnings = check_trackers(cfg)
     return OmegaConf.to_object(cfg.tracker), warnings if overrides else []  # type: ignore[return-value]
 

@@ -4,13 +4,15 @@ import pytest
 
 from mtrl.command.compose import merge
 from mtrl.command.hints import hints
+from mtrl.config.keys import plain
 from mtrl.config.overrides import normalise
 
 HF = ("model=hf", "model.path=owner/name")
 
 
 def said(*overrides):
-    return hints(merge(normalise(list(overrides))))
+    cfg = merge(normalise(list(overrides)))
+    return hints(cfg, plain(cfg))
 
 
 @pytest.mark.parametrize(

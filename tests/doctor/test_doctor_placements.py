@@ -13,6 +13,7 @@ from renderers.configs import config_from_name
 
 from mtrl.command.compose import compose, merge
 from mtrl.command.hints import hints
+from mtrl.config.keys import plain
 from mtrl.config.overrides import CONF, normalise
 from mtrl.doctor.architecture import find, table
 from mtrl.doctor.layout import GIB
@@ -111,20 +112,24 @@ def test_a_task_keeps_its_own_lengths():
     assert config.trainer.max_tokens_per_microbatch == 16384
 
 
+def warnings(config):
+    return hints(config, plain(config))
+
+
 def test_the_engine_that_is_chosen_gets_the_layout_without_a_warning():
     config = merge(["model=qwen3_8b", "placement=8_gpus", "generator=sglang"])
     assert config.generator.backend == "sglang" and config.generator.sglang.replicas == 4
-    assert not [warning for warning in hints(config) if "no effect" in warning]
+    assert not [warning for warning in warnings(config) if "no effect" in warning]
     config.generator.backend, config.generator.sglang.replicas = "vllm", 2
-    assert [warning for warning in hints(config) if "generator.sglang.replicas=2 has no effect" in warning]
+    assert [warning for warning in warnings(config) if "generator.sglang.replicas=2 has no effect" in warning]
 
 
 def test_missing_ranks_are_warned_about(monkeypatch):
     config = composed("qwen3_8b")
     monkeypatch.delenv("WORLD_SIZE", raising=False)
-    assert [warning for warning in hints(config) if "torchrun --nnodes 1 --nproc-per-node 4" in warning]
+    assert [warning for warning in warnings(config) if "torchrun --nnodes 1 --nproc-per-node 4" in warning]
     monkeypatch.setenv("WORLD_SIZE", "4")
-    assert not [warning for warning in hints(config) if "placement.ranks" in warning]
+    assert not [warning for warning in warnings(config) if "placement.ranks" in warning]
 
 
 @pytest.mark.parametrize("model", ["tiny", "hf"])

@@ -380,9 +380,9 @@ def test_every_failed_call_is_an_observation(make_shop, wrong, content):
 
 @pytest.mark.parametrize("name", ["hangs", "sleeps"])
 def test_a_tool_that_exceeds_its_time_limit_is_an_error_observation(make_shop, name):
-    shop = make_shop(tool_timeout=0.05)
+    shop = make_shop(tool_timeout=2)  # on a busy machine, the other call takes a part of a second
     result = respond(shop, call(name), call("price", item="pen"))
-    assert contents(result)[0] == f"Error: {name} took longer than 0.05 s" and len(shop.calls_run) == 1
+    assert contents(result)[0] == f"Error: {name} took longer than 2 s" and len(shop.calls_run) == 1
 
 
 def test_calls_beyond_the_limit_are_not_run(make_shop):

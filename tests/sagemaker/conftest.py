@@ -4,6 +4,7 @@ import jsonschema
 import pytest
 
 from mtrl.command.compose import compose
+from mtrl.sagemaker import source
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,4 +29,21 @@ def composed_once():
     with pytest.MonkeyPatch.context() as patch:
         for module in ("job", "managed"):
             patch.setattr(f"mtrl.sagemaker.{module}.compose", remembered)
+        yield
+
+
+@pytest.fixture(scope="module")
+def packed_once():
+    """Pack equal archives of the code only once; `test_sagemaker_entry.py` tests what is in them."""
+    kept, pack = {}, source.pack
+
+    def remembered(archive, *words):
+        key = str(words)
+        if key not in kept:
+            pack(archive, *words)
+            kept[key] = archive.read_bytes()
+        archive.write_bytes(kept[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(source, "pack", remembered)
         yield

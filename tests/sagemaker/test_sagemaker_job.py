@@ -16,7 +16,10 @@ from tests.sagemaker.offers import JOB, SHARED, SPOT, sdk
 sdk()
 import boto3  # noqa: E402
 
-pytestmark = pytest.mark.slow  # the SDK takes seconds to check its own configuration, again and again
+pytestmark = [
+    pytest.mark.slow,  # the SDK takes seconds to check its own configuration, again and again
+    pytest.mark.usefixtures("composed_once", "packed_once"),
+]
 
 ROOT = Path(__file__).parents[2]
 NAME = "mtrl-text-to-sql"

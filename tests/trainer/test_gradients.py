@@ -105,6 +105,9 @@ class Way:
     """One sample per turn."""
 
 
+FEW_WAYS = ("one sample each", "packed, some", "a sample per turn, packed, idle computed")
+"""The ways that losses and corrections of single tokens get with the mean over tokens: they run the same code in the
+other ways. The default algorithm and all other cases get every way."""
 WAYS = {
     "all at once": Way(),
     "one sample each": Way(budget=1),
@@ -271,8 +274,9 @@ def expected(step):
 
 @EVERY_CASE
 def test_gradients_do_not_depend_on_batching(case, step, expected, tmp_path):
-    for name, way in WAYS.items():
-        assert_same(updater_gradients(step, case.algorithm, way, tmp_path), expected[case], EXACT, name)
+    of_tokens = case.reduction == "token_mean" and not case.per_trajectory and case != Case()
+    for name in FEW_WAYS if of_tokens else WAYS:
+        assert_same(updater_gradients(step, case.algorithm, WAYS[name], tmp_path), expected[case], EXACT, name)
 
 
 @pytest.fixture(scope="module")

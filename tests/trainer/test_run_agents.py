@@ -107,6 +107,7 @@ def test_a_run_with_few_concurrent_programs_is_reproducible(run_dir, tmp_path):
 def test_a_run_by_a_command(run_dir):
     words = [f"generator.agent.command=[python,{HERE}]", f"generator.agent.env={{PYTHONPATH:'{ROOT}'}}"]
     words += ["generator.local.deterministic=false", "trainer.max_steps=1", "trainer.prompts_per_step=1"]
+    words += ["model.warm_start.episodes=1"]  # each episode starts a program
     finish(start(run_dir, *SHORT, *words))
     check_learnt(run_dir, 4)
 

@@ -89,9 +89,11 @@ def tool_episode(tokenizer):
 
 
 def metrics_row(step):
+    """Return the metrics of a step of an hour: a run counts as stopped when it has written nothing for ten steps, and
+    on a busy machine the viewer takes minutes to start."""
     row = {"step": step, "rollout/reward/mean": 0.2 + 0.1 * step, "rollout/success/mean": 0.1 * step}
     row |= {"rollout/stop/done": 0.75, "rollout/stop/max_turns": 0.25, "analysis/zero_adv_frac": 0.1}
-    row |= {"analysis/logprob_drift/mean": 10.0**-step, "custom/odd_one": 1.0 * step, "time/step": 2.0}
+    row |= {"analysis/logprob_drift/mean": 10.0**-step, "custom/odd_one": 1.0 * step, "time/step": 3600.0}
     if step in (0, 3):
         row |= {"val/success/mean": 0.2 * step, "val/success/ci_low": 0.0, "val/success/ci_high": 0.9}
     return row

@@ -31,7 +31,8 @@ def test_new_steps_and_files_appear_and_nothing_moves(browser, run):
         expect(page.locator(ROW).first).to_contain_text("late")
         for _ in range(NEW + 3):
             page.keyboard.press("j")
-        chosen = page.locator(".vl-row.selected")
+        chosen = page.locator(f"{ROW}.selected")
+        expect(chosen).to_have_attribute("aria-rowindex", str(NEW + 4))
         place = chosen.get_attribute("data-place")
         above = page.evaluate(TOP)
         add_step(run, 5)
