@@ -18,7 +18,7 @@ from mtrl.errors import UserError
 from mtrl.sandbox.container import CommandResult, Container, ContainerError
 from mtrl.types import Message, Row
 
-TOOL_SLACK_SECONDS = 30.0
+TOOL_SLACK_SECONDS = 90.0
 """Additional seconds for a call of the tool after the time limit of its command."""
 _PREPARE_SECONDS = 30.0
 

@@ -14,8 +14,9 @@ from mtrl.sandbox.container import CommandResult
 OUTPUT_BYTES = 2**20
 """Maximum output of a command, in bytes. A command with more output is stopped, because the whole output is held in
 memory."""
-SLACK_SECONDS = 10
-"""Additional seconds for the client after the time limit of the command inside the container."""
+SLACK_SECONDS = 60
+"""Additional seconds for the client after the time limit of the command inside the container. On a busy machine the
+client itself can need many of them."""
 
 
 def run_bounded(client: Sequence[str], seconds: float, stdin: bytes | None = None) -> CommandResult:

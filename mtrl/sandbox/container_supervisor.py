@@ -22,7 +22,7 @@ import uuid
 from contextlib import suppress
 from pathlib import Path
 
-CLIENT_SECONDS = 60.0
+CLIENT_SECONDS = 300.0
 """Time limit of one call of the container program, in seconds."""
 LONGEST_START = 1500.0
 """Maximum number of seconds that the supervisor waits for clients that create containers: more than a pull may take."""

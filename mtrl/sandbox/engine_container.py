@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import resource
 import shutil
 import subprocess
+import tempfile
+import threading
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,10 +18,16 @@ from mtrl.sandbox.bounded_client import SLACK_SECONDS, run_bounded
 from mtrl.sandbox.container import CommandResult, ContainerError, ContainerLimits
 from mtrl.sandbox.container_supervisor import owner_label
 
+log = logging.getLogger(__name__)
+
 START_SECONDS = 1200
 """Time limit for the start of a container, which may pull its image, in seconds."""
-CLIENT_SECONDS = 60
-"""Time limit of other calls of the program, in seconds."""
+CLIENT_SECONDS = 300
+"""Time limit of other calls of the program, in seconds; a busy machine can need many."""
+CALLS_AT_ONCE = 8
+"""Maximum number of concurrent calls that start, fill or remove a container. Each call is a process of some 50 MB that
+waits for locks of the engine, so hundreds of them delay each other by minutes."""
+_slots = threading.BoundedSemaphore(CALLS_AT_ONCE)
 USER_LIMITS = (("nofile", resource.RLIMIT_NOFILE, 2**14), ("nproc", resource.RLIMIT_NPROC, 2**15))
 """Name, kind and wanted value of the limits of a user in a container. The kernel counts the processes of a user in all
 containers together, so their limit is far above that of one container."""
@@ -45,7 +55,9 @@ class EngineContainer:
         command += [*_limit_words(self.limits), "--stop-signal", "KILL", "--entrypoint", "sleep"]
         command += ["-w", self.cwd] if self.cwd else []
         what = f"{self.engine} cannot start a container of {self.image}"
-        call_engine([*command, self.image, f"{self.limits.seconds:g}"], START_SECONDS, what)
+        # Podman's monitor of the container writes a file `oom` into its working directory if memory runs out.
+        with tempfile.TemporaryDirectory(prefix="mtrl-") as folder:
+            call_engine([*command, self.image, f"{self.limits.seconds:g}"], START_SECONDS, what, folder)
 
     def run(
         self, command: str, seconds: float, env: Mapping[str, str] | None = None, stdin: bytes | None = None
@@ -83,7 +95,16 @@ class EngineContainer:
     def remove(self) -> None:
         """See `Container.remove`."""
         command = [self._program, "rm", "-f", self.name]
-        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CLIENT_SECONDS)
+        try:
+            with _slots:
+                subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CLIENT_SECONDS)
+        except subprocess.TimeoutExpired:
+            log.warning(
+                "%s did not remove the container %s within %d s; its supervisor removes it after the run",
+                self.engine,
+                self.name,
+                CLIENT_SECONDS,
+            )
 
     def _is_running(self) -> bool:
         command = [self._program, "container", "inspect", "--format", "{{.State.Running}}", self.name]
@@ -105,23 +126,31 @@ def engine_path(engine: str) -> str:
             f"environment.config.backend={engine} needs the program {engine}, which is not on PATH; install {engine}, "
             "or set another backend"
         )
-    return path
+    return os.path.abspath(path)
 
 
-def call_engine(command: list[str], seconds: float, what: str) -> str:
+def call_engine(command: list[str], seconds: float, what: str, cwd: str | None = None) -> str:
     """Run a container program to its end, and return its standard output.
 
     Args:
         seconds: time limit in seconds, after which the client is killed.
         what: beginning of the message of an error.
+        cwd: working directory of the program; None: that of this process.
 
     Raises:
         ContainerError: the program failed, cannot be run, or took too long.
     """
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=seconds
-        )
+        with _slots:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=seconds,
+                cwd=cwd,
+            )
     except subprocess.TimeoutExpired as error:
         raise ContainerError(f"{what}: it took longer than {seconds:g} s") from error
     except OSError as error:
