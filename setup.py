@@ -138,7 +138,11 @@ setup(
         *find_packages(include=["mtrl", "mtrl.*", "envs", "envs.*", "conf"]),
         *find_namespace_packages(include=["hydra_plugins"]),  # which Hydra's own plugins share
     ],
-    package_data={"conf": ["**/*.yaml"], "mtrl": ["view/static/*", "doctor/*.yaml"], "envs": ["**/*.md", "**/*.json"]},
+    package_data={
+        "conf": ["**/*.yaml"],
+        "mtrl": ["view/static/*", "doctor/*.yaml"],
+        "envs": ["**/*.md", "**/*.json", "terminal/tasks/**"],
+    },
     install_requires=REQUIRES,
     extras_require=EXTRAS,
     entry_points=ENTRY_POINTS,

@@ -200,7 +200,7 @@ def test_the_wheel_holds_code_configuration_and_licence(wheel):
         str(path.relative_to(ROOT))
         for name in PACKAGES
         for path in (ROOT / name).rglob("*")
-        if path.suffix in (".py", ".yaml", ".md", ".json") and "__pycache__" not in path.parts
+        if path.suffix in (".py", ".yaml", ".md", ".json", ".toml", ".sh", ".txt") and "__pycache__" not in path.parts
     }
     assert wanted <= held
     assert any(name.endswith("licenses/LICENSE") for name in held)

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import weakref
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -50,6 +51,10 @@ mkdir /data
 mount -t tmpfs -o "size=$1,nr_inodes=$2,mode=0755,nosuid,nodev" tmpfs /data
 mkdir -m 700 /data/workspace /data/tmp /data/shm
 [ "$3" = 0 ] || chown "$3:$3" /data/workspace /data/tmp /data/shm
+for folder in "${@:4}"; do
+  mkdir -m 755 "/data/$folder"
+  [ "$3" = 0 ] || chown "$3:$3" "/data/$folder"
+done
 printf 'root:x:0:0::/:/bin/false\nsandbox:x:1000:1000::/workspace:/bin/bash\n' > /etc/passwd
 printf 'root:x:0:\nsandbox:x:1000:\n' > /etc/group
 printf 'passwd: files\ngroup: files\nhosts: files\n' > /etc/nsswitch.conf
@@ -101,17 +106,18 @@ def _elsewhere(missing: list[str]) -> str:
 class Namespace:
     """The mount namespace of one sandbox. Only descriptors keep it alive; it has no process and no folder on the host.
 
-    `folder` is a descriptor of its /workspace.
+    `folder` is a descriptor of its /workspace. `folders` names further writable folders of the root, such as `app`.
 
     Raises:
         UserError: a program is missing, or the system forbids the namespaces.
         SandboxError: the host has no descriptors or processes left.
     """
 
-    def __init__(self, limits: ProcessLimits):
+    def __init__(self, limits: ProcessLimits, folders: Sequence[str] = ()):
         self.owner = NOBODY if os.geteuid() == 0 else 0
+        self.folders = tuple(folders)
         try:
-            self._open(_base(limits, self.owner))
+            self._open([*_base(limits, self.owner), *self.folders])
         except OSError as error:
             raise SandboxError(f"the sandbox cannot be made: {error}") from error
         self.close = weakref.finalize(self, _close, self._mounts, self._users, self.folder)
@@ -145,7 +151,8 @@ class Namespace:
         else:
             users = ["--preserve-credentials", f"--user={own}/{self._users}"]
             enter = [programs["nsenter"], *users, f"--mount={own}/{self._mounts}", "--"]
-        return [*enter, programs["bwrap"], *_inner(status, seccomp), "--", *_limited(command, limits)]
+        inner = _inner(status, seccomp, self.folders)
+        return [*enter, programs["bwrap"], *inner, "--", *_limited(command, limits)]
 
 
 def _close(*descriptors: int) -> None:
@@ -182,7 +189,7 @@ def _base(limits: ProcessLimits, owner: int) -> list[str]:
     return [*arguments, "bash", str(limits.workspace_bytes), str(limits.workspace_files), str(owner)]
 
 
-def _inner(status: int, seccomp: int) -> list[str]:
+def _inner(status: int, seccomp: int, folders: Sequence[str]) -> list[str]:
     """Return bubblewrap's arguments for one command. `--unshare-all` would silently skip unavailable namespaces."""
     arguments = [f"--unshare-{kind}" for kind in ("user", "ipc", "pid", "net", "uts", "cgroup-try")]
     arguments += ["--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
@@ -194,6 +201,8 @@ def _inner(status: int, seccomp: int) -> list[str]:
     arguments += ["--ro-bind", "/proc/sys", "/proc/sys", "--ro-bind-try", "/proc/pressure", "/proc/pressure"]
     arguments += ["--dev", "/dev", "--bind", "/data/shm", "/dev/shm"]
     arguments += ["--bind", "/data/workspace", "/workspace", "--bind", "/data/tmp", "/tmp"]
+    for folder in folders:
+        arguments += ["--bind", f"/data/{folder}", f"/{folder}"]
     # Each of the two is a tmpfs without its own size limit.
     arguments += ["--remount-ro", "/dev", "--remount-ro", "/"]
     return [*arguments, "--chdir", "/workspace", "--json-status-fd", str(status), "--seccomp", str(seccomp)]

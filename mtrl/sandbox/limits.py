@@ -27,7 +27,7 @@ class ProcessLimits:
     file_bytes: int = 32 * 2**20
     """Size of a single file."""
     workspace_bytes: int = 64 * 2**20
-    """Total size of the episode's writable folders: /workspace, /tmp and /dev/shm. They are in memory."""
+    """Total size of the writable folders of an episode, such as /workspace, /tmp and /dev/shm. They are in memory."""
     workspace_files: int = 4096
     """Total number of files, folders and links in the writable folders."""
     output_bytes: int = 64 * 2**10

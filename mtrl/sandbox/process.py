@@ -8,6 +8,7 @@ protect against a bug in the Linux kernel, which host and sandbox share.
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from mtrl.sandbox.bubblewrap import Namespace
@@ -34,14 +35,18 @@ class ProcessSandbox:
             sandbox.run("python3 main.py > answer; cat answer").stdout      # '42\\n'
             sandbox.read_file("answer")                                     # b'42\\n'
 
+    Args:
+        folders: names of further writable folders of the root, such as `app` for /app; they share the limits of the
+            workspace.
+
     Raises:
         UserError: this machine cannot isolate commands; the message names the cause, and how to install or permit it.
     """
 
-    def __init__(self, limits: ProcessLimits | None = None):
+    def __init__(self, limits: ProcessLimits | None = None, folders: Sequence[str] = ()):
         check_isolation()
         self.limits = limits or ProcessLimits()
-        self._namespace = Namespace(self.limits)
+        self._namespace = Namespace(self.limits, folders)
         owner = self._namespace.owner or None
         self._files = Workspace(self._namespace.folder, owner, self.limits.workspace_bytes)
         self._lock = threading.Lock()

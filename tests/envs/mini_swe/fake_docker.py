@@ -9,7 +9,6 @@ import os
 import shutil
 import subprocess
 import sys
-import uuid
 from pathlib import Path
 
 HOME = Path(sys.argv[0]).resolve().parent
@@ -23,7 +22,7 @@ def values(flag):
 def run():
     if (HOME / "no_image").exists():
         sys.exit("docker: manifest unknown")
-    name = uuid.uuid4().hex
+    name = values("--name")[0]
     folder = HOME / "containers" / name
     shutil.copytree(HOME / "image", folder / "testbed", symlinks=True)
     (folder / "tmp").mkdir()
@@ -54,7 +53,7 @@ def ps():
 
 def rm():
     for name in ARGUMENTS[1:]:
-        shutil.rmtree(HOME / "containers" / name)
+        shutil.rmtree(HOME / "containers" / name, ignore_errors=True)
 
 
 with (HOME / "log.jsonl").open("a") as log:

@@ -11,7 +11,7 @@ import pytest
 
 from envs.mini_swe import FAMILY
 from envs.mini_swe.container_grading import evaluation_script, resolved, statuses
-from envs.mini_swe.container_task import OUTPUT_BYTES, ContainerTask, run_bounded
+from envs.mini_swe.container_task import ContainerTask
 from envs.mini_swe.patches import source_patch
 from envs.mini_swe.swebench import swebench_row
 from mtrl.environments.base import Resources
@@ -91,8 +91,8 @@ def test_gold_resolves_and_all_containers_are_removed(docker, episode, say, back
     assert len(starts) == 2, "one to work in, a fresh one for the tests"
     for words in starts:
         text = " ".join(words)
-        assert "--rm --network none --memory 2g --pids-limit 99 --security-opt no-new-privileges" in text
-        assert "docker.io/swebench/sweb.eval.x86_64.owner_1776_repo-1:latest sleep" in text
+        assert "--rm --network none --memory 2g --memory-swap 2g --pids-limit 99 --security-opt no-new-priv" in text
+        assert "--entrypoint sleep -w /testbed docker.io/swebench/sweb.eval.x86_64.owner_1776_repo-1:latest" in text
     assert all("timeout -s KILL" in " ".join(words) for words in calls_of(docker, "exec"))
 
 
@@ -156,20 +156,10 @@ def test_limits_on_output_and_time(docker, episode, say):
     assert "alive" in observations[2]
 
 
-def test_a_client_that_hangs_is_killed(monkeypatch):
-    from envs.mini_swe import container_task
-
-    monkeypatch.setattr(container_task, "SLACK_SECONDS", 0.5)
-    result = run_bounded(["bash", "-c", "echo begun; sleep 100 & sleep 100"], 0.5)
-    assert result["output"] == "begun\n" and result["returncode"] == -1
-    result = run_bounded(["bash", "-c", "head -c 3000000 /dev/zero; sleep 100"], 60)
-    assert len(result["output"]) == OUTPUT_BYTES and "printed more than" in result["exception_info"]
-
-
 @pytest.mark.parametrize("state", ["no_image", "dies_after_start"])
 def test_a_container_that_does_not_start_voids_the_episode_and_is_removed(docker, play, say, state):
     (docker / state).touch()
-    with pytest.raises(RuntimeError, match="docker cannot start docker.io/swebench/"):
+    with pytest.raises(RuntimeError, match="docker cannot start a container of docker.io/swebench/"):
         play(row(), [say("ls")], backend="docker")
     assert not list((docker / "containers").iterdir())
 

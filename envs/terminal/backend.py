@@ -1,0 +1,99 @@
+"""From a task and the settings of a run to the container of one episode."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from envs.terminal.task import TerminalTask
+from mtrl.errors import UserError
+from mtrl.sandbox.bubblewrap_container import BubblewrapContainer
+from mtrl.sandbox.container import Container, ContainerLimits
+from mtrl.sandbox.container_image import build_image
+from mtrl.sandbox.engine_container import EngineContainer
+from mtrl.sandbox.process import ProcessLimits
+
+BACKENDS = ("sandbox", "podman", "docker")
+SANDBOX_CWD = "/app"
+"""Working directory of tasks without an image, if task.toml names none."""
+LIFETIME_SECONDS = 7200.0
+"""Maximum number of seconds of an episode without its tests, after which a container ends by itself."""
+OUTPUT_BYTES = 2**20
+"""Maximum output of a command in the sandbox, in bytes."""
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Where the tasks of a run are executed, and the most that a container may use.
+
+    Raises:
+        UserError: a value is out of its range, or has no effect on this backend.
+    """
+
+    name: str = "sandbox"
+    """sandbox (bubblewrap), podman or docker."""
+    memory_mb: int = 2048
+    """Maximum memory of a container, in MiB."""
+    cpus: float | None = None
+    """Maximum number of cores of a container; None: what the task asks for, or all cores."""
+    processes: int = 256
+    """Maximum number of concurrent processes and threads in a container."""
+    network: bool = False
+    """Whether containers get the network of the container engine, unless their task declines it."""
+
+    def __post_init__(self) -> None:
+        if self.name not in BACKENDS:
+            raise UserError(f"environment.config.backend={self.name} is not known; choose one of {', '.join(BACKENDS)}")
+        for key in ("memory_mb", "cpus", "processes"):
+            check_positive(key, getattr(self, key), float if key == "cpus" else int)
+        if not isinstance(self.network, bool):
+            raise UserError(f"environment.config.network={self.network!r} must be true or false")
+        for key, is_set in (("network", self.network), ("cpus", self.cpus is not None)):
+            if is_set and self.name == "sandbox":
+                raise UserError(f"environment.config.{key} is for containers, and the backend is sandbox; leave it out")
+
+    def check(self, task: TerminalTask) -> None:
+        """Raise a UserError if this backend cannot run the task."""
+        if self.name == "sandbox" and task.needs_image:
+            raise UserError(
+                f"task {task.name} has an image of its own, and environment.config.backend=sandbox runs tasks without "
+                "one; set it to podman or docker"
+            )
+        if self.name != "sandbox" and not task.needs_image:
+            raise UserError(
+                f"task {task.name} has neither environment/Dockerfile nor environment.docker_image, and "
+                f"environment.config.backend={self.name} needs one of them; set it to sandbox"
+            )
+
+    def container(self, task: TerminalTask) -> Container:
+        """Return the container of an episode, which has not been started; an image that is missing is built.
+
+        Raises:
+            ContainerError: the image cannot be built.
+        """
+        memory_mb = min(self.memory_mb, task.memory_mb or self.memory_mb)
+        if self.name == "sandbox":
+            limits = ProcessLimits(
+                memory_bytes=memory_mb * 2**20, processes=self.processes, cpu_seconds=3600, output_bytes=OUTPUT_BYTES
+            )
+            return BubblewrapContainer(limits, task.cwd or SANDBOX_CWD, ("logs", "tests"))
+        image = task.image or build_image(self.name, task.folder / "environment", task.build_seconds)
+        wanted = [cpus for cpus in (self.cpus, task.cpus) if cpus is not None]
+        limits_of_all = ContainerLimits(
+            memory=f"{memory_mb}m",
+            cpus=min(wanted) if wanted else None,
+            processes=self.processes,
+            network=self.network and task.wants_network is not False,
+            seconds=LIFETIME_SECONDS + task.tests_seconds,
+        )
+        return EngineContainer(self.name, image, limits_of_all, task.cwd)
+
+
+def check_positive(key: str, value: Any, kind: type) -> None:
+    """Raise a UserError if the value of a key of `environment.config` is no positive number; None is allowed for
+    floats."""
+    if value is None and kind is float:
+        return
+    if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float) or value <= 0:
+        what = "an integer" if kind is int else "a number"
+        raise UserError(f"environment.config.{key}={value!r} must be {what} above 0")

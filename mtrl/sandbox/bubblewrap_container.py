@@ -1,0 +1,68 @@
+"""The sandbox of this machine as a container: the programs of the host, read-only, and folders of its own."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from mtrl.sandbox.container import CommandResult, ContainerError
+from mtrl.sandbox.process import ProcessLimits, ProcessSandbox, SandboxError
+
+COPY_SECONDS = 30.0
+"""Time limit for copying a folder in, in seconds."""
+
+
+class BubblewrapContainer:
+    """A sandbox of bubblewrap, which needs no image. Unlike in other containers, the processes of a command end with
+    the command, and commands run as user 1000.
+
+    Args:
+        limits: limits of one command; `seconds` is ignored, because `run` has a limit of its own.
+        cwd: working directory of the commands, a folder of the root such as /app, which exists from the start.
+        folders: names of further writable folders of the root.
+    """
+
+    def __init__(self, limits: ProcessLimits, cwd: str, folders: Sequence[str] = ()):
+        self.limits, self.cwd = limits, cwd
+        self._folders = tuple(dict.fromkeys((cwd.strip("/"), *folders)))
+        self._sandbox: ProcessSandbox | None = None
+
+    def start(self) -> None:
+        """See `Container.start`."""
+        try:
+            self._sandbox = ProcessSandbox(self.limits, self._folders)
+        except SandboxError as error:
+            raise ContainerError(str(error)) from error
+
+    def run(self, command: str, seconds: float, env: Mapping[str, str] | None = None) -> CommandResult:
+        """See `Container.run`."""
+        variables = [f"{name}={value}" for name, value in (env or {}).items()]
+        return self._run(["env", "-C", self.cwd, *variables, "bash", "-c", f"exec 2>&1; {command}"], seconds)
+
+    def copy_in(self, source: Path, target: str) -> None:
+        """See `Container.copy_in`."""
+        archive = io.BytesIO()
+        with tarfile.open(fileobj=archive, mode="w") as packed:
+            packed.add(source, arcname=".")
+        done = self._run(["tar", "-x", "-o", "-C", target], COPY_SECONDS, archive.getvalue())
+        if done.exit_code != 0:
+            raise ContainerError(f"the sandbox cannot copy {source.name} to {target}: {done.output.strip()[-300:]}")
+
+    def remove(self) -> None:
+        """See `Container.remove`."""
+        if self._sandbox is not None:
+            self._sandbox.close()
+
+    def _run(self, command: list[str], seconds: float, stdin: bytes | None = None) -> CommandResult:
+        if self._sandbox is None:
+            raise ContainerError("the sandbox has not been started")
+        try:
+            done = self._sandbox.run(command, seconds, stdin)
+        except SandboxError as error:
+            raise ContainerError(str(error)) from error
+        output = done.stdout + done.stderr  # bash reports syntax errors before the redirection
+        if done.killed_by:
+            return CommandResult(output, -1, f"it exceeded its limit of {done.killed_by}")
+        return CommandResult(output, done.exit_code)

@@ -1,0 +1,183 @@
+"""A container of Podman or Docker, by their command-line programs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import shutil
+import subprocess
+import tempfile
+import threading
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+from mtrl.errors import UserError
+from mtrl.sandbox.bounded_client import SLACK_SECONDS, run_bounded
+from mtrl.sandbox.container import CommandResult, ContainerError, ContainerLimits
+from mtrl.sandbox.container_supervisor import owner_label
+
+log = logging.getLogger(__name__)
+
+START_SECONDS = 1200
+"""Time limit for the start of a container, which may pull its image, in seconds."""
+CLIENT_SECONDS = 300
+"""Time limit of other calls of the program, in seconds; a busy machine can need many."""
+CALLS_AT_ONCE = 8
+"""Maximum number of concurrent calls that start, fill or remove a container. Each call is a process of some 50 MB that
+waits for locks of the engine, so hundreds of them delay each other by minutes."""
+_slots = threading.BoundedSemaphore(CALLS_AT_ONCE)
+USER_LIMITS = (("nofile", resource.RLIMIT_NOFILE, 2**14), ("nproc", resource.RLIMIT_NPROC, 2**15))
+"""Name, kind and wanted value of the limits of a user in a container. The kernel counts the processes of a user in all
+containers together, so their limit is far above that of one container."""
+_FAILURES = (1, 125, 126, 255)
+"""Exit codes of docker and podman for errors of their own. Commands use the same codes, so the container is checked."""
+
+
+class EngineContainer:
+    """A container that runs nothing but a sleep, and the commands that `run` adds to it.
+
+    Args:
+        engine: name of the program: docker or podman.
+        image: name of the image, which is pulled if it is missing.
+        cwd: working directory of the commands; None: that of the image.
+    """
+
+    def __init__(self, engine: str, image: str, limits: ContainerLimits, cwd: str | None = None):
+        self.engine, self.image, self.limits, self.cwd = engine, image, limits, cwd
+        self.name = f"mtrl-{uuid.uuid4().hex}"
+        self._program = engine_path(engine)
+
+    def start(self) -> None:
+        """See `Container.start`."""
+        command = [self._program, "run", "-d", "--name", self.name, "--label", owner_label(self._program)]
+        command += [*_limit_words(self.limits), "--stop-signal", "KILL", "--entrypoint", "sleep"]
+        command += ["-w", self.cwd] if self.cwd else []
+        what = f"{self.engine} cannot start a container of {self.image}"
+        # Podman's monitor of the container writes a file `oom` into its working directory if memory runs out.
+        with tempfile.TemporaryDirectory(prefix="mtrl-") as folder:
+            call_engine([*command, self.image, f"{self.limits.seconds:g}"], START_SECONDS, what, folder)
+
+    def run(
+        self, command: str, seconds: float, env: Mapping[str, str] | None = None, stdin: bytes | None = None
+    ) -> CommandResult:
+        """See `Container.run`. `timeout` kills the command and its process group inside the container; if that fails,
+        the client is killed.
+
+        Args:
+            stdin: standard input of the command; None: empty.
+        """
+        client = [self._program, "exec", *(["-i"] if stdin is not None else [])]
+        client += ["-w", self.cwd] if self.cwd else []
+        client += [word for name, value in (env or {}).items() for word in ("-e", f"{name}={value}")]
+        inside = ["timeout", "-s", "KILL", f"{seconds:g}", "bash", "-c", command]
+        done = run_bounded([*client, self.name, *inside], seconds, stdin)
+        if done.exit_code in _FAILURES and done.output.startswith("Error") and not self._is_running():
+            raise ContainerError(f"{self.engine} cannot run a command in {self.image}: {_last_line(done.output)}")
+        return done
+
+    def copy_in(self, source: Path, target: str) -> None:
+        """See `Container.copy_in`."""
+        what = f"{self.engine} cannot copy {source.name} to {target}"
+        call_engine([self._program, "cp", f"{source}/.", f"{self.name}:{target}"], CLIENT_SECONDS, what)
+
+    def write(self, path: str, text: str) -> None:
+        """Write a file in the container.
+
+        Raises:
+            ContainerError: the file cannot be written.
+        """
+        done = self.run(f"cat > {path}", SLACK_SECONDS, stdin=text.encode("utf-8", "replace"))
+        if done.exit_code != 0:
+            raise ContainerError(f"{self.engine} cannot write {path}: {_last_line(done.output)}")
+
+    def remove(self) -> None:
+        """See `Container.remove`."""
+        command = [self._program, "rm", "-f", self.name]
+        try:
+            with _slots:
+                subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CLIENT_SECONDS)
+        except subprocess.TimeoutExpired:
+            log.warning(
+                "%s did not remove the container %s within %d s; its supervisor removes it after the run",
+                self.engine,
+                self.name,
+                CLIENT_SECONDS,
+            )
+
+    def _is_running(self) -> bool:
+        command = [self._program, "container", "inspect", "--format", "{{.State.Running}}", self.name]
+        found = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CLIENT_SECONDS
+        )
+        return found.stdout.strip() == "true"
+
+
+def engine_path(engine: str) -> str:
+    """Return the path of the program of a container engine.
+
+    Raises:
+        UserError: the program is not installed.
+    """
+    path = shutil.which(engine)
+    if path is None:
+        raise UserError(
+            f"environment.config.backend={engine} needs the program {engine}, which is not on PATH; install {engine}, "
+            "or set another backend"
+        )
+    return os.path.abspath(path)
+
+
+def call_engine(command: list[str], seconds: float, what: str, cwd: str | None = None) -> str:
+    """Run a container program to its end, and return its standard output.
+
+    Args:
+        seconds: time limit in seconds, after which the client is killed.
+        what: beginning of the message of an error.
+        cwd: working directory of the program; None: that of this process.
+
+    Raises:
+        ContainerError: the program failed, cannot be run, or took too long.
+    """
+    try:
+        with _slots:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=seconds,
+                cwd=cwd,
+            )
+    except subprocess.TimeoutExpired as error:
+        raise ContainerError(f"{what}: it took longer than {seconds:g} s") from error
+    except OSError as error:
+        raise ContainerError(f"{what}: {error.strerror}") from error
+    if done.returncode != 0:
+        raise ContainerError(f"{what}: {_last_line(done.stderr or done.stdout)}")
+    return done.stdout
+
+
+def user_limits() -> list[str]:
+    """Return the limits on open files and processes of a user in a container, as arguments of a container engine. They
+    are set because an engine without the capability to raise limits cannot set its own defaults of 1,048,576."""
+    arguments = []
+    for name, kind, wanted in USER_LIMITS:
+        most = resource.getrlimit(kind)[1]
+        count = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+        arguments += ["--ulimit", f"{name}={count}:{count}"]
+    return arguments
+
+
+def _limit_words(limits: ContainerLimits) -> list[str]:
+    words = ["--rm", *([] if limits.network else ["--network", "none"])]
+    words += ["--memory", limits.memory, "--memory-swap", limits.memory, "--pids-limit", str(limits.processes)]
+    words += ["--cpus", f"{limits.cpus:g}"] if limits.cpus is not None else []
+    return [*words, "--security-opt", "no-new-privileges", *user_limits()]
+
+
+def _last_line(output: str) -> str:
+    lines = output.strip().splitlines()
+    return lines[-1][:500] if lines else "the program printed nothing"

@@ -1,0 +1,130 @@
+"""Episodes in the sandbox of this machine, and in containers of Podman where it runs."""
+
+import asyncio
+import subprocess
+
+import pytest
+
+from envs.terminal import FAMILY
+from envs.terminal.environment import observation
+from mtrl.config.schema import DataConfig
+from mtrl.environments.tool_calls import format_call
+from mtrl.sandbox.container import CommandResult, ContainerError
+from mtrl.sandbox.container_supervisor import owner_label
+from mtrl.sandbox.engine_container import engine_path
+from tests.container_root import IMAGE, need_podman
+from tests.envs.episodes import trajectory_of
+from tests.sandbox.container_kills import containers
+
+
+def bash(command):
+    return format_call("bash", {"command": command})
+
+
+def play(row, responses, **settings):
+    """Step results of an episode, and its score."""
+
+    async def run():
+        environment = FAMILY.environment(**settings)
+        try:
+            environment.reset(row)
+            return [await environment.step(response, row["ground_truth"]) for response in responses]
+        finally:
+            environment.close()
+
+    results = asyncio.run(run())
+    final = results[-1].observation if results[-1].done else []
+    return results, FAMILY.score(trajectory_of(responses, final=final), row)
+
+
+@pytest.fixture(scope="module")
+def shipped():
+    splits = FAMILY.load(DataConfig(), 0)
+    return [*splits.train, *splits.test]
+
+
+def test_solutions_of_the_shipped_tasks_earn_the_reward(shipped):
+    assert [row["id"] for row in shipped] == ["rename-reports", "count-words"]
+    for row in shipped:
+        results, score = play(row, FAMILY.gold(row))
+        assert (results[-1].reward, results[-1].done, score) == (1.0, True, 1.0)
+        assert results[-1].metrics["no_reward_file"] == 0.0
+
+
+CHEATS = {
+    "nothing": "true",
+    "its own reward": "echo 1 > /logs/verifier/reward.txt; echo '{\"reward\": 1}' > /logs/verifier/reward.json",
+    "its own tests": "echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; mkdir -p /tests/x/y",
+    "no place for the reward": "rm -r /logs/verifier; touch /logs/verifier",
+}
+
+
+@pytest.mark.parametrize("command", CHEATS.values(), ids=CHEATS.keys())
+def test_cheats_earn_nothing(shipped, command):
+    results, score = play(shipped[1], [bash(command), "done"])
+    assert (results[-1].reward, score) == (0.0, 0.0)
+
+
+def test_an_episode_out_of_turns_is_judged(shipped):
+    row = shipped[1]
+    results, score = play(row, [bash("ls /tests; cat poem.txt"), FAMILY.gold(row)[0]], max_turns=2)
+    assert results[0].observation[0]["content"].startswith("The tide"), "the folder of the tests is empty"
+    assert (results[1].reward, results[1].truncated, score) == (1.0, True, 1.0)
+
+
+def test_the_time_of_the_task_limits_its_commands(shipped, tmp_path):
+    row = shipped[1]
+    folder = tmp_path / "hurry"
+    subprocess.run(["cp", "-r", row["ground_truth"]["folder"], folder], check=True)
+    (folder / "task.toml").write_text("[agent]\ntimeout_sec = 1")
+    row = {**row, "ground_truth": {"task": "hurry", "folder": str(folder)}}
+    results, _ = play(row, [bash("sleep 30"), bash("echo more")], max_turns=3)
+    assert "[the command was stopped: it exceeded its limit of time]" in results[0].observation[0]["content"]
+    assert results[1].observation[0]["content"] == "Error: the time of the task is over; answer without a call"
+
+
+def test_what_the_model_sees_of_a_command():
+    assert observation(CommandResult("out\n", 0), 100) == "out\n"
+    assert observation(CommandResult("", 2), 100) == "[exit code 2]"
+    assert observation(CommandResult("a" * 50 + "b" * 50, 0), 20) == f"{'a' * 10}\n[80 characters left out]\n{'b' * 10}"
+    assert observation(CommandResult("a", -1, "it took long"), 9) == "a\n[the command was stopped: it took long]"
+
+
+TEST = 'if [ "$(cat answer.txt)" = "$WANTED" ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n'
+
+
+def podman_row(folder, toml):
+    (folder / "tests").mkdir(parents=True)
+    (folder / "task.toml").write_text(toml)
+    (folder / "instruction.md").write_text("Write 42 into answer.txt.")
+    (folder / "tests" / "test.sh").write_text("#!/bin/bash\n" + TEST)
+    return {"ground_truth": {"task": folder.name, "folder": str(folder)}}
+
+
+def own_containers():
+    program = engine_path("podman")
+    return containers(program, owner_label(program))
+
+
+def test_a_task_with_a_dockerfile_runs_in_podman(tmp_path):
+    need_podman(tmp_path)
+    row = podman_row(tmp_path / "built", "[environment]\nmemory_mb = 64\n[verifier.env]\nWANTED = '42'")
+    (tmp_path / "built" / "environment").mkdir()
+    (tmp_path / "built" / "environment" / "given.txt").write_text("given")
+    (tmp_path / "built" / "environment" / "Dockerfile").write_text(f"FROM {IMAGE}\nWORKDIR /srv\nCOPY given.txt .\n")
+    responses = [bash("cat given.txt; echo 42 > answer.txt"), "done"]
+    results, score = play(row, responses, backend="podman")
+    assert results[0].observation[0]["content"] == "given"
+    assert (results[-1].reward, score) == (1.0, 1.0)
+    (tmp_path / "built" / "environment" / "Dockerfile").write_text("FROM localhost/mtrl-no-such-image:1\n")
+    with pytest.raises(ContainerError, match="podman cannot build the image of built/environment: .+"):
+        play(row, responses, backend="podman")
+    assert own_containers() == []
+
+
+def test_a_missing_image_fails_the_episode_and_leaves_no_container(tmp_path):
+    need_podman(tmp_path)
+    row = podman_row(tmp_path / "missing", "[environment]\ndocker_image = 'localhost/mtrl-no-such-image:1'")
+    with pytest.raises(ContainerError, match="podman cannot start a container of localhost/mtrl-no-such-image:1"):
+        play(row, ["done"], backend="podman")
+    assert own_containers() == []

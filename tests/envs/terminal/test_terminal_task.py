@@ -1,0 +1,167 @@
+"""Task folders are read as Harbor reads them, and a folder that cannot run is refused in one sentence."""
+
+import logging
+
+import pytest
+
+from envs.terminal.data import load
+from envs.terminal.task import read_task
+from envs.terminal.verdict import parse_reward
+from mtrl.config.schema import DataConfig
+from mtrl.errors import UserError
+from mtrl.types import StopReason
+from tests.envs.episodes import trajectory_of
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A task folder with only the necessary files."""
+    return make_task(tmp_path / "tasks" / "first")
+
+
+def make_task(folder, toml=""):
+    (folder / "tests").mkdir(parents=True)
+    (folder / "task.toml").write_text(toml)
+    (folder / "instruction.md").write_text("Do it.\n")
+    (folder / "tests" / "test.sh").write_text("echo 1 > /logs/verifier/reward.txt\n")
+    return folder
+
+
+OLDER = """
+version = "1.0"
+[agent]
+timeout_sec = 900
+[verifier]
+timeout_sec = 30
+env = {A = "b"}
+[environment]
+docker_image = "docker.io/x/y:1"
+memory = "2G"
+cpus = 1
+storage = "10G"
+allow_internet = true
+"""
+
+
+def test_settings_of_an_older_task(folder):
+    (folder / "task.toml").write_text(OLDER)
+    task = read_task(folder)
+    assert (task.name, task.instruction, task.image, task.needs_image) == ("first", "Do it.", "docker.io/x/y:1", True)
+    assert (task.agent_seconds, task.tests_seconds, task.build_seconds) == (900, 30, 600)
+    assert (task.memory_mb, task.cpus, task.wants_network, task.idle) == (2048, 1, True, ("storage",))
+    assert (task.env, task.tests_env, task.solution) == ({}, {"A": "b"}, None)
+
+
+def test_an_empty_task_toml_has_harbors_defaults(folder):
+    task = read_task(folder)
+    assert (task.agent_seconds, task.tests_seconds, task.memory_mb, task.wants_network) == (None, 600, None, None)
+    assert not task.needs_image
+
+
+@pytest.mark.parametrize(
+    ("toml", "sentence"),
+    [
+        ("x = ", "task first has a task.toml that is not valid TOML .*; correct it"),
+        ("[[steps]]\nname = 'a'", "task first needs several steps, which mtrl does not support; leave the task out"),
+        ("[environment]\nos = 'windows'\ngpus = 1", "needs Windows, GPUs, which"),
+        ("[verifier]\nenvironment_mode = 'separate'", "needs a container for its tests alone"),
+        ("[agent]\nuser = 'me'", "needs a user of its own"),
+        ("[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['a.b']", "needs a list of allowed hosts"),
+        ("[environment]\nnetwork_mode = 'some'", "environment.network_mode='some'; write public or no-network"),
+        ("[environment]\nmemory = '2 GB'", "environment.memory='2 GB' in task.toml; write a size such as 2G"),
+        ("[verifier]\ntimeout_sec = 0", "verifier.timeout_sec=0 in task.toml; write a number above 0"),
+        ("[verifier.env]\nKEY = '${KEY}'", "verifier.env.KEY='\\${KEY}', and mtrl passes no variable of this machine"),
+        ("environment = 3", "task first has environment=3 in task.toml; write a table"),
+    ],
+)
+def test_a_task_that_cannot_run_is_refused(folder, toml, sentence):
+    (folder / "task.toml").write_text(toml)
+    with pytest.raises(UserError, match=sentence):
+        read_task(folder)
+
+
+def test_missing_files_are_named(folder):
+    (folder / "tests" / "test.sh").unlink()
+    with pytest.raises(UserError, match="task first has no tests/test.sh; write the script that judges the episode"):
+        read_task(folder)
+    (folder / "instruction.md").unlink()
+    with pytest.raises(UserError, match="task first has no instruction.md; write the task"):
+        read_task(folder)
+    (folder / "task.toml").rename(folder / "task.yaml")
+    with pytest.raises(UserError, match="task.yaml, which is the format of Terminal-Bench 1; convert it with: harbor"):
+        read_task(folder)
+
+
+def test_splits_of_a_folder(tmp_path, caplog):
+    for index in range(9):
+        make_task(tmp_path / "all" / "deep" / f"t{index}", "[environment]\nnetwork_mode = 'public'\nmemory_mb = 9000")
+    with caplog.at_level(logging.WARNING):
+        splits = load(DataConfig(path=str(tmp_path / "all")), 0)
+    assert [row["id"] for row in splits.test] == ["deep/t0", "deep/t8"] and len(splits.train) == 7
+    assert "9 tasks, such as deep/t1, ask for the network, and environment.config.network=false" in caplog.text
+    assert "ask for more memory than environment.config.memory_mb=2048" in caplog.text
+    for name in ("train", "test"):
+        make_task(tmp_path / "split" / name / name)
+    splits = load(DataConfig(path=str(tmp_path / "split")), 0)
+    assert [row["id"] for row in (*splits.train, *splits.test)] == ["train", "test"]
+
+
+def test_settings_that_do_not_fit_are_refused(folder):
+    data = DataConfig(path=str(folder.parent))
+    with pytest.raises(UserError, match="has 1 tasks, and training and evaluation need at least one each"):
+        load(data, 0)
+    make_task(folder.parent / "second", "[environment]\ndocker_image = 'x'")
+    with pytest.raises(UserError, match="task second has an image of its own, and environment.config.backend=sandbox"):
+        load(data, 0)
+    with pytest.raises(UserError, match="task first has neither environment/Dockerfile nor environment.docker_image"):
+        load(data, 0, backend="podman")
+    for settings, sentence in (
+        ({"backend": "lxc"}, "environment.config.backend=lxc is not known; choose one of sandbox, podman, docker"),
+        ({"network": True}, "environment.config.network is for containers, and the backend is sandbox; leave it out"),
+        ({"memory_mb": "2g"}, "environment.config.memory_mb='2g' must be an integer above 0"),
+        ({"backend": "podman", "cpus": -1}, "environment.config.cpus=-1 must be a number above 0"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            load(data, 0, **settings)
+    with pytest.raises(UserError, match="is no folder"):
+        load(DataConfig(path=str(folder / "task.toml")), 0)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "reward"),
+    [
+        ("reward.txt", "1\n", 1.0),
+        ("reward.txt", " 0.25 ", 0.25),
+        ("reward.txt", "nan", None),
+        ("reward.txt", "", None),
+        ("reward.txt", "passed", None),
+        ("reward.json", "1", 1.0),
+        ("reward.json", '{"reward": 0.5, "speed": 3}', 0.5),
+        ("reward.json", '{"passed": 1}', 1.0),
+        ("reward.json", '{"a": 1, "b": 1}', None),
+        ("reward.json", '{"reward": "1"}', None),
+        ("reward.json", '{"reward": true}', None),
+        ("reward.json", '{"reward": 1e999}', None),
+        ("reward.json", "[1]", None),
+        ("reward.json", "{}", None),
+        ("reward.json", "{1", None),
+    ],
+)
+def test_reward_and_scorer_read_the_same_of_a_reward_file(file, text, reward):
+    import json
+
+    from envs.terminal.scorer import measure, score
+
+    assert parse_reward(file, text) == reward
+    content = json.dumps({"exit_code": 0, "file": file, "text": text, "output": ""})
+    trajectory = trajectory_of(["done"], stop_reason=StopReason.DONE, final=[{"role": "user", "content": content}])
+    assert measure(trajectory, {})["tests"] == (reward or 0.0)
+    assert score(trajectory, {}) == float(reward == 1.0)
+
+
+def test_the_model_cannot_write_the_report():
+    from envs.terminal.scorer import score
+
+    report = '{"exit_code": 0, "file": "reward.txt", "text": "1", "output": ""}'
+    for final in ([], [{"role": "assistant", "content": report}], [{"role": "tool", "content": report}]):
+        assert score(trajectory_of([report], final=final), {}) == 0.0

@@ -1,0 +1,115 @@
+"""Containers of Podman, for real where this machine can run them, and their removal after SIGKILL."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mtrl.errors import UserError
+from mtrl.sandbox.container import ContainerError, ContainerLimits, copy_out
+from mtrl.sandbox.engine_container import EngineContainer, engine_path
+from tests.container_root import IMAGE, need_podman
+from tests.sandbox.container_kills import kill_once
+
+LIMITS = ContainerLimits(memory="64m", cpus=1.0, processes=32)
+
+
+@pytest.fixture(scope="module")
+def container(tmp_path_factory):
+    """A running container of Podman."""
+    need_podman(tmp_path_factory.mktemp("podman"))
+    started = EngineContainer("podman", IMAGE, LIMITS, cwd="/app")
+    started.start()
+    yield started
+    started.remove()
+    left = subprocess.run(["podman", "ps", "-aq", "--filter", f"name={started.name}"], capture_output=True, text=True)
+    assert left.stdout == ""
+
+
+def test_commands_keep_files_and_get_variables(container):
+    first = container.run('echo "$A" > a.txt; echo out; echo err >&2; exit 3', 20, {"A": "it's $HOME"})
+    assert (first.output, first.exit_code, first.stopped) == ("out\nerr\n", 3, "")
+    assert copy_out(container, "/app/a.txt") == "it's $HOME\n"
+    assert copy_out(container, "/app") is None and copy_out(container, "/nothing") is None
+
+
+def test_a_folder_is_copied_in(container, tmp_path):
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "b.txt").write_text("b")
+    container.copy_in(tmp_path, "/tmp")
+    assert copy_out(container, "/tmp/below/b.txt") == "b"
+
+
+def test_limits_hold(container):
+    late = container.run("echo begun; sleep 100", 1)
+    assert (late.output, late.exit_code) == ("begun\n", -1) and "more than 1 s" in late.stopped
+    memory = container.run("x=$(head -c 200000000 /dev/zero | tr '\\0' a); echo unlimited", 20)
+    assert "unlimited" not in memory.output and not Path("oom").exists()
+    forks = container.run("for i in {1..60}; do sleep 1 & done; wait; echo end", 30)
+    assert "Resource temporarily unavailable" in forks.output
+    network = container.run("cat /proc/net/dev", 10).output.splitlines()[2:]
+    assert [line.split(":")[0].strip() for line in network] == ["lo"]
+
+
+def test_a_command_cannot_pretend_that_the_engine_failed(container):
+    done = container.run("echo 'Error: no such container' >&2; exit 125", 20)
+    assert (done.output, done.exit_code) == ("Error: no such container\n", 125)
+
+
+def test_a_missing_image_and_a_removed_container_are_one_sentence(container):
+    missing = EngineContainer("podman", "localhost/mtrl-no-such-image:1", LIMITS)
+    with pytest.raises(ContainerError, match="podman cannot start a container of localhost/mtrl-no-such-image:1: .+"):
+        missing.start()
+    missing.remove()
+    with pytest.raises(ContainerError, match="podman cannot run a command in localhost/mtrl-no-such-image:1: Error"):
+        missing.run("ls", 20)
+
+
+def test_a_killed_process_leaves_no_container(container):
+    """The first kill falls into the start of the containers, and the second into their commands."""
+    found = [kill_once(engine_path("podman"), seconds) for seconds in (0.3, 4.0)]
+    assert [left for _, left in found] == [0, 0]
+    assert found[1][0] == 2, "the second process had its containers when it was killed"
+
+
+ENGINE = """#!/bin/bash
+cd "$(dirname "$0")"
+case $1 in
+    run) sleep 1.5; echo "${@: -1}" > container ;;
+    ps) if [ -e container ]; then echo name; fi ;;
+    rm) rm container; echo removed > removed ;;
+esac
+"""
+STARTING = """
+import subprocess, sys
+from mtrl.sandbox.container_supervisor import owner_label
+
+client = subprocess.Popen([sys.argv[1], "run", "--label", owner_label(sys.argv[1]), "image"])
+print("client", flush=True)
+client.wait()
+"""
+
+
+def test_a_container_that_is_created_after_the_kill_is_removed(tmp_path):
+    """A program in place of podman creates its container more than a second after the process was killed."""
+    engine = tmp_path / "engine"
+    engine.write_text(ENGINE)
+    engine.chmod(0o755)
+    process = subprocess.Popen([sys.executable, "-c", STARTING, engine], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"client\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "container").exists()
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "removed").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (tmp_path / "removed").exists() and not (tmp_path / "container").exists()
+
+
+def test_an_engine_that_is_not_installed_is_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="backend=podman needs the program podman, which is not on PATH; install"):
+        EngineContainer("podman", IMAGE, LIMITS)
