@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import chain
 from pathlib import Path
@@ -63,7 +63,7 @@ FAILED = (StopReason.ENV_ERROR, StopReason.TIMEOUT, StopReason.PARSE_ERROR)
 fail, their group is replaced."""
 
 
-BREAKS = ("template", "retoken", "edited", "other", "branch", "retry", "fresh")
+BREAKS = ("template", "retoken", "edited", "other", "fold", "branch", "retry", "fresh")
 """Reasons why a turn's context extends no earlier turn: see `Turn.break_reason`."""
 
 
@@ -101,9 +101,13 @@ class Turn:
     metrics: dict[str, float] = field(default_factory=dict)
     break_reason: str | None = None
     """Reason why this turn's context does not extend the tokens of an earlier turn exactly; `None` while it does. The
-    renderer sets template, retoken, edited or other. For a program that calls the model itself, the reason is branch
-    (another turn already extends those tokens), retry (the same request again), edited (the request shares messages
-    with earlier requests) or fresh (it shares none beyond the system prompt). A break starts a new sample."""
+    renderer sets template, retoken, edited or other; a folded context (`generator.context`) sets fold. For a program
+    that calls the model itself, the reason is branch (another turn already extends those tokens), retry (the same
+    request again), edited (the request shares messages with earlier requests) or fresh (it shares none beyond the
+    system prompt). A break starts a new sample."""
+    is_summary: bool = False
+    """Whether the policy summarised the conversation in this turn (`generator.context.fold=summarise`). The environment
+    does not receive a summary, and rewards and scorers do not see it."""
     parent: int | None = None
     """Index of the turn whose tokens the context extends; None for the turn before this one."""
     seconds_generate: float = 0.0
@@ -168,6 +172,25 @@ class Trajectory:
         return [turn.components.get(ENVIRONMENT, turn.reward) for turn in self.turns]
 
     @property
+    def environment_turns(self) -> list[Turn]:
+        """The turns that the environment received: all but the summaries."""
+        return [turn for turn in self.turns if not turn.is_summary]
+
+    @property
+    def actions(self) -> list[list[Turn]]:
+        """The turns that share one advantage, A lists for the A `environment_turns`: each of these after the summary
+        before it, if there is one. A summary after the last environment turn belongs to that turn."""
+        actions: list[list[Turn]] = [[]]
+        for turn in self.turns:
+            actions[-1].append(turn)
+            if not turn.is_summary:
+                actions.append([])
+        unanswered = actions.pop()
+        if actions:
+            actions[-1] += unanswered
+        return actions
+
+    @property
     def action_tokens(self) -> int:
         """Number of sampled tokens."""
         return sum(len(turn.action_ids) for turn in self.turns)
@@ -191,6 +214,11 @@ class Trajectory:
     def oldest_version(self) -> int | None:
         """The oldest policy version that sampled a token of this trajectory; None without tokens."""
         return min((version for turn in self.turns for version, _ in turn.version_spans), default=None)
+
+    def without_summaries(self) -> Trajectory:
+        """Return the trajectory as rewards and scorers see it: the same turns without the summaries."""
+        turns = self.environment_turns
+        return self if len(turns) == len(self.turns) else replace(self, turns=turns)
 
     @property
     def messages(self) -> list[Message]:

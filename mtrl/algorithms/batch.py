@@ -117,15 +117,18 @@ class CreditBatch:
 
     @classmethod
     def of(cls, groups: Sequence[Group], component_weights: Mapping[str, float] | None = None) -> CreditBatch:
-        """Build the batch of these groups, with a column per turn."""
+        """Build the batch of these groups, with a column per turn. A summary of the context has no column of its own:
+        its tokens count as tokens of the turn after it (`Trajectory.actions`), so that the discounts and baselines of
+        turns are those of an episode whose context is not folded."""
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        lengths = np.array([len(t.turns) for t in trajectories], dtype=np.int64)
+        actions = [trajectory.actions for trajectory in trajectories]
+        lengths = np.array(list(map(len, actions)), dtype=np.int64)
         mask = np.arange(lengths.max(initial=0)) < lengths[:, None]
-        turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+        columns = [turns for own in actions for turns in own]
         return cls(
-            rewards=fill(mask, [turn.reward for turn in turns]),
+            rewards=fill(mask, [math.fsum(turn.reward for turn in turns) for turns in columns]),
             mask=mask,
-            tokens=fill(mask, [len(turn.action_ids) for turn in turns], np.int64),
+            tokens=fill(mask, [sum(len(turn.action_ids) for turn in turns) for turns in columns], np.int64),
             group=np.repeat(np.arange(len(groups)), [len(group.trajectories) for group in groups]),
             trajectories=trajectories,
             component_weights=component_weights or {},
@@ -133,8 +136,8 @@ class CreditBatch:
 
     @property
     def turns(self) -> list[Turn]:
-        """The turns of all trajectories, in the order of the True entries of the mask, row by row."""
-        return [turn for trajectory in self.trajectories for turn in trajectory.turns]
+        """The turns that the environment received, in the order of the True entries of the mask, row by row."""
+        return [turn for trajectory in self.trajectories for turn in trajectory.environment_turns]
 
     @cached_property
     def outcomes(self) -> Floats:
@@ -162,10 +165,10 @@ class CreditBatch:
 
     def ragged(self, advantages: Floats) -> list[Ragged]:
         """Convert [M, T] to nested lists without padding: a list per group, of a list per trajectory, of a float per
-        turn."""
-        flat = advantages[self.mask].tolist()
-        ends = np.cumsum(self.mask.sum(axis=1)).tolist()
-        rows = [flat[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+        turn. A summary gets the advantage of its column."""
+        flat = iter(advantages[self.mask].tolist())
+        actions = [trajectory.actions for trajectory in self.trajectories]
+        rows = [[each for turns, each in zip(own, flat, strict=False) for _ in turns] for own in actions]
         return [rows[start : start + size] for start, size in zip(self.groups.starts, self.groups.sizes, strict=True)]
 
 

@@ -17,6 +17,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 from mtrl.algorithms.registry import CORRECTIONS, ESTIMATORS, KL_ESTIMATORS, LOSSES, REDUCTIONS, Registry
 from mtrl.command.agent_checks import check_agent
 from mtrl.command.algorithm_checks import check_algorithm
+from mtrl.command.context_checks import check_context
 from mtrl.command.distillation_checks import check_distillation
 from mtrl.command.engine_checks import check_engines, check_sampling
 from mtrl.command.hints import hints
@@ -338,6 +339,7 @@ _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     check_scale,
     check_engines,
     check_agent,
+    check_context,
     check_self_play,
     check_resources,
     check_rollouts,

@@ -1,4 +1,5 @@
-"""Keys that say where and when episodes run: beside updates, and in which processes."""
+"""Keys that say where and when episodes run, beside updates and in which processes, and what they do with a long
+context."""
 
 from __future__ import annotations
 
@@ -23,6 +24,21 @@ class AsyncConfig:
     the turns are finished before the weights change"""
     max_concurrent_groups: int | None = number(None, at_least=1)
     """Maximum number of groups whose episodes run at once; null: as many as max_steps_off_policy allows."""
+
+
+@dataclass
+class ContextConfig:
+    """Folding of a conversation that becomes long, before it reaches `max_context_length`, which ends the episode."""
+
+    fold: str = one_of("none", "keep_last", "summarise")
+    """none | keep_last: the text of all observations but the last ones is replaced by a short text | summarise: the
+    policy writes a summary, which replaces everything after the prompt"""
+    threshold: int | None = number(None, at_least=1)
+    """Number of tokens of a turn's context from which the conversation is folded before the turn. Null: the limit of
+    the context less two turns of sampling_params.max_generate_length, and at least half of the limit."""
+    keep_observations: int = number(3, at_least=1)
+    """keep_last: number of observations, counted from the last one, that keep their text; the prompt is none of
+    them."""
 
 
 @dataclass

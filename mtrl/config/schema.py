@@ -12,7 +12,7 @@ from mtrl.config.endpoint_schema import EndpointConfig
 from mtrl.config.engine_schema import AgentConfig, LocalEngineConfig, SglangConfig, VllmConfig
 from mtrl.config.field import number, one_of
 from mtrl.config.model_schema import NO_FLOAT16, ModelConfig
-from mtrl.config.rollout_schema import AsyncConfig, ResourcesConfig, RolloutsConfig
+from mtrl.config.rollout_schema import AsyncConfig, ContextConfig, ResourcesConfig, RolloutsConfig
 
 
 @dataclass
@@ -271,6 +271,7 @@ class GeneratorConfig:
     max_turns: int = number(5, at_least=1)
     max_context_length: int | None = number(None, at_least=1)
     """Maximum length of a whole conversation, in tokens; null: the limit of the model."""
+    context: ContextConfig = field(default_factory=ContextConfig)
     sampling_params: SamplingConfig = field(default_factory=SamplingConfig)
     eval_sampling_params: EvalSamplingConfig | None = None
     """Sampling parameters of evaluations; null: sampling_params, but greedy."""

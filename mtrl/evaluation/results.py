@@ -206,7 +206,7 @@ def _budgets(trajectories: Sequence[Trajectory]) -> Budgets:
 
 def _lengths(trajectories: Sequence[Trajectory]) -> Lengths:
     return Lengths(
-        turns=Spread.of(len(t.turns) for t in trajectories),
+        turns=Spread.of(len(t.environment_turns) for t in trajectories),
         response_tokens=Spread.of(known(sampled_tokens(turn) for t in trajectories for turn in t.turns)),
         episode_tokens=Spread.of(known(map(episode_tokens, trajectories))),
     )

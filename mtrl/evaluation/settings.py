@@ -251,6 +251,11 @@ def without_effect(config: Config, sources: Sequence[Source], overrides: Sequenc
         warnings.append(
             "generator.use_conversation_multi_turn=False changes nothing for endpoints: to them every turn is a message"
         )
+    if remote and config.generator.context.fold != "none":
+        warnings.append(
+            f"generator.context.fold={config.generator.context.fold} changes nothing for endpoints: their "
+            "conversations are not folded"
+        )
     if len(remote) > 1 and config.evaluation.endpoint.price.input is not None:
         warnings.append(
             f"evaluation.endpoint.price is taken for all {len(remote)} endpoints; where theirs differ, evaluate them "

@@ -127,7 +127,7 @@ async def replay(episode: Episode, before: Trajectory) -> str | None:
     where = f"row {before.task_id}, turn"
     try:
         observation = await episode.open()
-        for number, turn in enumerate(before.turns, 1):
+        for number, turn in enumerate(before.environment_turns, 1):
             if episode.failed:
                 return None
             if episode.over:
@@ -139,7 +139,7 @@ async def replay(episode: Episode, before: Trajectory) -> str | None:
             observation = episode.observation
         if before.stop_reason == StopReason.CONTEXT_LIMIT and not episode.over:
             await episode.truncate()
-        return None if episode.failed else _end_differs(episode, before, f"{where} {len(before.turns)}")
+        return None if episode.failed else _end_differs(episode, before, f"{where} {len(before.environment_turns)}")
     finally:
         await episode.close()
 
@@ -173,6 +173,7 @@ def rewarded_again(before: Trajectory, replayed: Trajectory | None) -> Trajector
     """Return a copy of the recording with the rewards of the replay, or with the recorded rewards if there was no
     replay."""
     turns = [replace(turn, components=dict(turn.components)) for turn in before.turns]
-    for turn, now in zip(turns, replayed.turns if replayed else (), strict=False):
+    received = (turn for turn in turns if not turn.is_summary)
+    for turn, now in zip(received, replayed.turns if replayed else (), strict=False):
         turn.reward, turn.components, turn.metrics = now.reward, now.components, now.metrics
     return replace(before, turns=turns, metrics=dict(before.metrics), score=None, answered=None, error=None)

@@ -71,7 +71,9 @@ class RewardComposer:
 
     async def apply_async(self, group: Group) -> None:
         """Like `apply`, but in the running event loop; async functions run concurrently over the trajectories."""
-        with_turns = [trajectory for trajectory in group.trajectories if trajectory.turns]
+        with_turns = [trajectory.without_summaries() for trajectory in group.trajectories if trajectory.turns]
+        for summary in (turn for trajectory in group.trajectories for turn in trajectory.turns if turn.is_summary):
+            summary.reward = 0.0
         comparing = [component for component in self.components if component.group_values is not None]
         found: dict[str, list[list[Any]]] = {}
         if with_turns:

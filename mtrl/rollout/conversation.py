@@ -6,6 +6,7 @@ one assistant message.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -142,11 +143,16 @@ class Conversation:
 
     def __init__(self, codec: Codec, messages: list[Message], tools: list[dict[str, Any]] | None = None):
         self.codec, self.tools = codec, tools
-        self.messages = list(messages)
-        self.prompt_ids: list[int] = codec.render(self.messages, tools)
+        self.opening = list(messages)
+        self.observation: list[Message] = list(messages)
+        """The messages after the last turn; before the first turn, the opening messages."""
+        self.prompt_ids: list[int] = codec.render(self.opening, tools)
         """The whole context of the next turn."""
         self.turns: list[Turn] = []
-        self._new: list[Message] = list(messages)
+        self._messages: list[Message] = []
+        """The messages of the context up to the last turn."""
+        self._sampled_after: list[int] = []
+        """The whole context of the last turn."""
         self._new_ids: list[int] = self.prompt_ids
         self._break: str | None = None
 
@@ -169,30 +175,49 @@ class Conversation:
             finish=generation.finish,
             text=self.codec.decode(self.codec.without_stop(ids)),
             message=self.codec.parse(ids, self.prompt_ids, self.tools, len(self.turns)),
-            observation=self._new,
+            observation=self.observation,
             break_reason=self._break,
         )
         self.turns.append(turn)
-        self.messages.append(turn.message)
+        self._messages += [*self.observation, turn.message]
+        self._sampled_after = self.prompt_ids
         return turn
 
     def add_observation(self, messages: list[Message]) -> None:
-        """Append the environment's messages; `prompt_ids` becomes the context of the next turn."""
-        self.messages += messages
-        self._new = messages
-        previous = self.prompt_ids + self.turns[-1].action_ids
-        extended = self._extend(messages)
-        rendered = self.codec.render(self.messages, self.tools) if extended is None else extended
-        if rendered[: len(previous)] == previous:
-            self._new_ids, self._break = rendered[len(previous) :], None
-        else:
-            self._new_ids = rendered
+        """Append the environment's messages; `prompt_ids` becomes the context of the next turn. A second call after the
+        same turn replaces the messages of the first."""
+        self.observation = messages
+        extended = self._extend(self._sampled_after, self.turns[-1].action_ids, messages)
+        rendered = self.codec.render([*self._messages, *messages], self.tools) if extended is None else extended
+        if not self._continue(rendered):
+            previous = self._sampled_after + self.turns[-1].action_ids
             self._break = "template" if extended is None else classify_break(previous, rendered, self.codec)
-        self.prompt_ids = rendered
 
-    def _extend(self, messages: list[Message]) -> list[int] | None:
-        """Return the context of the next turn; None if the whole conversation must be rendered again."""
-        return self.codec.extend(self.prompt_ids, self.turns[-1].action_ids, messages, self.tools)
+    def fold(self, exchanges: Sequence[tuple[Turn, list[Message]]]) -> None:
+        """Replace everything after the opening messages by `exchanges`: turns that stay, each with the messages after
+        it. The ids of these turns stay as they were sampled. The next turn is a break, unless its context still extends
+        the tokens of the last turn."""
+        messages, rendered = list(self.opening), self.codec.render(self.opening, self.tools)
+        for turn, observation in exchanges:
+            self._messages = [*messages, turn.message]
+            messages = [*self._messages, *observation]
+            extended = self._extend(rendered, turn.action_ids, observation)
+            rendered = self.codec.render(messages, self.tools) if extended is None else extended
+        self.observation = exchanges[-1][1]
+        if not self._continue(rendered):
+            self._break = "fold"
+
+    def _continue(self, rendered: list[int]) -> bool:
+        """Make `rendered` the context of the next turn. Return whether it extends the tokens of the last turn."""
+        previous = self._sampled_after + self.turns[-1].action_ids
+        extends = rendered[: len(previous)] == previous
+        self.prompt_ids, self._break = rendered, None
+        self._new_ids = rendered[len(previous) :] if extends else rendered
+        return extends
+
+    def _extend(self, prompt_ids: list[int], action_ids: list[int], messages: list[Message]) -> list[int] | None:
+        """Return the context after `messages` answered a turn; None if all messages must be rendered again."""
+        return self.codec.extend(prompt_ids, action_ids, messages, self.tools)
 
 
 class SingleMessageConversation(Conversation):
@@ -202,9 +227,9 @@ class SingleMessageConversation(Conversation):
     the context, so it is not trained either. A turn without a sampled end-of-turn token gets none.
     """
 
-    def _extend(self, messages: list[Message]) -> list[int]:
+    def _extend(self, prompt_ids: list[int], action_ids: list[int], messages: list[Message]) -> list[int]:
         text = "".join(str(message.get("content") or "") for message in messages)
-        return self.prompt_ids + self.turns[-1].action_ids + self.codec.encode(self.codec.control.escape(text))
+        return prompt_ids + action_ids + self.codec.encode(self.codec.control.escape(text))
 
     def add_observation(self, messages: list[Message]) -> None:
         self._drop_stop(self.turns[-1])

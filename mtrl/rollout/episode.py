@@ -11,17 +11,22 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from mtrl.engines.base import Engine, EngineLostError, Sampler, SamplingParams
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
-from mtrl.rollout.conversation import Dialogue
+from mtrl.rollout.conversation import Conversation, Dialogue
+from mtrl.rollout.folding import Fold
 from mtrl.rollout.stepper import Stepper
 from mtrl.types import FAILED, FinishReason, Row, StopReason, Trajectory, Turn
 from mtrl.utils.user_code import error_text
 
 log = logging.getLogger(__name__)
+
+SUMMARY_STREAM = 1 << 48
+"""Bit of the seed that gives a summary a random stream of its own, apart from those of all turns and attempts."""
 
 Handle = TypeVar("Handle")
 """What an attempt holds at the engine while it runs: the id of its trajectory, or the session of a program."""
@@ -159,6 +164,8 @@ class EpisodeLoop(Episodes[str]):
     limits: Limits
     sampling: Occupancy = field(default_factory=Occupancy)
     """Clock of the seconds in which at least one turn was being sampled."""
+    fold: Fold | None = field(kw_only=True, default=None)
+    """Fold of long contexts; None: an episode ends when its context is full."""
 
     async def close(self) -> None:
         """End the idle threads."""
@@ -205,8 +212,20 @@ class EpisodeLoop(Episodes[str]):
     async def _sample(
         self, engine: Sampler, stepper: Stepper, trajectory_id: str, conversation: Dialogue, sampling: SamplingParams
     ) -> Turn | None:
-        """Sample the next turn of a conversation; None if the episode is over instead (`stop_reason` holds the
-        reason)."""
+        """Sample the next turn of a conversation, after a fold of its context if one is due; None if the episode is
+        over instead (`stop_reason` holds the reason)."""
+        sample = partial(self._sample_as_it_is, engine, stepper, trajectory_id, conversation)
+        if self.fold is not None and conversation.turns and conversation.prompt_tokens >= self.fold.threshold:
+            assert isinstance(conversation, Conversation)
+            own_stream = replace(sampling, seed=sampling.seed ^ SUMMARY_STREAM)
+            if not await self.fold.apply(conversation, partial(sample, own_stream)):
+                return None
+        return await sample(sampling)
+
+    async def _sample_as_it_is(
+        self, engine: Sampler, stepper: Stepper, trajectory_id: str, conversation: Dialogue, sampling: SamplingParams
+    ) -> Turn | None:
+        """Like `_sample`, without a fold."""
         trajectory = stepper.trajectory
         if conversation.prompt_tokens >= self.limits.max_context_length:
             if not trajectory.turns:

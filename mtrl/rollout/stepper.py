@@ -124,7 +124,7 @@ class Stepper:
         """End the episode because a limit of the run was reached; the environment may still reward the last turn."""
         self.over = True
         components = await self.call(self.environment.truncate, self.row["ground_truth"])
-        add_components(self.trajectory.turns[-1], components, self.environment)
+        add_components(self.trajectory.environment_turns[-1], components, self.environment)
 
     async def close(self, pool: EnvironmentPool, seconds: float) -> None:
         """Close the environment within `seconds`, if it was created. A second call has no effect."""

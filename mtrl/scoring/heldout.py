@@ -58,6 +58,7 @@ async def _score(pool: EnvironmentPool, family: Family, trajectory: Trajectory, 
 
 
 def _judged(family: Family, trajectory: Trajectory, row: Row) -> tuple[float, bool | None]:
+    trajectory = trajectory.without_summaries()
     score = finite(family.score(trajectory, row), "it returned")
     answered = None if family.answered is None else family.answered(trajectory, row)
     return score, None if answered is None else bool(answered)

@@ -176,7 +176,7 @@ def _measures(measure: Measure, episode: Episode, family: Family) -> dict[str, f
 
 
 def _plain(measure: Measure, episode: Episode) -> dict[str, float]:
-    values = measure(episode.trajectory, episode.row)
+    values = measure(episode.trajectory.without_summaries(), episode.row)
     check_names(values, "it returned measures")
     return {name: plain(value) for name, value in values.items()}
 
@@ -256,7 +256,7 @@ def _course(groups: Sequence[Group]) -> dict[str, float]:
     turns = [turn for t in trajectories for turn in t.turns]
     stops = Counter(t.stop_reason for t in trajectories)
     return {
-        "val/turns/mean": fmean(len(t.turns) for t in trajectories),
+        "val/turns/mean": fmean(len(t.environment_turns) for t in trajectories),
         "val/turns/cut_frac": fmean(map(at_cap, turns)) if turns else 0.0,
         "val/tokens/at_cap_frac": fmean(map(is_cut, trajectories)),
         "val/completion/mean": fmean(map(is_completed, trajectories)),

@@ -72,7 +72,7 @@ def tool_use(trajectories: Iterable[Trajectory]) -> list[ToolUse]:
 
 def _calls_of(trajectory: Trajectory) -> Iterable[tuple[str, bool]]:
     """Yield the name of every call, and whether it is an error."""
-    turns = trajectory.turns
+    turns = trajectory.environment_turns
     replies = [turn.observation for turn in turns[1:]] + [trajectory.final_observation]
     for turn, reply in zip(turns, replies, strict=False):
         if turn.message.get("tool_calls"):

@@ -33,6 +33,7 @@ def rollout_metrics(report: RolloutReport, thresholds: Thresholds | None = None)
     `rollout/lenient_frac`         share that is solved by the reward and not by the scorer; `strict_frac` the reverse
     `rollout/completion/mean`      share of episodes with an answer that the task can read, right or wrong
     `rollout/out_of_turns/mean`    share of episodes that used up all turns without such an answer
+    `rollout/turns/mean`           number of turns of an episode that the environment received; also `p95` and `max`
     `rollout/turns/cut_frac`       share of turns that the token limit of a turn cut
     `rollout/tokens/at_cap_frac`   share of episodes with such a turn
     `rollout/tokens/response_*`    number of sampled tokens of a turn; `trajectory_mean`: of an episode
@@ -47,7 +48,7 @@ def rollout_metrics(report: RolloutReport, thresholds: Thresholds | None = None)
     trajectories = [t for group in report.groups for t in group.trajectories]
     turns = [turn for t in trajectories for turn in t.turns]
     responses = [len(turn.action_ids) for turn in turns]
-    lengths = [len(t.turns) for t in trajectories]
+    lengths = [len(t.environment_turns) for t in trajectories]
     context = [t.context_tokens for t in trajectories]
     stops = Counter(t.stop_reason for t in trajectories)
     breaks = Counter(turn.break_reason for turn in turns if turn.break_reason is not None)
@@ -133,7 +134,7 @@ def part_metrics(trajectories: Sequence[Trajectory], name: str) -> dict[str, flo
         "rollout/success/mean": fmean(t.score or 0.0 for t in trajectories),
         "rollout/reward/mean": fmean(t.reward for t in trajectories),
         "rollout/completion/mean": fmean(map(is_completed, trajectories)),
-        "rollout/turns/mean": fmean(len(t.turns) for t in trajectories),
+        "rollout/turns/mean": fmean(len(t.environment_turns) for t in trajectories),
         "rollout/tokens/trajectory_mean": fmean(t.action_tokens for t in trajectories),
         **{f"rollout/components/{part}": mean for part, mean in mean_components(trajectories).items()},
     }

@@ -60,9 +60,9 @@ trajectories without `.jsonl`, and LINE counts from 0. Each of them is percent-e
     [TURN], previous, next: {file, line} of its group, group: [SUMMARY], problem, raw (of a line that cannot be read)}`.
     MESSAGE: `{role, content, tool_calls: [{name, arguments}], name, reasoning}`, all text.
     TURN: `{number, observation: {messages, tokens: TOKENS, whole_context}, action: {text, message, tokens: TOKENS},
-    reward, components, metrics, advantage (mean), finish, cut, break, parent (number of the turn that it extends, null:
-    the one before), trained, untrained (reason), versions: [[version, tokens]], seconds_generate,
-    seconds_environment}`.
+    reward, components, metrics, advantage (mean), finish, cut, break, summary (whether the policy summarised the
+    conversation), parent (number of the turn that it extends, null: the one before), trained, untrained (reason),
+    versions: [[version, tokens]], seconds_generate, seconds_environment}`.
     TOKENS, columns of equal length: `{ids, texts, special: [index], continued: [index] (tokens whose character begins
     in an earlier token), by: [[count, template | policy | context | a role]], logprobs, trainer_logprobs, drift
     (trainer - sampler), advantages}`; unknown columns are null.

@@ -46,7 +46,7 @@ def _check(turn: Turn) -> None:
     expected = {
         **dict.fromkeys(("observation_ids", "action_ids", "action_logprobs", "version_spans", "observation"), list),
         **dict.fromkeys(("advantages", "trainer_logprobs"), list),
-        **{"text": str, "components": dict, "metrics": dict, "break_reason": str | None},
+        **{"text": str, "components": dict, "metrics": dict, "break_reason": str | None, "is_summary": bool},
     }
     for name, kind in expected.items():
         if not isinstance(getattr(turn, name), kind):
@@ -91,6 +91,7 @@ def turns_of(trajectory: Trajectory, kind: str, tokenizer: Tokenizer | None) -> 
             "finish": turn.finish,
             "cut": turn.finish == "length",
             "break": turn.break_reason,
+            "summary": turn.is_summary,
             "parent": None if turn.parent is None else turn.parent + 1,
             "trained": untrained(turn, trajectory, kind) is None,
             "untrained": untrained(turn, trajectory, kind),

@@ -4,7 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from groups import CONFIGURATIONS, METHODS, batch_advantages, flat, groups, make_group, reward, shape
+from groups import CONFIGURATIONS, METHODS, batch_advantages, flat, groups, make_group, make_turn, reward, shape
 from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
@@ -223,6 +223,26 @@ def test_breaks_do_not_affect_advantages(batch, data):
                 turn.observation_ids = [1] * data.draw(st.integers(0, 3))
     for config in each():
         assert turn_advantages(cut, config) == turn_advantages(whole, config)
+
+
+@settings(max_examples=10)
+@given(batch=batches(), data=st.data())
+def test_summaries_do_not_affect_advantages(batch, data):
+    """A summary gets the advantage of the turn after it, and its tokens count as tokens of that turn."""
+    rewards, tokens = batch
+    folded = [make_group(g, n) for g, n in zip(rewards, tokens, strict=True)]
+    for trajectory in (t for group in folded for t in group.trajectories):
+        for place in data.draw(st.sets(st.integers(1, len(trajectory.turns)))):
+            after = trajectory.environment_turns[place - 1]
+            summary = replace(make_turn(0.0, data.draw(st.integers(1, 3)), f"summary {place}"), is_summary=True)
+            trajectory.turns.insert(next(n for n, turn in enumerate(trajectory.turns) if turn is after), summary)
+    counts = [[[sum(len(t.action_ids) for t in a) for a in t.actions] for t in g.trajectories] for g in folded]
+    for config in each():
+        expected = batch_advantages(rewards, config, counts)
+        found = turn_advantages(folded, config)
+        for group, own, turns in zip(folded, expected, found, strict=True):
+            for trajectory, values, all_values in zip(group.trajectories, own, turns, strict=True):
+                assert all_values == [v for v, a in zip(values, trajectory.actions, strict=True) for _ in a]
 
 
 @FEW

@@ -76,6 +76,16 @@ REFUSED = [
         "generator.max_context_length=64; lower the first or raise the second",
     ),
     (
+        ["generator.context.fold=keep_last", "generator.context.threshold=200", "generator.max_context_length=200"],
+        "generator.context.threshold=200 is not below the 200 tokens at which an episode ends; lower it, or raise "
+        "generator.max_context_length",
+    ),
+    (
+        ["generator.context.fold=summarise", "generator.use_conversation_multi_turn=false"],
+        "generator.context.fold=summarise needs every turn as a message of its own; set "
+        "generator.use_conversation_multi_turn=true, or generator.context.fold=none",
+    ),
+    (
         ["generator.sampling_params.temperature=0"],
         "generator.sampling_params.temperature=0.0 must be above 0 "
         "(greedy trajectories of one prompt are all the same and teach nothing)",
@@ -179,6 +189,11 @@ WARNED = [
         ["tracker.project=x"],
         "tracker.project=x has no effect with tracker.report_to=[]",
     ),
+    (
+        ["generator.context.fold=summarise", "generator.context.keep_observations=1"],
+        "generator.context.keep_observations has no effect with generator.context.fold=summarise",
+    ),
+    (["generator.context.threshold=9"], "generator.context.threshold has no effect with generator.context.fold=none"),
     (["tracker.wandb.entity=x"], "tracker.wandb.entity=x has no effect with tracker.report_to=[]"),
     (
         ["objective=sucess_after"],

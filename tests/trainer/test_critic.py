@@ -257,6 +257,25 @@ def test_turns_without_tokens_count_in_the_metrics_with_their_reward(tiny_model,
 
 
 @METHODS
+def test_a_summary_and_the_turn_after_it_are_one_action(exact_model, method):
+    config = config_of(method, gamma=0.9, gae_lambda=0.8)
+    folded, merged = (make_group(3, 60, size=3, turns=3) for _ in range(2))
+    for split, whole in zip(folded.trajectories, merged.trajectories, strict=True):
+        turn, joined = split.turns[-1], whole.turns[-1]
+        summary = replace(turn, reward=0.0, is_summary=True)
+        turn.observation_ids = []
+        split.turns.insert(-1, summary)
+        for name in ("action_ids", "action_logprobs", "version_spans"):
+            setattr(joined, name, 2 * getattr(joined, name))
+    found, expected = (credit(exact_model, [group], config) for group in (folded, merged))
+    assert [sample.token_ids for sample in found.samples] == [sample.token_ids for sample in expected.samples]
+    assert [sample.advantages for sample in found.samples] == [sample.advantages for sample in expected.samples]
+    assert [list(targets) for targets in found.targets] == [list(targets) for targets in expected.targets]
+    for own, merged_own in zip(found.advantages[0], expected.advantages[0], strict=True):
+        assert own == [*merged_own, merged_own[-1]]
+
+
+@METHODS
 def test_no_groups_and_groups_without_tokens(tiny_model, method):
     empty = make_group(0, tiny_model.config.vocab_size, size=2)
     for trajectory in empty.trajectories:

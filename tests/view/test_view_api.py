@@ -248,6 +248,12 @@ def test_a_token_has_all_its_columns(api_of, tmp_path):
     assert (seen["logprobs"], seen["advantages"], seen["by"]) == (None, None, [[2, "context"]])
 
 
+def test_summaries_and_folds(api_of, tmp_path):
+    turns = [make_turn(), make_turn(is_summary=True), make_turn(break_reason="fold")]
+    found = one(api_of, tmp_path, make_trajectory(turns=turns))["turns"]
+    assert [(turn["summary"], turn["break"]) for turn in found] == [(False, None), (True, None), (False, "fold")]
+
+
 def test_turns_that_extend_an_earlier_turn(api_of, tmp_path):
     turns = [make_turn(), make_turn(break_reason="fresh"), make_turn(parent=0)]
     found = one(api_of, tmp_path, make_trajectory(turns=turns))["turns"]

@@ -9,6 +9,8 @@ from mtrl.diagnose.views import known, level, propose
 from mtrl.utils.text import percent
 
 FAILED, BREAKS = "rollout/failed_episodes", "rollout/breaks"
+WANTED = ("fold", "branch", "retry", "fresh")
+"""Reasons of breaks that the configuration or a program wants."""
 
 
 @rule("R066", windows=0.2)
@@ -66,7 +68,7 @@ def paused_source(record: Record) -> Finding | None:
 @rule("R030", windows=0.2)
 def template_breaks(record: Record) -> Finding | None:
     """Turns do not extend the tokens before them, so an episode is split into several samples."""
-    own = sum(level(record, f"{BREAKS}/{reason}") for reason in ("branch", "retry", "fresh"))  # made by a program
+    own = sum(level(record, f"{BREAKS}/{reason}") for reason in WANTED)
     share = (level(record, BREAKS) - own) / max(1, record.episodes)
     if share < 0.02:
         return None

@@ -23,6 +23,7 @@ from mtrl.models.plain_tokenizer import plain
 from mtrl.models.renderer import make_renderer
 from mtrl.rollout.conversation import Codec, Conversation, SingleMessageConversation
 from mtrl.rollout.episode import EpisodeLoop, Episodes, Limits
+from mtrl.rollout.folding import fold_of
 from mtrl.rollout.self_play import SelfPlayLoop
 from mtrl.trainer.data.distillation import ServedTeacher
 from mtrl.trainer.setup.engine import has_copy, shared_engine, training_engine
@@ -153,13 +154,18 @@ def connect(
 def environment_loop(
     config: Config, task: Task, codec: Codec, limits: Limits, make_engine: Callable[[], Engine]
 ) -> EpisodeLoop:
-    """Return the loop of episodes with the task's environment."""
+    """Return the loop of episodes with the task's environment.
+
+    Raises:
+        UserError: the context cannot be folded so.
+    """
     layout = Conversation if config.generator.use_conversation_multi_turn else SingleMessageConversation
     pool = EnvironmentPool(config.environment.max_workers)
+    fold = fold_of(config.generator, limits.max_context_length)
     parts = make_engine(), task.make_environment, partial(layout, codec), pool, limits
     if config.environment.opponent == "scripted":
-        return EpisodeLoop(*parts)
-    return SelfPlayLoop(*parts, roles=task.family.environment.roles)  # type: ignore[attr-defined]
+        return EpisodeLoop(*parts, fold=fold)
+    return SelfPlayLoop(*parts, fold=fold, roles=task.family.environment.roles)  # type: ignore[attr-defined]
 
 
 def agent_loop(

@@ -303,6 +303,7 @@ def cache_key(config: Config, task: Task) -> str:
         list(islice(training_demonstrations(config, task, random.Random(config.seed)), KEY_CONVERSATIONS)),
         torch.__version__,
         *([config.environments] if config.environments else []),
+        *([asdict(generator.context)] if generator.context.fold != "none" else []),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 

@@ -145,7 +145,8 @@ def credit_by_critic(
     parts = [trajectory_samples(t, [0.0] * len(t.turns)) for t in turns.trajectories]
     samples = list(chain.from_iterable(parts))
     values = np.concatenate([*critic.values(samples), np.zeros(0)])
-    batch = (token_batch if find_estimator(config.advantage_method).per_token else turn_batch)(turns, values)
+    is_per_token = find_estimator(config.advantage_method).per_token
+    batch = (token_batch if is_per_token else turn_batch)(turns, values)
     columns = batch.tokens[batch.mask]
 
     def per_token(per_column: Floats) -> Floats:
@@ -159,11 +160,10 @@ def credit_by_critic(
     def trained(per_sample: list) -> list:
         return [value for value, is_trained in zip(per_sample, trainable, strict=True) if is_trained]
 
-    assert batch.values is not None
     return Credited(
         samples=trained(samples),
         advantages=turns.ragged(_turn_means(turns, advantages)),
-        old_values=trained(_split(per_token(batch.values), samples)),
+        old_values=trained(_split(values if is_per_token else _of_turns(turns, values), samples)),
         targets=trained(_split(per_token(lambda_returns(batch, config)), samples)),
     )
 
@@ -171,6 +171,15 @@ def credit_by_critic(
 def _split(per_token: Floats, samples: Sequence[Sample]) -> list[Floats]:
     """Split the numbers of all sampled tokens by sample."""
     return np.split(per_token, np.cumsum([sample.action_tokens for sample in samples], dtype=np.int64))[:-1]
+
+
+def _of_turns(turns: CreditBatch, values: Floats) -> Floats:
+    """Return the value at the first token of each turn, [N], for each of the turn's tokens. A summary and the turn
+    after it are one column of the batch and have a value each."""
+    counts = np.array(
+        [len(turn.action_ids) for t in turns.trajectories for turn in t.turns if turn.action_ids], np.int64
+    )
+    return np.repeat(values[np.cumsum(counts) - counts], counts)
 
 
 def _turn_means(turns: CreditBatch, per_token: Floats) -> Floats:
