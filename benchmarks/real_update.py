@@ -8,8 +8,8 @@ The samples have random tokens: a prompt that the group shares, and the trajecto
 trained. Memory is the resident memory of the process, with Python and PyTorch. The aim is 4 times the float32 weights
 plus the moments of AdamW.
 
-The plan is the estimate of `python -m mtrl.doctor --plan model.device=cpu`, without the keys and values of the engine,
-which does not run here.
+The plan is the estimate of `python -m mtrl.doctor --plan model.device=cpu`, with the keys and values of one
+conversation. No engine runs here. Give generator.max_context_length the length of a trajectory.
 """
 
 from __future__ import annotations
@@ -47,9 +47,8 @@ def memory(field: str) -> float:
 
 def plan(config: Config) -> float:
     """Return the planned peak of an update in GB."""
-    estimate = Memory(config, find(str(config.model.path)), main_memory(2**40))
-    engine = sum(part.bytes for part in estimate.local_engine())
-    return (max(moment.needed for moment in estimate.moments()) - engine) / 1e9
+    moments = Memory(config, find(str(config.model.path)), main_memory(2**40)).moments()
+    return max(moment.needed for moment in moments) / 1e9
 
 
 def make_samples(groups: int, prompt: int, own: int) -> list[Sample]:
@@ -81,7 +80,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="number of updates")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the run")
     args = parser.parse_args()
-    cfg = compose(["experiment=gsm8k", "model=smollm2_135m", "trainer.threads=1", *args.overrides])
+    cfg = compose(
+        ["experiment=gsm8k", "model=smollm2_135m", "trainer.threads=1", "generator.max_num_seqs=1", *args.overrides]
+    )
     config = with_machine_settings(OmegaConf.to_object(cfg))  # type: ignore[arg-type]
     planned = plan(config)
     learner = make_learner(config, World(), as_folder(str(config.model.path), "model.path"))

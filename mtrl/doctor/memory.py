@@ -28,8 +28,8 @@ SLACK = 0.05
 """Allowance for fragmentation: share of a GPU's memory that the allocator cannot use."""
 CPU_PROCESS = int(0.7 * GIB)
 """Allowance for a process on a CPU, in bytes: Python, PyTorch and the code of the run."""
-CPU_SLACK = 0.0
-"""Allowance for fragmentation of main memory."""
+CPU_SLACK = 0.1
+"""Allowance for fragmentation of main memory: share of the other memory, as measured (docs/machines.md)."""
 GATHERED = 3
 """Number of layers whose weights are gathered at the same time: the current layer, the next layer, and the receive
 buffer of the next layer."""
@@ -48,7 +48,7 @@ class Device:
     process: int
     """Allowance for a process, in bytes."""
     slack: float
-    """Allowance for fragmentation, as a share of the memory."""
+    """Allowance for fragmentation: a share of a GPU's memory, or of the main memory that a rank needs."""
     bfloat16: bool = True
     """Whether it multiplies bfloat16."""
 
@@ -143,7 +143,8 @@ class Memory:
         """
         trainer = self.config.trainer
         yield Part("process", self.device.process)
-        yield Part("slack", int(self.device.slack * (self.room - server)))
+        if self.device.kind == "cuda":
+            yield Part("slack", int(self.device.slack * (self.room - server)))
         for name, size in self.states().items():
             away = trainer.fsdp.cpu_offload or (name == "moments of Adam" and trainer.optimizer.offload)
             if not away and (learning or name != "gradients"):
@@ -260,7 +261,10 @@ class Memory:
             "end of backward": [weights, Part("gradients in flight", root)],
             "optimiser step": step,
         }.items():
-            yield Moment(where, when, tuple(part for part in [*held, *parts] if part.bytes), self.room)
+            found = [part for part in [*held, *parts] if part.bytes]
+            if self.device.kind == "cpu":
+                found.append(Part("slack", int(self.device.slack * sum(part.bytes for part in found))))
+            yield Moment(where, when, tuple(found), self.room)
 
     def _sampling(self) -> Moment:
         """Return the phase in which the server is awake beside the rank's permanent memory. It receives new weights
