@@ -11,14 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
 from mtrl.config.derived import SERVER_ALLOWANCE, WEIGHT_BUCKET, cache_budget, max_logits, sequences
 from mtrl.config.schema import Config
 from mtrl.doctor.activations import FLOAT32, adapter_bytes, layer_bytes
 from mtrl.doctor.architecture import Architecture
 from mtrl.doctor.layout import GIB, Layout, context_of, needs_critic, needs_reference, teacher_of
-from mtrl.models.attention import multiplies
 
 PROCESS = 2 * GIB
 """Allowance for a process on a GPU, in bytes: CUDA's context, workspaces of cuBLAS, buffers of NCCL."""
@@ -60,6 +57,10 @@ def gpu(config: Config) -> Device:
 
 def main_memory(size: int, ranks: int = 1) -> Device:
     """Return the part of a rank in `size` bytes of this machine's main memory."""
+    import torch  # a plan for GPUs and the help of the command need no PyTorch
+
+    from mtrl.models.attention import multiplies
+
     return Device("cpu", "main memory", size // ranks, CPU_PROCESS, CPU_SLACK, multiplies(torch.bfloat16))
 
 

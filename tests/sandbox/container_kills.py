@@ -56,11 +56,13 @@ def supervisors(label):
     return found
 
 
-def kill_once(program, seconds):
-    """Kill a process `seconds` seconds after its first line. Return the number of containers that it had then, and the
-    number that is left when its supervisor has ended."""
+def kill_once(program, seconds, started=0):
+    """Kill a process `seconds` seconds after it has started so many containers. Return the number of containers that it
+    had then, and the number that is left when its supervisor has ended."""
     process = subprocess.Popen([sys.executable, "-c", PROGRAM, program, IMAGE], stdout=subprocess.PIPE, text=True)
     label = process.stdout.readline().strip()
+    for _ in range(started):
+        process.stdout.readline()
     time.sleep(seconds)
     process.kill()
     process.wait()
