@@ -53,7 +53,8 @@ def _servers(plan: Plan) -> str:
     layout, config = plan.memory.layout, plan.memory.config
     name = config.generator.backend
     if layout.servers is None:
-        return f"the embedded engine samples on the {plan.memory.device.kind.upper().replace('CUDA', 'GPU')} of rank 0"
+        where = "in the process" if plan.memory.device.kind == "cpu" else "on the GPU"
+        return f"the embedded engine samples {where} of rank 0"
     if not layout.servers_here:
         return f"{name} samples at generator.{name}.urls"
     size = layout.servers.tensor_parallel_size

@@ -12,12 +12,11 @@ lists the commands. Responses may also come from a pipe; the session then ends w
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 
 from mtrl.command.program import run_program
-from mtrl.play.choices import choices_of, prepared, split_words
+from mtrl.play.choices import choices_of, parse, prepared, split_words
 from mtrl.play.keyboard import Keyboard
 from mtrl.play.players import check_player
 from mtrl.play.screen import Screen
@@ -26,7 +25,7 @@ from mtrl.play.session import Session
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compose the configuration, and run the session. Return the exit status."""
-    args = parse(argv)
+    args = parse("python -m mtrl.play", __doc__, argv)
     own, overrides = split_words(args.overrides)
     choices = choices_of(own)
     config, task = prepared(overrides, args.config_dir)
@@ -41,15 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     return 0
-
-
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m mtrl.play", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for python -m mtrl.main")
-    parser.add_argument("--config-dir", help="config groups of your own")
-    return parser.parse_intermixed_args(argv)
 
 
 def cli(argv: Sequence[str] | None = None) -> None:

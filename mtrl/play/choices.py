@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +35,16 @@ class Choices:
     episodes: int | None = None
     """Number of episodes; None: until the input or the rows end."""
     out: Path | None = None
+
+
+def parse(prog: str, description: str | None, argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse a command line into its `overrides`, with the keys of `OWN` among them, and its `config_dir`."""
+    parser = argparse.ArgumentParser(
+        prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for python -m mtrl.main")
+    parser.add_argument("--config-dir", help="config groups of your own")
+    return parser.parse_intermixed_args(argv)
 
 
 def split_words(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:

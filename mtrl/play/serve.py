@@ -10,7 +10,6 @@ call is a turn, and the end of an episode shows its reward and score. Messages f
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -18,7 +17,7 @@ from importlib.util import find_spec
 import mtrl
 from mtrl.command.program import run_program
 from mtrl.errors import UserError, missing_extra
-from mtrl.play.choices import choices_of, prepared, split_words
+from mtrl.play.choices import choices_of, parse, prepared, split_words
 from mtrl.play.served import RESPOND, START, ServedEpisodes
 
 WITHOUT_EFFECT = ("player", "episodes")
@@ -31,7 +30,7 @@ INSTRUCTIONS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compose the configuration, and serve one client until it closes standard input. Return the exit status."""
-    args = parse(argv)
+    args = parse("python -m mtrl.play.serve", __doc__, argv)
     own, overrides = split_words(args.overrides)
     if unused := [f"{key}={own[key]}" for key in WITHOUT_EFFECT if key in own]:
         raise UserError(f"{unused[0]} has no effect, because the client of the server is the player; remove it")
@@ -73,15 +72,6 @@ async def serve(episodes: ServedEpisodes) -> None:
             await server.run(incoming, outgoing, server.create_initialization_options())
     finally:
         await episodes.close()
-
-
-def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="python -m mtrl.play.serve", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for python -m mtrl.main")
-    parser.add_argument("--config-dir", help="config groups of your own")
-    return parser.parse_intermixed_args(argv)
 
 
 def cli(argv: Sequence[str] | None = None) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -73,6 +74,33 @@ def test_an_episode_has_its_own_server_whose_faults_are_observations(monkeypatch
 def test_a_server_that_does_not_start_fails_the_episode(program, start_timeout, problem):
     with pytest.raises(UserError, match=problem):
         started(command=[sys.executable, "-I", "-S", "-c", program], start_timeout=start_timeout)
+
+
+def test_a_server_on_http_serves_episodes_and_its_end_fails_them():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    process = subprocess.Popen([*SERVER, str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    episodes = []
+    try:
+        wait_until(lambda: accepts(port))
+        episodes = [started(command=[], url=f"http://127.0.0.1:{port}/mcp", offered_tools=["add"]) for _ in range(2)]
+        assert [each["function"]["name"] for each in episodes[0].tools] == ["add"]
+        assert answers(episodes[0], ("add", {"number": 3})) == ["the count is 3"]
+        assert answers(episodes[1], ("add", {"number": 4})) == ["the count is 7"], "this server has one count for all"
+        process.kill()
+        process.wait()
+        with pytest.raises(UserError, match="cannot be reached"):
+            answers(episodes[0], ("add", {"number": 1}))
+    finally:
+        process.kill()
+        for each in episodes:
+            each.close()
+
+
+def accepts(port):
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_wrong_settings_are_named():
