@@ -5,6 +5,7 @@ import os
 import threading
 import time
 from contextlib import contextmanager
+from tempfile import NamedTemporaryFile
 
 import pytest
 from hypothesis import given
@@ -108,8 +109,12 @@ def settle(condition):
     return condition()
 
 
-def opened(path=os.devnull, mode="r"):
-    return open(path, mode)
+def opened():
+    return open(os.devnull)
+
+
+def temporary(folder):
+    return NamedTemporaryFile(dir=folder)
 
 
 class Sandbox(ToolEnvironment):
@@ -125,8 +130,8 @@ class Sandbox(ToolEnvironment):
         super().reset(row)
         self.over = threading.Event()
         self.resources.callback(self.over.set)
-        self.file = self.resources.enter_context(opened(f"{self.folder}/{id(self)}", "w"))
-        self.resources.callback(os.unlink, self.file.name)
+        # The file is one resource with its removal, since the time limit may be reached between two of them.
+        self.file = self.resources.enter_context(temporary(self.folder))
         if self.fate == "reset hangs":
             time.sleep(0.02)
             self.resources.enter_context(opened())

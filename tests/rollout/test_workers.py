@@ -75,25 +75,25 @@ def test_groups_are_divided_evenly_and_sent_together(monkeypatch):
 
 
 def test_groups_of_killed_workers_are_played_again_and_none_twice(monkeypatch):
+    """A worker is killed after each fifth group that is delivered."""
     monkeypatch.setattr(module, "MAX_DEATHS", 1000)
     cluster, rng, delivered = InMemoryCluster(partial(Digits, 3, 0.001)), random.Random(0), []
     take = Workers._take
 
+    def kill():
+        if cluster.alive:
+            cluster.kill(rng.choice(cluster.alive))
+
     def noted(self, worker, answer):
         if answer.number in worker.groups:
             delivered.append(worker.groups[answer.number].request.group_id)
+            if len(delivered) % 5 == 0:
+                asyncio.get_running_loop().call_soon(kill)
         take(self, worker, answer)
 
     monkeypatch.setattr(Workers, "_take", noted)
-
-    async def kill(workers):
-        for _ in range(20):
-            await asyncio.sleep(0.02 * rng.random())
-            if cluster.alive:
-                cluster.kill(rng.choice(cluster.alive))
-
     groups = 100
-    report, stats = collect(cluster, Digits(), 3, groups, kill)
+    report, stats = collect(cluster, Digits(), 3, groups)
     names = [f"step0/{n}" for n in range(groups)]
     assert [group.group_id for group in report.groups] == names and sorted(delivered) == sorted(names)
     assert not report.failures and all(t.stop_reason == StopReason.DONE for g in report.groups for t in g.trajectories)
