@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from unittest import mock
 
@@ -265,6 +266,30 @@ def test_a_process_killed_during_turns_and_updates_is_replaced(engine):
     check_generation(PROMPT, long)
     check_generation(PROMPT, turn)
     assert turn.version_spans == [(5, len(turn.token_ids))]
+
+
+def test_a_new_process_reads_its_weights_before_newer_ones_are_written(engine, monkeypatch):
+    """A load that begins while the new process starts waits for it, so that no turn is sampled by a mixture."""
+    slow, write = [1.0], Block.write
+
+    def write_slowly(block, tensors):
+        write(block, tensors)
+        time.sleep(slow.pop() if slow else 0)
+
+    async def go():
+        turn = ask(engine, "a", sampling=SamplingParams(max_generate_length=3000))
+        await until_sampling(engine)
+        monkeypatch.setattr(Block, "write", write_slowly)
+        before = engine.pid
+        os.kill(before, signal.SIGKILL)
+        while engine.pid == before:
+            await asyncio.sleep(0)
+        await engine.load_weights(weights_of(1), 1)
+        await until_sampling(engine, 1)
+        engine.release("a")
+        return await turn
+
+    check_generation(PROMPT, run(go()))
 
 
 def test_deterministic_batches_continue_after_a_restart(sample_turns):

@@ -95,6 +95,10 @@ class ProcessEngine:
         """Future that is done when `_newest` is answered."""
         self._loading = False
         """Whether the block may hold other weights than the child uses."""
+        self._unread = False
+        """Whether the child was sent a `Load` that it has not confirmed, so that it may still read the block."""
+        self._has_read = asyncio.Event()
+        """Set while `_unread` is false."""
         self._numbers = itertools.count()
         self._deaths = 0
         self._error: Exception | None = None
@@ -214,7 +218,9 @@ class ProcessEngine:
                 self._give_up(error)
                 raise error
             self._loop = loop
-            self._loads, self._writing = asyncio.Lock(), asyncio.Lock()
+            self._loads, self._writing, self._has_read = asyncio.Lock(), asyncio.Lock(), asyncio.Event()
+            if not self._unread:
+                self._has_read.set()
             if self._child.channel.closed:  # the last loop ended before it could start a new child
                 self._restarting = loop.create_task(self._restart())
             else:
@@ -247,9 +253,12 @@ class ProcessEngine:
                     pending.future.set_result(generation)
             case Loaded(number):
                 self._deaths = 0
-                if self._newest and self._newest.number == number and self._loaded and not self._loaded.done():
-                    self._loading = False
-                    self._loaded.set_result(None)
+                if self._newest and self._newest.number == number:
+                    self._unread = False
+                    self._has_read.set()
+                    if self._loaded and not self._loaded.done():
+                        self._loading = False
+                        self._loaded.set_result(None)
             case Failed(None, text, for_user):
                 self._give_up(UserError(text) if for_user else _cannot_start(text))
             case Failed(int(number), text, for_user):
@@ -290,8 +299,10 @@ class ProcessEngine:
                 return
             if self._weights is not None:
                 self._send_block(self._weights)
-            for message in (*([self._newest] if self._newest else []), *map(Open, self._open)):
-                self._child.channel.send(message)
+            if self._newest is not None:
+                self._send_newest(self._newest)
+            for trajectory_id in self._open:
+                self._child.channel.send(Open(trajectory_id))
             for pending in self._turns.values():
                 if pending.released:
                     pending.abort()
@@ -311,21 +322,33 @@ class ProcessEngine:
             self._version = version
 
     async def _write(self, weights: Mapping[str, Tensor]) -> None:
-        """Write the weights to the block; if a new block is needed, send it to the child."""
-        async with self._writing:
-            try:
-                if new := self._weights is None or not self._weights.fits(layout_of(weights)):
-                    self._weights = Block.like(layout_of(weights))
-                await asyncio.to_thread(self._weights.write, weights)
-            except Exception as error:
-                self._give_up(error)  # the block may hold incomplete weights, which a new child would load
-            else:
-                if new:
-                    self._send_block(self._weights)
+        """Write the weights to the block, once no child reads it; if a new block is needed, send it to the child."""
+        while True:
+            await self._has_read.wait()  # without the lock, which the restart of a child needs
+            async with self._writing:
+                if self._has_read.is_set():  # no child was started while this call waited for the lock
+                    await self._write_now(weights)
+                    return
+
+    async def _write_now(self, weights: Mapping[str, Tensor]) -> None:
+        try:
+            if new := self._weights is None or not self._weights.fits(layout_of(weights)):
+                self._weights = Block.like(layout_of(weights))
+            await asyncio.to_thread(self._weights.write, weights)
+        except Exception as error:
+            self._give_up(error)  # the block may hold incomplete weights, which a new child would load
+        else:
+            if new:
+                self._send_block(self._weights)
 
     def _send_load(self, version: int) -> None:
         self._newest = Load(next(self._numbers), version, self._weights is not None)
-        self._child.channel.send(self._newest)
+        self._send_newest(self._newest)
+
+    def _send_newest(self, newest: Load) -> None:
+        self._unread = True
+        self._has_read.clear()
+        self._child.channel.send(newest)
 
     def _send_block(self, block: Block) -> None:
         self._child.channel.send_file(block.file)
@@ -339,6 +362,7 @@ class ProcessEngine:
         if self._restarting is not None:
             self._restarting.cancel()
         self._child.end()
+        self._has_read.set()  # a call that waits for the child goes on to the error
         futures = [pending.future for pending in self._turns.values()] + ([self._loaded] if self._loaded else [])
         for future in futures:
             if not future.done():
