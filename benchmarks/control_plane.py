@@ -51,7 +51,7 @@ from mtrl.record.metrics import MetricsLog
 from mtrl.record.trajectories import write_groups
 from mtrl.rewards.compose import RewardComposer
 from mtrl.rollout.conversation import Codec, Conversation
-from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.rollout.episode import EpisodeLimits, EpisodeLoop
 from mtrl.rollout.rollouts import RolloutReport, Rollouts
 from mtrl.trainer.data.samples import group_samples, note_advantages, note_logprobs
 from mtrl.trainer.flops import ModelFlops
@@ -59,7 +59,7 @@ from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
 from mtrl.trainer.throughput import Throughput
 from mtrl.trainer.update.learner import Learners
 from mtrl.trainer.update.report import UpdateReport
-from mtrl.trainer.update.update import Update, Updater
+from mtrl.trainer.update.update import Updater, UpdateResult
 from mtrl.types import Group, Message, Sample
 from mtrl.utils.process import settled
 
@@ -250,7 +250,7 @@ class Bench:
         self.rows = simulated.make_rows(codec, text, sizes.prompts, sizes.prompt_tokens)
         self.pool = EnvironmentPool(self.config.environment.max_workers)
         environment = partial(TimedPages, sizes.turns, text, sizes.observation_characters)
-        limits = Limits(sizes.turns, 2**24, step_timeout=600.0, episode_timeout=3600.0, retries=0)
+        limits = EpisodeLimits(sizes.turns, 2**24, step_timeout=600.0, episode_timeout=3600.0, retries=0)
         engine = TimedEngine(codec, text, sizes.turns, sizes.tokens, sizes.seed)
         loop = EpisodeLoop(engine, environment, partial(Conversation, codec), self.pool, limits)
         self.rollouts = Rollouts(loop, sizes.seed, max_failed_share=0.0)
@@ -307,13 +307,13 @@ class Bench:
         for trajectory in group.trajectories:
             trajectory.score = reward_is_success(trajectory, group.row)
 
-    def _update(self, samples: list[Sample], ranks: int, folder: Path) -> Update:
+    def _update(self, samples: list[Sample], ranks: int, folder: Path) -> UpdateResult:
         rank_group: Any = Ranks(ranks)
         update = Updater(self.config, Learners(rank_group, FLOPS), folder / "nonfinite_batch.jsonl").run(samples, 0)
         self.sent = rank_group.sent
         return update
 
-    def _metrics(self, report: RolloutReport, advantages: Any, update: Update, folder: Path) -> None:
+    def _metrics(self, report: RolloutReport, advantages: Any, update: UpdateResult, folder: Path) -> None:
         row = {
             **signal_metrics(report.groups, advantages),
             **rollout_metrics(report),

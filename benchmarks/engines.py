@@ -46,7 +46,7 @@ from mtrl.environments.factory import load_task
 from mtrl.models.tiny import make_model, save
 from mtrl.rollout.rollouts import Rollouts, all_or_none, stream_seed
 from mtrl.trainer.setup.loading import load_model
-from mtrl.trainer.setup.parts import Parts, set_up, start_of
+from mtrl.trainer.setup.parts import RunParts, set_up, start_of
 from mtrl.types import Row
 
 ENGINES = ("local", "vllm", "sglang")
@@ -106,7 +106,9 @@ def measure(engine: str, config: Config, sizes: Sizes) -> Measured:
     return asyncio.run(sample(parts, Rollouts(parts.loop, config.seed, 0.0), config, sizes, peak, begun))
 
 
-async def sample(parts: Parts, rollouts: Rollouts, config: Config, sizes: Sizes, peak: Peak, begun: float) -> Measured:
+async def sample(
+    parts: RunParts, rollouts: Rollouts, config: Config, sizes: Sizes, peak: Peak, begun: float
+) -> Measured:
     """Run every measurement twice, and return the figures of the second time. The weight update between them empties
     the engine's cache."""
     size, train = config.algorithm.group_size, parts.splits.train
@@ -138,7 +140,7 @@ async def sample(parts: Parts, rollouts: Rollouts, config: Config, sizes: Sizes,
         await parts.loop.close()
 
 
-async def single(parts: Parts, at_once: int, tokens: int) -> float:
+async def single(parts: RunParts, at_once: int, tokens: int) -> float:
     """Return the sampled tokens per second of single turns, `at_once` of them at the same time."""
     rows, waves = itertools.cycle(parts.splits.train), max(1, LEAST // at_once)
     begun = time.perf_counter()
@@ -147,7 +149,7 @@ async def single(parts: Parts, at_once: int, tokens: int) -> float:
     return waves * at_once * tokens / (time.perf_counter() - begun)
 
 
-async def turns(parts: Parts, rows: Sequence[Row], tokens: int) -> None:
+async def turns(parts: RunParts, rows: Sequence[Row], tokens: int) -> None:
     """Sample a turn of exactly `tokens` tokens after each prompt; no token and no text ends it earlier."""
 
     async def turn(number: int, row: Row) -> None:
@@ -167,7 +169,7 @@ async def turns(parts: Parts, rows: Sequence[Row], tokens: int) -> None:
     await all_or_none(turn(number, row) for number, row in enumerate(rows))
 
 
-async def update(parts: Parts) -> float:
+async def update(parts: RunParts) -> float:
     """Return the seconds of one weight update, made as in a training step."""
     weights = parts.learners.weights() if parts.sends_weights else None
     begun = time.perf_counter()

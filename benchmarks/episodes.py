@@ -58,7 +58,7 @@ from mtrl.record.run_dir import RunDir
 from mtrl.record.trajectories import write_groups
 from mtrl.rewards.compose import RewardComposer
 from mtrl.rollout.conversation import Codec, Conversation
-from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.rollout.episode import EpisodeLimits, EpisodeLoop
 from mtrl.rollout.rollouts import RolloutReport, Rollouts
 from mtrl.trainer.data.batching import micro_batches
 from mtrl.trainer.data.samples import group_samples
@@ -182,7 +182,7 @@ class Bench:
         self.engine = PatientEngine(respond, tokenizer, delay)
         self.pool = EnvironmentPool(self.config.environment.max_workers)
         environment = partial(ENVIRONMENTS[kind], sizes.turns, sizes.words)
-        limits = Limits(sizes.turns, 2**20, step_timeout=600.0, episode_timeout=3600.0, retries=0)
+        limits = EpisodeLimits(sizes.turns, 2**20, step_timeout=600.0, episode_timeout=3600.0, retries=0)
         loop = EpisodeLoop(self.engine, environment, partial(Conversation, self.codec), self.pool, limits)
         self.rollouts = Rollouts(loop, sizes.seed, max_failed_share=0.0)
         self.sampling = SamplingParams(max_generate_length=4096, stop_token_ids=self.codec.stop_token_ids)

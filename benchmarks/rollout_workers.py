@@ -40,8 +40,8 @@ from mtrl.models.renderer import make_renderer
 from mtrl.models.tiny import train_tokenizer
 from mtrl.rollout.cluster import RayCluster
 from mtrl.rollout.conversation import Codec, Conversation
-from mtrl.rollout.episode import EpisodeLoop, Limits
-from mtrl.rollout.resources import Resources
+from mtrl.rollout.episode import EpisodeLimits, EpisodeLoop
+from mtrl.rollout.resources import WorkerResources
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.rollout.workers import WorkerRollouts, Workers
 from mtrl.sandbox.execution import process_tree, proportional_memory
@@ -130,7 +130,7 @@ def make_loop(sizes: Sizes, hashes: int) -> EpisodeLoop:
     """Make the loop of the episodes, as `mtrl.trainer.setup.parts` does it."""
     codec = make_codec()
     environment = partial(Hashing, sizes.turns, sizes.words, hashes)
-    limits = Limits(sizes.turns, 2**20, step_timeout=TIMEOUT, episode_timeout=TIMEOUT, retries=0)
+    limits = EpisodeLimits(sizes.turns, 2**20, step_timeout=TIMEOUT, episode_timeout=TIMEOUT, retries=0)
     engine = ScriptedEngine(partial(respond, sizes.words), codec.tokenizer)
     return EpisodeLoop(engine, environment, partial(Conversation, codec), EnvironmentPool(16), limits)
 
@@ -145,7 +145,7 @@ class Ways:
     def __init__(self, sizes: Sizes, counts: Sequence[int], hashes: int):
         self.sizes, self.loop = sizes, make_loop(sizes, hashes)
         self.sampling = SamplingParams(stop_token_ids=make_codec().stop_token_ids)
-        self.cluster = RayCluster((partial(make_loop, sizes, hashes), 0, settle), sum(counts), Resources(), 0)
+        self.cluster = RayCluster((partial(make_loop, sizes, hashes), 0, settle), sum(counts), WorkerResources(), 0)
         self.workers = {name_of(count): Workers(self.cluster, count, TIMEOUT) for count in counts}
         self.processes: dict[str, set[int]] = {ONE: set()}
         """Process ids of the workers, by way."""

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from mtrl.models.preparation import prepare_packing
-from mtrl.trainer.data.batching import PACKED, SHARED, Layout, micro_batches
+from mtrl.trainer.data.batching import PACKED, SHARED, RowLayout, micro_batches
 from mtrl.trainer.update.policy import Policy
 from mtrl.types import Sample
 
@@ -47,7 +47,7 @@ def samples_of(args: argparse.Namespace, vocabulary: int) -> list[Sample]:
 
 
 def update(
-    model: Any, samples: Sequence[Sample], layout: Layout, max_tokens: int
+    model: Any, samples: Sequence[Sample], layout: RowLayout, max_tokens: int
 ) -> tuple[float, int, list[torch.Tensor]]:
     """Return the CPU seconds of the passes, the number of computed tokens, and the log-probs of each sample."""
     policy, found = Policy(model, None, max_logits=2**25), {}

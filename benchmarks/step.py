@@ -42,7 +42,7 @@ from mtrl.environments.pool import EnvironmentPool
 from mtrl.models.renderer import ROLES, TinyRenderer
 from mtrl.models.tiny import train_tokenizer
 from mtrl.rollout.conversation import Codec, Conversation
-from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.rollout.episode import EpisodeLimits, EpisodeLoop
 from mtrl.rollout.rollouts import RolloutReport, Rollouts
 from mtrl.trainer.data.batching import MicroBatch
 from mtrl.trainer.data.samples import group_samples
@@ -206,7 +206,7 @@ class Bench:
         self.pool = EnvironmentPool(self.config.environment.max_workers)
         make_environment = partial(Hashed, sizes.turns, self._text(sizes.tool_tokens - TOOL_FRAME, 0), sizes.seed)
         make_conversation = partial(Conversation, Codec(self.tokenizer, FixedRenderer(self.tokenizer)))
-        limits = Limits(sizes.turns, context, step_timeout=600.0, episode_timeout=3600.0, retries=0)
+        limits = EpisodeLimits(sizes.turns, context, step_timeout=600.0, episode_timeout=3600.0, retries=0)
         loop = EpisodeLoop(self.engine, make_environment, make_conversation, self.pool, limits)
         self.rollouts = Rollouts(loop, sizes.seed, max_failed_share=0.0)
         self.sampling = SamplingParams(max_generate_length=sizes.tokens)

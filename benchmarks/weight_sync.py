@@ -25,7 +25,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from mtrl.config.derived import engine_python
 from mtrl.config.engine_schema import ServerConfig, SglangConfig, VllmConfig
 from mtrl.engines.server.api import ServerApi
-from mtrl.engines.server.backend import Place
+from mtrl.engines.server.backend import ServerPlace
 from mtrl.engines.server.launch import Launch
 from mtrl.engines.server.process import ServerProcess, free_port
 from mtrl.engines.server.sync import WeightSync, make_sync
@@ -88,7 +88,7 @@ def measure(engine: str, sizes: Sizes, model: Path, weights: dict[str, Tensor]) 
     """Measure all ways of syncing into one engine."""
     api_class, command, config = ENGINES[engine]
     settings = config(sync_timeout=600.0)
-    place = Place(free_port(), secrets.token_hex(16))
+    place = ServerPlace(free_port(), secrets.token_hex(16))
     launch = Launch(
         settings, str(model), CONTEXT, max_num_seqs=8, gpu_memory_utilization=0.5, dtype=sizes.dtype,
         python=engine_python(engine, None), is_cpu=not torch.cuda.is_available(),

@@ -165,7 +165,7 @@ def doctor_composes(words):
 
 
 def gateway_composes(words):
-    _, overrides = gateway.Settings.of(words)
+    _, overrides = gateway.GatewaySettings.of(words)
     compose(overrides)
 
 

@@ -16,7 +16,7 @@ import mtrl
 from mtrl.command.program import one_sentence
 from mtrl.datasets import Splits
 from mtrl.play.__main__ import main as play
-from mtrl.record.stored import Rows, Stored
+from mtrl.record.stored import RowFinder, StoredLine
 from mtrl.rescore.__main__ import main as rescore
 from mtrl.types import Trajectory, read_trajectories
 from tests import forked
@@ -160,15 +160,15 @@ def test_a_replay_with_fewer_turns_is_reported(demonstrated, found):
 def test_an_ambiguous_row_is_not_used():
     prompt = [{"role": "user", "content": "?"}]
     rows = [{"id": "a", "prompt": prompt, "ground_truth": {"n": n}} for n in (1, 2)]
-    twice, apart = Rows(Splits(rows, [])), Rows(Splits(rows[:1], rows[1:]))
-    line = Stored(Path("x.jsonl"), 1, None)
+    twice, apart = RowFinder(Splits(rows, [])), RowFinder(Splits(rows[:1], rows[1:]))
+    line = StoredLine(Path("x.jsonl"), 1, None)
     with pytest.raises(KeyError, match="2 different rows of train have the id a"):
         twice.find(line, Trajectory("a", "play/train/0", 0))
     with pytest.raises(KeyError, match="no row with the id b"):
         twice.find(line, Trajectory("b", "play/train/0", 0))
     assert apart.find(line, Trajectory("a", "play/train/0", 0)) is rows[0]
     assert apart.find(line, Trajectory("a", "play/test/0", 0)) is rows[1]
-    assert apart.find(Stored(Path("eval_greedy_step_000001.jsonl"), 1, None), Trajectory("a", "", 0)) is rows[1]
+    assert apart.find(StoredLine(Path("eval_greedy_step_000001.jsonl"), 1, None), Trajectory("a", "", 0)) is rows[1]
 
 
 def test_rows_of_other_data_are_not_used(demonstrated, found):
@@ -193,9 +193,9 @@ def broken(messages, row):
 def test_a_function_of_the_messages_needs_no_environment(demonstrated, found, capsys, monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
     wanted = ("reward.components={environment:0,tests.test_rescore.pure:2}",)
-    from mtrl.play.episode import Episode
+    from mtrl.play.episode import TextEpisode
 
-    monkeypatch.setattr(Episode, "open", lambda self: pytest.fail("the environment was asked"))
+    monkeypatch.setattr(TextEpisode, "open", lambda self: pytest.fail("the environment was asked"))
     status, report = found(demonstrated, *wanted)
     assert status == 0 and report["environment_replayed"] is False
     for line, trajectory in zip(report["trajectories"], stored(demonstrated).values(), strict=True):

@@ -10,7 +10,7 @@ from envs.text_to_sql.prompts import harmless, style_of
 from envs.text_to_sql.reward import SCHEMES, EpisodeReward, judge
 from mtrl.environments.base import BaseEnvironment, StepResult
 from mtrl.errors import UserError
-from mtrl.sandbox.sql import Limits, SqlSandbox
+from mtrl.sandbox.sql import QueryLimits, SqlSandbox
 from mtrl.types import Message, Row
 
 _TAG = re.compile(r"</?(?:sql|solution)>")
@@ -46,8 +46,8 @@ class TextToSqlEnv(BaseEnvironment):
         self,
         max_turns: int = 5,
         reward: str = "default",
-        query_operations: int = Limits.operations,
-        query_seconds: float = Limits.seconds,
+        query_operations: int = QueryLimits.operations,
+        query_seconds: float = QueryLimits.seconds,
         observation_rows: int | None = None,
         observation_characters: int | None = None,
         **config: Any,
@@ -61,7 +61,7 @@ class TextToSqlEnv(BaseEnvironment):
         _check_positive("query_operations", query_operations, int)
         for name, value in self.sizes.items():
             _check_positive(f"observation_{name}", value, int)
-        self.limits = Limits(operations=query_operations, seconds=query_seconds)
+        self.limits = QueryLimits(operations=query_operations, seconds=query_seconds)
         self.scheme = reward
         self._sandbox: SqlSandbox | None = None
         self.reset()
@@ -116,7 +116,7 @@ class TextToSqlEnv(BaseEnvironment):
         return self._sandbox
 
 
-def open_database(ground_truth: dict[str, Any], limits: Limits) -> SqlSandbox:
+def open_database(ground_truth: dict[str, Any], limits: QueryLimits) -> SqlSandbox:
     """Open the database of a row, which `ground_truth.script` creates, or whose file is `ground_truth.db`."""
     if "script" in ground_truth:
         return SqlSandbox.from_script(ground_truth["script"], limits)

@@ -6,10 +6,10 @@ from contextlib import closing
 from typing import Any
 
 from mtrl.sandbox.alterations import alterations
-from mtrl.sandbox.sql import Limits, SqlResult, SqlSandbox
+from mtrl.sandbox.sql import QueryLimits, SqlResult, SqlSandbox
 from mtrl.types import Row, Trajectory
 
-LIMITS = Limits(operations=1_000_000_000, seconds=60.0, rows=200_000, result_bytes=64_000_000)
+LIMITS = QueryLimits(operations=1_000_000_000, seconds=60.0, rows=200_000, result_bytes=64_000_000)
 """Limits of the scorer, above those of any episode, so that the scorer can run every query that the reward can run."""
 TAGS = ("<sql>", "</sql>", "<solution>", "</solution>")
 

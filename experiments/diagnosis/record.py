@@ -32,7 +32,7 @@ from mtrl.diagnose.record import Record
 from mtrl.diagnose.walk import walk
 from mtrl.figures.plots import STYLE
 from mtrl.record.run_dir import RunDir
-from mtrl.scoring.agreement import Thresholds, Verdict
+from mtrl.scoring.agreement import Thresholds, TrajectoryAgreement
 from mtrl.types import Trajectory, read_trajectories, write_jsonl
 
 HERE = Path(__file__).parent
@@ -124,8 +124,8 @@ def telling(path: Path, config: Any, count: int) -> Iterator[Trajectory]:
     """Yield `count` trajectories of a file. In half of them, if there are as many, reward and scorer disagree."""
     thresholds = Thresholds(config.evaluation.success_threshold, config.evaluation.success_threshold)
     found = list(read_trajectories(path))
-    agreeing = [t for t in found if thresholds.verdict(t) is Verdict.AGREE]
-    others = [t for t in found if thresholds.verdict(t) is not Verdict.AGREE]
+    agreeing = [t for t in found if thresholds.verdict(t) is TrajectoryAgreement.AGREE]
+    others = [t for t in found if thresholds.verdict(t) is not TrajectoryAgreement.AGREE]
     yield from others[: count - min(count // 2, len(agreeing))]
     yield from agreeing[: count // 2]
 

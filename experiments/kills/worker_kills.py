@@ -32,9 +32,9 @@ from mtrl.engines.base import EngineStats, SamplingParams
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import Family
 from mtrl.rewards.compose import RewardComposer
-from mtrl.rollout.episode import Episodes, Limits, Occupancy
+from mtrl.rollout.episode import BaseLoop, EpisodeLimits, Occupancy
 from mtrl.rollout.processes import Cluster
-from mtrl.rollout.resources import Resources
+from mtrl.rollout.resources import WorkerResources
 from mtrl.rollout.rollouts import stream_seed
 from mtrl.rollout.workers import WorkerRollouts, Workers
 from mtrl.trainer.data.stream import Stream
@@ -96,13 +96,13 @@ class _Engine:
         """Do nothing: the engine has no process."""
 
 
-class SeededEpisodes(Episodes[None]):
+class SeededEpisodes(BaseLoop[None]):
     """Episodes whose tokens and times are functions of their seeds, and whose tokens have the engine's version."""
 
     def __init__(self, turns: int, turn_seconds: float):
         self.engine: Any = _Engine()
-        self.sampling, self.turns, self.turn_seconds = Occupancy(), turns, turn_seconds
-        self.limits = Limits(turns, 1000, TIMEOUT, TIMEOUT, retries=0)
+        self.sampling_clock, self.turns, self.turn_seconds = Occupancy(), turns, turn_seconds
+        self.limits = EpisodeLimits(turns, 1000, TIMEOUT, TIMEOUT, retries=0)
 
     @asynccontextmanager
     async def _open_trajectory(self, trajectory_id: str, sampling: SamplingParams) -> AsyncIterator[None]:
@@ -258,7 +258,7 @@ def main() -> None:
     sizes = Sizes(**vars(parser.parse_args()))
     from mtrl.rollout.cluster import RayCluster
 
-    cluster = RayCluster((partial(loop_of, sizes), sizes.seed), sizes.workers, Resources(), 0)
+    cluster = RayCluster((partial(loop_of, sizes), sizes.seed), sizes.workers, WorkerResources(), 0)
     result = asyncio.run(run(sizes, cluster, kill_process))
     print(table(sizes, result))
     print(json.dumps(asdict(sizes)))

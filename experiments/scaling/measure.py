@@ -37,7 +37,7 @@ from mtrl.config.engine_schema import VllmConfig
 from mtrl.config.schema import AlgorithmConfig
 from mtrl.distributed.broadcast import flatten
 from mtrl.engines.base import SamplingParams
-from mtrl.engines.server.backend import Backend
+from mtrl.engines.server.backend import ServerBackend
 from mtrl.engines.server.checksum import checksum
 from mtrl.engines.server.engine import ServerEngine
 from mtrl.engines.server.router import ReplicaLoad, Router
@@ -48,7 +48,7 @@ from mtrl.models.renderer import make_renderer
 from mtrl.models.tiny import train_tokenizer
 from mtrl.record.trajectories import write_groups
 from mtrl.rollout.conversation import Codec, Conversation
-from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.rollout.episode import EpisodeLimits, EpisodeLoop
 from mtrl.rollout.rollouts import RolloutReport, Rollouts
 from mtrl.trainer.data.admission import Admission
 from mtrl.trainer.data.batching import balance
@@ -172,7 +172,7 @@ def collect(urls: list[str], episodes: int, turns: int, sampled: int, words: int
     """Run episodes. Return the numbers of turns, of prompt tokens and of sampled tokens, and the CPU seconds."""
     tokenizer = train_tokenizer([[{"role": "user", "content": "word answer " * 50}]] * 4, VOCABULARY, ())
     settings = VllmConfig(urls=urls)
-    backend = Backend("vllm", settings, partial(VllmApi, settings=settings), lambda place: NotImplemented)
+    backend = ServerBackend("vllm", settings, partial(VllmApi, settings=settings), lambda place: NotImplemented)
     with tempfile.TemporaryDirectory() as folder:
         engine = ServerEngine(
             backend,
@@ -185,7 +185,7 @@ def collect(urls: list[str], episodes: int, turns: int, sampled: int, words: int
         )
     pool = EnvironmentPool(8)
     codec = Codec(tokenizer, make_renderer(tokenizer))
-    limits = Limits(turns, 1 << 20, step_timeout=600.0, episode_timeout=3600.0, retries=0)
+    limits = EpisodeLimits(turns, 1 << 20, step_timeout=600.0, episode_timeout=3600.0, retries=0)
     loop = EpisodeLoop(engine, partial(Talker, turns, words), partial(Conversation, codec), pool, limits)
     rollouts = Rollouts(loop, 0, max_failed_share=0.0)
     row = {"id": "0", "prompt": [{"role": "user", "content": "word " * words}], "ground_truth": {}}

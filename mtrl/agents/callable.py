@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mtrl.agents.client import AgentClient
-from mtrl.agents.runner import AgentError, Assignment, Outcome, as_outcome
+from mtrl.agents.runner import AgentError, Assignment, ProgramResult, as_outcome
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.types import Row
 
@@ -43,7 +43,7 @@ class CallableRunner:
         """Number of threads that are inside a call of the function, hanging ones included."""
         return self._running_threads
 
-    async def run(self, assignment: Assignment) -> Outcome | None:
+    async def run(self, assignment: Assignment) -> ProgramResult | None:
         """See `Runner`."""
         client = AgentClient(assignment.base_url, assignment.api_key, assignment.model)
         try:

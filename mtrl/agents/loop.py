@@ -11,14 +11,14 @@ from typing import cast
 from mtrl.agents.callable import CallableRunner
 from mtrl.agents.program import ProgramRunner
 from mtrl.agents.remote import RemoteRunner
-from mtrl.agents.runner import AgentError, Assignment, Outcome, Runner
+from mtrl.agents.runner import AgentError, AgentRunner, Assignment, ProgramResult
 from mtrl.agents.slots import Slots
 from mtrl.config.engine_schema import AgentConfig
 from mtrl.engines.base import Engine, EngineLostError, Generation, SamplingParams
 from mtrl.gateway.exchange import RequestError
 from mtrl.gateway.server import MODEL, Gateway
 from mtrl.gateway.session import Session
-from mtrl.rollout.episode import Episodes, Limits, Occupancy, ResponseParseError
+from mtrl.rollout.episode import BaseLoop, EpisodeLimits, Occupancy, ResponseParseError
 from mtrl.types import Row, StopReason, Trajectory
 from mtrl.utils.user_code import load_function
 
@@ -32,19 +32,19 @@ class MissingRewardError(AgentError):
 
 
 @dataclass
-class AgentLoop(Episodes[Session]):
+class AgentLoop(BaseLoop[Session]):
     """Loop of the episodes in which a program calls the policy; all episodes of a run share it."""
 
     gateway: Gateway
-    runner: Runner
-    limits: Limits
+    runner: AgentRunner
+    limits: EpisodeLimits
     max_concurrent: int
-    sampling: Occupancy = field(default_factory=Occupancy)
+    sampling_clock: Occupancy = field(default_factory=Occupancy)
     """Clock of the seconds in which at least one turn was being sampled."""
 
     def __post_init__(self) -> None:
         self.engine: Engine = self.gateway.engine
-        self.gateway.engine = cast(Engine, TimedEngine(self.engine, self.sampling))
+        self.gateway.engine = cast(Engine, TimedEngine(self.engine, self.sampling_clock))
         self._slots: Slots[Session] = Slots(self.max_concurrent)
         self._starting: asyncio.Task[None] | None = None
 
@@ -113,7 +113,7 @@ class AgentLoop(Episodes[Session]):
         else:
             trajectory.stop_reason = StopReason.DONE
 
-    async def _outcome(self, session: Session, assignment: Assignment) -> Outcome | None:
+    async def _outcome(self, session: Session, assignment: Assignment) -> ProgramResult | None:
         """Run the program until it ends, and return its outcome.
 
         Raises:
@@ -134,7 +134,7 @@ class AgentLoop(Episodes[Session]):
             raise session.failure
         return running.result()
 
-    async def _until_ended(self, session: Session, assignment: Assignment) -> Outcome | None:
+    async def _until_ended(self, session: Session, assignment: Assignment) -> ProgramResult | None:
         outcome = await self.runner.run(assignment)
         if outcome is None and self.runner.ends_by_report:
             await session.finished.wait()
@@ -162,20 +162,20 @@ class TimedEngine:
     """Wrapper around the engine of the sessions that measures when turns are being sampled."""
 
     engine: Engine
-    sampling: Occupancy
+    sampling_clock: Occupancy
 
     def open(self, trajectory_id: str) -> None:
         self.engine.open(trajectory_id)
 
     async def generate(self, trajectory_id: str, prompt: list[int], sampling: SamplingParams) -> Generation:
-        with self.sampling:
+        with self.sampling_clock:
             return await self.engine.generate(trajectory_id, prompt, sampling)
 
     def release(self, trajectory_id: str) -> None:
         self.engine.release(trajectory_id)
 
 
-def make_runner(agent: AgentConfig) -> Runner:
+def make_runner(agent: AgentConfig) -> AgentRunner:
     """Create the runner of the configured agent.
 
     Raises:
@@ -189,7 +189,7 @@ def make_runner(agent: AgentConfig) -> Runner:
     return RemoteRunner(agent.url, agent.api_key_env)
 
 
-def _set_rewards(session: Session, outcome: Outcome) -> None:
+def _set_rewards(session: Session, outcome: ProgramResult) -> None:
     """Pass the outcome's rewards, if any, to the session.
 
     Raises:
@@ -203,7 +203,7 @@ def _set_rewards(session: Session, outcome: Outcome) -> None:
         raise AgentError(f"the program's rewards do not fit: {error.message}") from None
 
 
-def _reported_failure(session: Session, outcome: Outcome | None) -> AgentError | None:
+def _reported_failure(session: Session, outcome: ProgramResult | None) -> AgentError | None:
     """Return the error of a program that has ended by itself: a failure that it reported, or a missing reward."""
     reported = outcome.error if outcome is not None and outcome.error else session.error
     if reported or session.status == "failed":

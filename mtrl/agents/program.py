@@ -20,7 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from mtrl.agents.output import Output
-from mtrl.agents.runner import AgentError, Assignment, Outcome, as_outcome
+from mtrl.agents.runner import AgentError, Assignment, ProgramResult, as_outcome
 from mtrl.config.derived import program_path
 from mtrl.engines.server.environment import agent_environment, secrets_of
 from mtrl.engines.server.log_errors import error_line
@@ -58,7 +58,7 @@ class ProgramRunner:
         self.name, self.env, self.passed = Path(command[0]).name, dict(env), tuple(passed)
         self._cleanup_pool = EnvironmentPool(max_concurrent)
 
-    async def run(self, assignment: Assignment) -> Outcome | None:
+    async def run(self, assignment: Assignment) -> ProgramResult | None:
         """See `Runner`."""
         folder, output, process = Path(mkdtemp(prefix="mtrl-agent-")), None, None
         try:

@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from mtrl.agents.runner import AgentError, Assignment, Outcome, as_outcome
+from mtrl.agents.runner import AgentError, Assignment, ProgramResult, as_outcome
 from mtrl.engines.server.api import ServerError
 from mtrl.engines.server.http import Http
 from mtrl.errors import UserError
@@ -46,7 +46,7 @@ class RemoteRunner:
         self._http = Http(self.url, token)
         self._check_health(token)
 
-    async def run(self, assignment: Assignment) -> Outcome | None:
+    async def run(self, assignment: Assignment) -> ProgramResult | None:
         """See `Runner`."""
         try:
             # The request needs no time limit, because the episode loop has one.
@@ -56,7 +56,7 @@ class RemoteRunner:
         outcome = (
             as_outcome(answer, f"POST {self.url}/rollout") if isinstance(answer, dict | list | float | int) else None
         )
-        return None if outcome == Outcome() else outcome
+        return None if outcome == ProgramResult() else outcome
 
     async def close(self) -> None:
         await self._http.close()

@@ -33,7 +33,7 @@ class Assignment:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ProgramResult:
     """Result that a program returned."""
 
     rewards: float | list[float] | None = None
@@ -43,13 +43,13 @@ class Outcome:
     """Error message, if the program reported a failure."""
 
 
-class Runner(Protocol):
+class AgentRunner(Protocol):
     """Starts programs, several at once."""
 
     ends_by_report: bool
     """Whether an episode for which `run` returned None continues until the program reports its end."""
 
-    async def run(self, assignment: Assignment) -> Outcome | None:
+    async def run(self, assignment: Assignment) -> ProgramResult | None:
         """Run one episode. When this returns, raises or is cancelled, no process of the program runs on this machine.
 
         Raises:
@@ -60,7 +60,7 @@ class Runner(Protocol):
         """Release all resources."""
 
 
-def as_outcome(value: Any, what: str) -> Outcome | None:
+def as_outcome(value: Any, what: str) -> ProgramResult | None:
     """Convert the value that a program returned: None, a number, a list of numbers, or `{"reward": …, "metrics": {…}}`.
 
     Args:
@@ -69,17 +69,17 @@ def as_outcome(value: Any, what: str) -> Outcome | None:
     Raises:
         TypeError: the value has none of these forms, or a number is not finite.
     """
-    if value is None or isinstance(value, Outcome):
+    if value is None or isinstance(value, ProgramResult):
         return value
     if not isinstance(value, Mapping):
-        return Outcome(_rewards(value, what))
+        return ProgramResult(_rewards(value, what))
     reward, metrics, error = value.get("reward", value.get("rewards")), value.get("metrics") or {}, None
     if value.get("status") in ("error", "failed"):
         error = str(value.get("error") or value.get("message") or "the program reported that it failed")
     if not isinstance(metrics, Mapping):
         raise TypeError(f"{what} returned the metrics {metrics!r:.200}; they must be numbers by name")
     numbers = named(metrics, f"{what} returned metrics", LARGEST_METRIC)
-    return Outcome(None if reward is None else _rewards(reward, what), numbers, error)
+    return ProgramResult(None if reward is None else _rewards(reward, what), numbers, error)
 
 
 def _rewards(value: Any, what: str) -> float | list[float]:

@@ -11,7 +11,7 @@ from mtrl.algorithms.losses import MAX_LOG_RATIO, clamped_log_ratio
 
 
 @dataclass(frozen=True)
-class Drift:
+class DriftSums:
     """Sums over tokens, and over trajectories, of functions of d = trainer - rollout (nats).
 
     `+` combines micro-batches and ranks; a trajectory that is split over two of them counts as two trajectories.
@@ -32,8 +32,8 @@ class Drift:
     perplexity_ratio: float = 0.0
     """Sum over trajectories of e^(-mean d), the trainer's perplexity divided by the engine's."""
 
-    def __add__(self, other: Drift) -> Drift:
-        return Drift(
+    def __add__(self, other: DriftSums) -> DriftSums:
+        return DriftSums(
             self.tokens + other.tokens,
             self.difference + other.difference,
             self.absolute + other.absolute,
@@ -77,7 +77,9 @@ class Drift:
         return {prefix + name: value for name, value in values.items()}
 
 
-def measure(trainer: Tensor, rollout: Tensor, mask: Tensor | None = None, trajectory: Tensor | None = None) -> Drift:
+def measure(
+    trainer: Tensor, rollout: Tensor, mask: Tensor | None = None, trajectory: Tensor | None = None
+) -> DriftSums:
     """Return the drift over the tokens where `mask` is true (None: over all tokens); in ratios d is clamped to ±20.
 
     Args:
@@ -89,12 +91,12 @@ def measure(trainer: Tensor, rollout: Tensor, mask: Tensor | None = None, trajec
         trainer, rollout = trainer[chosen], rollout[chosen]
         trajectory = None if trajectory is None else trajectory[chosen]
     if not trainer.numel():
-        return Drift()
+        return DriftSums()
     trainer, rollout = trainer.detach().double(), rollout.detach().double()
     difference, d = trainer - rollout, clamped_log_ratio(trainer, rollout)
     ratio = d.exp()
     sums, counts = _per_trajectory(d, trajectory)
-    return Drift(
+    return DriftSums(
         tokens=trainer.numel(),
         difference=difference.sum().item(),
         absolute=difference.abs().sum().item(),

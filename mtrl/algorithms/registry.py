@@ -18,7 +18,7 @@ from mtrl.utils.user_code import load_function
 
 
 @dataclass(frozen=True)
-class Entry:
+class RegisteredFunction:
     """A function with the properties that its callers need. Calling the entry calls the function."""
 
     name: str
@@ -45,14 +45,14 @@ class Registry:
         self.key = key
         self.home = home
         """Module that registers the built-in functions when it is imported."""
-        self._entries: dict[str, Entry] = {}
+        self._entries: dict[str, RegisteredFunction] = {}
         self._aliases: dict[str, str] = {}
 
     def register(self, name: str, *, aliases: Sequence[str] = (), **traits: Any) -> Callable:
         """Decorator that registers the function under `name` and its aliases and returns it unchanged.
 
         Args:
-            traits: the other fields of `Entry`.
+            traits: the other fields of `RegisteredFunction`.
 
         Raises:
             ValueError: one of the names is already registered.
@@ -62,7 +62,7 @@ class Registry:
             for word in (name, *aliases):
                 if word in self._entries or word in self._aliases:
                     raise ValueError(f"{self.key}={word} is already registered")
-            self._entries[name] = Entry(name, function, **traits)
+            self._entries[name] = RegisteredFunction(name, function, **traits)
             self._aliases.update(dict.fromkeys(aliases, name))
             list_registered(self.key, (name, *aliases))
             return function
@@ -78,7 +78,7 @@ class Registry:
         importlib.import_module(self.home)
         return sorted({*self._entries, *self._aliases})
 
-    def find(self, name: str) -> Entry:
+    def find(self, name: str) -> RegisteredFunction:
         """Return the entry called `name`, or an entry of the function at the dotted path `name`.
 
         Raises:
@@ -89,7 +89,9 @@ class Registry:
         if "." in name:
             function = load_function(name, self.key)
             # A user's module may have registered the function with its traits while it was imported.
-            return next((e for e in self._entries.values() if e.function is function), Entry(name, function))
+            return next(
+                (e for e in self._entries.values() if e.function is function), RegisteredFunction(name, function)
+            )
         raise UserError(unknown(self.key, name, self.names()))
 
 

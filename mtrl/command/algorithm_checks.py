@@ -9,7 +9,7 @@ import math
 
 from omegaconf import DictConfig
 
-from mtrl.algorithms.registry import ESTIMATORS, Entry
+from mtrl.algorithms.registry import ESTIMATORS, RegisteredFunction
 from mtrl.config.choices import BOUNDS
 from mtrl.config.derived import distils
 from mtrl.errors import UserError
@@ -22,7 +22,7 @@ NEEDS_OLD = ("tis", "sequence_tis", "icepop")
 that weight. Corrections that only mask (mis, geometric) work with either anchor."""
 
 
-def method_of(cfg: DictConfig) -> Entry:
+def method_of(cfg: DictConfig) -> RegisteredFunction:
     """Return the registry entry of the advantage estimator."""
     return ESTIMATORS.find(cfg.algorithm.advantage_method)
 

@@ -27,7 +27,7 @@ EXPERIMENTS = Path(mtrl.__file__).parent.parent / "conf" / "experiment"
 
 
 @dataclass(frozen=True)
-class Found:
+class ForeignKey:
     """A foreign key and its replacement in mtrl."""
 
     framework: str
@@ -126,12 +126,12 @@ def translate(key: str, value: str) -> str:
     return VALUES.get(key, {}).get(value, value)
 
 
-def find_exact(path: str) -> Found | None:
+def find_exact(path: str) -> ForeignKey | None:
     """Return the table entry of exactly this foreign key, or None."""
-    return next((Found(name, path, table[path]) for name, table in FRAMEWORKS.items() if path in table), None)
+    return next((ForeignKey(name, path, table[path]) for name, table in FRAMEWORKS.items() if path in table), None)
 
 
-def find_ending(path: str, least: int = 1) -> Found | None:
+def find_ending(path: str, least: int = 1) -> ForeignKey | None:
     """Return the entry with the same ending as `path`, for keys without their section or in another one. The longest
     ending is tried first; None if no ending leads to a single key of mtrl.
 
@@ -142,7 +142,7 @@ def find_ending(path: str, least: int = 1) -> Found | None:
     for start in range(len(words) - least + 1):
         ending = ".".join(words[start:])
         hits = [
-            Found(name, key, ours)
+            ForeignKey(name, key, ours)
             for name, table in FRAMEWORKS.items()
             for key, ours in table.items()
             if f".{key}".endswith(f".{ending}")

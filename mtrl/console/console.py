@@ -19,7 +19,7 @@ from rich.tree import Tree
 
 from mtrl.console.episode_view import Decode, EpisodeView
 from mtrl.console.headline import headline
-from mtrl.console.progress import Progress, Work
+from mtrl.console.progress import ProgressBars, Work
 from mtrl.console.step_table import StepTable
 from mtrl.types import Trajectory
 from mtrl.utils.text import MISSING, decimal, duration, one_line, percent
@@ -53,7 +53,7 @@ class Console:
         self._mirror = mirror
         self._table = StepTable()
         self._pass_1: float | None = None
-        self._progress = Progress(self._rich, self.note)
+        self._progress = ProgressBars(self._rich, self.note)
 
     # -- during the run ----------------------------------------------------------------------------------------------
 

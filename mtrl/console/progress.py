@@ -51,7 +51,7 @@ class Work:
         return f"{self.description}: {self.done}{of} after {duration(time.monotonic() - self._start)}"
 
 
-class Progress:
+class ProgressBars:
     """Shows each `Work` inside `track`. Nested ones are a stack of bars; each bar vanishes when its work is done."""
 
     def __init__(self, console: RichConsole, print_line: Callable[[str], None]):

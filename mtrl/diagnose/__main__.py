@@ -19,7 +19,7 @@ from pathlib import Path
 from mtrl.command.program import run_program
 from mtrl.config.outputs import check_file
 from mtrl.diagnose.finding import Severity
-from mtrl.diagnose.report import Report, diagnose
+from mtrl.diagnose.report import DiagnosisReport, diagnose
 from mtrl.utils.files import replace_text, to_strict_json
 
 
@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(report.diagnosis.worst() == Severity.ALARM)
 
 
-def _show(report: Report) -> None:
+def _show(report: DiagnosisReport) -> None:
     from mtrl.diagnose.screen import show
 
     show(report)

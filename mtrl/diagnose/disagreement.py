@@ -8,8 +8,8 @@ from pathlib import Path
 
 from mtrl.diagnose.finding import Witness
 from mtrl.diagnose.record import Record
-from mtrl.record.stored import Stored, read
-from mtrl.scoring.agreement import Thresholds, Verdict, succeeded
+from mtrl.record.stored import StoredLine, read
+from mtrl.scoring.agreement import Thresholds, TrajectoryAgreement, succeeded
 from mtrl.utils.text import one_line, short
 
 MOST = 2000
@@ -22,7 +22,7 @@ ENOUGH = 5
 
 
 @dataclass(frozen=True)
-class Disagreement:
+class RewardAgreement:
     """Agreement of reward and scorer on the stored trajectories."""
 
     looked_at: int = 0
@@ -57,18 +57,18 @@ class _Tally:
     """Lenient trajectories with the highest rewards, each with its reward."""
 
 
-def disagreement(record: Record) -> Disagreement:
+def disagreement(record: Record) -> RewardAgreement:
     """Compare reward and scorer on the newest training trajectories, from the last two windows of steps."""
     since = max(0, record.step - 2 * record.window)
     return _count(record, record.files("disagree", "train", since=since))
 
 
-def baseline_disagreement(record: Record) -> Disagreement:
+def baseline_disagreement(record: Record) -> RewardAgreement:
     """Compare reward and scorer on the evaluation before training."""
     return _count(record, record.files("eval_sampled", "eval_greedy", until=0))
 
 
-def _count(record: Record, files: Iterable[Path]) -> Disagreement:
+def _count(record: Record, files: Iterable[Path]) -> RewardAgreement:
     tallies: list[_Tally] = []
     for file in files:
         if sum(tally.lines for tally in tallies) >= MOST:
@@ -78,7 +78,7 @@ def _count(record: Record, files: Iterable[Path]) -> Disagreement:
     earned = [reward for tally in tallies for reward in tally.earned]
     best, lowest = witnesses[0][0] if witnesses else 0.0, min(earned, default=0.0)
     fits = witnesses and len(earned) >= ENOUGH and lowest > 1.05 * best
-    return Disagreement(
+    return RewardAgreement(
         sum(tally.looked_at for tally in tallies),
         sum(tally.lenient for tally in tallies),
         sum(tally.strict for tally in tallies),
@@ -95,7 +95,7 @@ def _remembered(record: Record, file: Path) -> _Tally:
 
 
 def _tally(file: Path, thresholds: Thresholds) -> _Tally:
-    lenient: list[Stored] = []
+    lenient: list[StoredLine] = []
     lines = looked_at = counted = strict = 0
     earned: list[float] = []
     for line in read(file):
@@ -105,8 +105,8 @@ def _tally(file: Path, thresholds: Thresholds) -> _Tally:
             continue
         verdict, whole = thresholds.verdict(trajectory), line.kind != "disagree"
         looked_at += whole
-        strict += whole and verdict == Verdict.STRICT
-        if verdict == Verdict.LENIENT:
+        strict += whole and verdict == TrajectoryAgreement.STRICT
+        if verdict == TrajectoryAgreement.LENIENT:
             lenient.append(line)
             counted += whole
         if succeeded(trajectory, thresholds.success):
@@ -116,11 +116,11 @@ def _tally(file: Path, thresholds: Thresholds) -> _Tally:
     return _Tally(lines, looked_at, counted, strict, tuple(earned), shown)
 
 
-def _reward(line: Stored) -> float:
+def _reward(line: StoredLine) -> float:
     return line.trajectory.reward if line.trajectory else 0.0
 
 
-def _witness(line: Stored) -> Witness:
+def _witness(line: StoredLine) -> Witness:
     trajectory = line.trajectory
     assert trajectory is not None
     text = trajectory.turns[-1].text if trajectory.turns else ""

@@ -37,7 +37,7 @@ METRICS = {
 
 
 @dataclass(frozen=True)
-class Setting:
+class ChangedSetting:
     """A key whose value differs between a child and its parent."""
 
     key: str
@@ -75,7 +75,7 @@ class Link:
 
     parent: str
     child: str
-    settings: tuple[Setting, ...]
+    settings: tuple[ChangedSetting, ...]
     effects: tuple[Effect, ...]
 
     @property
@@ -153,7 +153,7 @@ def _link(parent: Record, child: Record) -> Link:
     )
 
 
-def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Setting]:
+def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[ChangedSetting]:
     """Return the keys with different values. A missing key has the schema's default."""
     first, second = keys.flat(before), keys.flat(after)
     found = []
@@ -164,7 +164,7 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[Set
         default = known.default if known else None
         was, now = first.get(key, default), second.get(key, default)
         if was != now and not (isinstance(was, tuple) and list(was) == now):
-            found.append(Setting(key, was, now))
+            found.append(ChangedSetting(key, was, now))
     return found
 
 

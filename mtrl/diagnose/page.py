@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mtrl.diagnose.finding import Finding
 from mtrl.diagnose.record import Record
-from mtrl.diagnose.report import Report
+from mtrl.diagnose.report import DiagnosisReport
 from mtrl.utils.text import html_text, short
 
 CURVES = 4
@@ -23,7 +23,7 @@ dt { font-weight: 600; } dd { margin: 0 0 .5rem 1rem; }
 """
 
 
-def page(report: Report) -> str:
+def page(report: DiagnosisReport) -> str:
     """Return the whole document. Text of a run is escaped. The page has no script, and its policy forbids scripts."""
     name = html_text(str(report.record.path))
     findings = "".join(_section(report, finding) for finding in report.diagnosis.findings)
@@ -42,7 +42,7 @@ def page(report: Report) -> str:
     )
 
 
-def _section(report: Report, finding: Finding) -> str:
+def _section(report: DiagnosisReport, finding: Finding) -> str:
     parts = [
         f'<section class="{finding.severity.value}"><h2>{html_text(finding.title)}</h2>',
         f"<p class=soft>{finding.severity.value} · {html_text(finding.rule)} · "
@@ -71,7 +71,7 @@ def _changes(finding: Finding) -> str:
     return f"<dl>{''.join(rows)}</dl>" if rows else ""
 
 
-def _lineage(report: Report) -> str:
+def _lineage(report: DiagnosisReport) -> str:
     rows = []
     for link in report.links:
         changed = ", ".join(map(str, link.settings)) or "nothing"
@@ -83,7 +83,7 @@ def _lineage(report: Report) -> str:
     return _list([*rows, *map(html_text, report.remarks)])
 
 
-def _early(report: Report) -> str:
+def _early(report: DiagnosisReport) -> str:
     early = ", ".join(report.diagnosis.early)
     return f"<p class=soft>Too early to tell: {html_text(early)}</p>" if early else ""
 

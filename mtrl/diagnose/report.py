@@ -16,7 +16,7 @@ from mtrl.errors import UserError
 
 
 @dataclass
-class Report:
+class DiagnosisReport:
     """Report of `python -m mtrl.diagnose`."""
 
     record: Record
@@ -57,7 +57,7 @@ class Report:
         }
 
 
-def diagnose(path: Path) -> Report:
+def diagnose(path: Path) -> DiagnosisReport:
     """Diagnose the run in a folder.
 
     Raises:
@@ -77,12 +77,12 @@ def diagnose(path: Path) -> Report:
             f"this run changed {links[-1].decisions} settings of its parent at once ({changed}): "
             "their effects cannot be separated; change one at a time"
         )
-    report = Report(record, diagnosis, links, remarks)
+    report = DiagnosisReport(record, diagnosis, links, remarks)
     report.command = _command(report)
     return report
 
 
-def _command(report: Report) -> str | None:
+def _command(report: DiagnosisReport) -> str | None:
     """Return the command of the first finding; None if it proposes no change or is only a note."""
     first = report.first
     if first is None or first.change is None or first.severity == Severity.NOTE:

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.lineage import Link
-from mtrl.diagnose.report import Report
+from mtrl.diagnose.report import DiagnosisReport
 from mtrl.diagnose.stats import sparkline
 from mtrl.utils.text import one_line, short
 
@@ -21,7 +21,7 @@ CURVES = 3
 """Maximum number of metrics whose curves are shown for a finding."""
 
 
-def show(report: Report, file: TextIO | None = None, width: int | None = None) -> None:
+def show(report: DiagnosisReport, file: TextIO | None = None, width: int | None = None) -> None:
     """Print the report. All text from a run is cleaned, because a response must not act on the terminal."""
     screen = Console(file=file or sys.stdout, width=width, highlight=False, markup=False, emoji=False)
     record, diagnosis = report.record, report.diagnosis
@@ -47,14 +47,14 @@ def show(report: Report, file: TextIO | None = None, width: int | None = None) -
         _line(screen, "too early to tell", f"{names} (a decision needs a window of {record.window} steps)", "dim")
 
 
-def _healthy(screen: Console, report: Report) -> None:
+def _healthy(screen: Console, report: DiagnosisReport) -> None:
     if report.status == "healthy":
         _line(screen, "healthy", f"none of: {', '.join(report.diagnosis.checked)}", "bold green")
     else:
         _line(screen, "no symptom yet", f"checked: {', '.join(report.diagnosis.checked) or 'nothing'}")
 
 
-def _full(screen: Console, report: Report, finding: Finding) -> None:
+def _full(screen: Console, report: DiagnosisReport, finding: Finding) -> None:
     screen.print()
     screen.print(
         Text.assemble(

@@ -31,7 +31,7 @@ _LOOK = 0.01
 """Interval between two checks of a transfer on a GPU, in seconds."""
 
 
-class Group:
+class GroupMembership:
     """Membership of this process in a process group."""
 
     def __init__(self, process_group: Any, device: torch.device):
@@ -63,7 +63,7 @@ class Group:
                     end()
 
 
-_OPEN: weakref.WeakSet[Group] = weakref.WeakSet()
+_OPEN: weakref.WeakSet[GroupMembership] = weakref.WeakSet()
 
 
 @atexit.register
@@ -107,7 +107,7 @@ def join_group(
     name: str,
     timeout: float,
     store: dist.Store | None = None,
-) -> Group:
+) -> GroupMembership:
     """Join a group; return when all members have joined.
 
     Args:
@@ -129,7 +129,7 @@ def join_group(
         options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._timeout = limit
         options._devices = [_gloo_device(host)]
-        return Group(
+        return GroupMembership(
             dist.ProcessGroupGloo(dist.PrefixStore("cpu/", members), rank, world_size, options), torch.device("cpu")
         )
     if backend == "nccl":
@@ -138,11 +138,13 @@ def join_group(
         options.global_ranks_in_group = []
         options.group_name = name  # type: ignore[assignment]
         device = torch.device("cuda", torch.cuda.current_device())
-        return Group(dist.ProcessGroupNCCL(dist.PrefixStore("cuda/", members), rank, world_size, options), device)
+        return GroupMembership(
+            dist.ProcessGroupNCCL(dist.PrefixStore("cuda/", members), rank, world_size, options), device
+        )
     raise ValueError(f"weights are broadcast by gloo or nccl, not by {backend}")
 
 
-def broadcast(group: Group, tensors: Sequence[Tensor], timeout: float) -> None:
+def broadcast(group: GroupMembership, tensors: Sequence[Tensor], timeout: float) -> None:
     """Send tensors from rank 0, as one message of bytes (SGLang's `flattened_bucket`). When it returns, the tensors may
     be changed.
 
@@ -153,7 +155,11 @@ def broadcast(group: Group, tensors: Sequence[Tensor], timeout: float) -> None:
 
 
 def receive(
-    group: Group, dtypes: Sequence[str], shapes: Sequence[Sequence[int]], device: torch.device | str, timeout: float
+    group: GroupMembership,
+    dtypes: Sequence[str],
+    shapes: Sequence[Sequence[int]],
+    device: torch.device | str,
+    timeout: float,
 ) -> list[Tensor]:
     """Receive the tensors that rank 0 sends by `broadcast`: views of one buffer on `device`, in the sender's order.
 
@@ -171,7 +177,7 @@ def receive(
     return [part.view(kind).reshape(tuple(shape)) for part, kind, shape in zip(parts, kinds, shapes, strict=True)]
 
 
-def leave(group: Group) -> None:
+def leave(group: GroupMembership) -> None:
     """Leave the group, in any state. It must be called on every path: see `_leave_all`.
 
     A broadcast that waits in another thread ends at its time limit; gloo cannot cancel it.

@@ -27,7 +27,7 @@ class Order:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RankResult:
     """Result of a call on one rank."""
 
     value: Any = None
@@ -119,14 +119,14 @@ class RankGroup:
                 self._lock.release()
         self.world.links.lifeline.close()
 
-    def _take_part(self, order: Order, shares: Sequence[tuple] | None) -> list[Outcome]:
+    def _take_part(self, order: Order, shares: Sequence[tuple] | None) -> list[RankResult]:
         """Execute this rank's part of a call; return the outcomes of all ranks on the leader, an empty list on
         others."""
         share = self.world.scatter(shares) if order.has_shares else ()
         try:
-            outcome = Outcome(self._call(order, share))
+            outcome = RankResult(self._call(order, share))
         except UserError as error:
-            outcome = Outcome(refusal=str(error))
+            outcome = RankResult(refusal=str(error))
         return self.world.gather(outcome) or []
 
     def _call(self, order: Order, share: tuple) -> Any:

@@ -31,7 +31,7 @@ from mtrl.doctor.plan_report import page
 from mtrl.doctor.self_test import program
 from mtrl.errors import UserError
 from mtrl.preflight import report
-from mtrl.preflight.result import Result, Status, to_json, worst
+from mtrl.preflight.result import CheckResult, Status, to_json, worst
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -102,9 +102,9 @@ def look(args: argparse.Namespace) -> int:
     return int(not runs)
 
 
-def examine(no_smoke: bool = False) -> Iterator[Result]:
+def examine(no_smoke: bool = False) -> Iterator[CheckResult]:
     """Yield all results; the smoke run comes last, and only if no check failed before it."""
-    results: list[Result] = []
+    results: list[CheckResult] = []
     for result in run(CHECKS):
         results.append(result)
         yield result
@@ -113,7 +113,7 @@ def examine(no_smoke: bool = False) -> Iterator[Result]:
         yield from run(last, SMOKE_LIMIT + 30)
 
 
-def advice(results: Sequence[Result]) -> list[Advice]:
+def advice(results: Sequence[CheckResult]) -> list[Advice]:
     """Return the advice that follows from the results."""
     passed = {result.name for result in results if result.status == Status.PASS}
     engine = next((name for name in ("vllm", "sglang") if name in passed), None)

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from queue import Empty, Queue
 
 from mtrl.doctor import checks
-from mtrl.preflight.result import Result, failed, warned
+from mtrl.preflight.result import CheckResult, failed, warned
 
-Check = Callable[[], Result]
+Check = Callable[[], CheckResult]
 
 LIMIT = 90.0
 """Time limit of a check, in seconds: a dead network drive never answers."""
@@ -33,7 +33,7 @@ CHECKS: dict[str, Check] = {
 }
 
 
-def run(chosen: dict[str, Check], seconds: float = LIMIT) -> Iterator[Result]:
+def run(chosen: dict[str, Check], seconds: float = LIMIT) -> Iterator[CheckResult]:
     """Yield each result as its check completes. A check that hangs or crashes is reported as failed (or as a warning if
     it is not essential), and the next check starts."""
     for name, check in chosen.items():
@@ -41,8 +41,8 @@ def run(chosen: dict[str, Check], seconds: float = LIMIT) -> Iterator[Result]:
         yield _within(name, check, seconds).named(name, time.monotonic() - start)
 
 
-def _within(name: str, check: Check, seconds: float) -> Result:
-    answers: Queue[Result] = Queue()
+def _within(name: str, check: Check, seconds: float) -> CheckResult:
+    answers: Queue[CheckResult] = Queue()
     bad = failed if name in ESSENTIAL else warned
 
     def ask() -> None:

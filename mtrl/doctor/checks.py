@@ -21,9 +21,9 @@ from pathlib import Path
 
 from mtrl.config.derived import engine_python
 from mtrl.doctor import machine
-from mtrl.doctor.packages import BASE, HIDDEN, Found, look, wanted
+from mtrl.doctor.packages import BASE, HIDDEN, InstalledPackage, look, wanted
 from mtrl.errors import UserError
-from mtrl.preflight.result import Result, failed, passed, skipped, warned
+from mtrl.preflight.result import CheckResult, failed, passed, skipped, warned
 from mtrl.utils.files import cache_folder
 from mtrl.utils.process import usable_cores
 
@@ -42,7 +42,7 @@ LAUNCH_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MAS
 """Environment variables that torchrun sets for a rank. They are removed, because the smoke run is no rank."""
 
 
-def python() -> Result:
+def python() -> CheckResult:
     found = platform.python_version()
     if sys.version_info < LEAST_PYTHON:
         needed = ".".join(map(str, LEAST_PYTHON))
@@ -50,7 +50,7 @@ def python() -> Result:
     return passed(f"Python {found}, {platform.system()} {platform.machine()}, {sys.prefix}")
 
 
-def packages() -> Result:
+def packages() -> CheckResult:
     """Check the packages that mtrl itself requires."""
     try:
         found = look(wanted()[BASE])
@@ -61,7 +61,7 @@ def packages() -> Result:
     return passed(f"all {len(found)} packages are within the ranges of setup.py")
 
 
-def torch() -> Result:
+def torch() -> CheckResult:
     """Check PyTorch, and whether the driver supports its CUDA version."""
     try:
         found = machine.ask_torch()
@@ -82,7 +82,7 @@ def torch() -> Result:
     return warned(f"{built}, and it finds no GPU", "check whether CUDA_VISIBLE_DEVICES or the container hides them")
 
 
-def devices() -> Result:
+def devices() -> CheckResult:
     try:
         gpus = machine.ask_torch().gpus
     except RuntimeError:
@@ -93,7 +93,7 @@ def devices() -> Result:
     return passed(f"{len(gpus)} GPU{'s' if len(gpus) > 1 else ''}: {sizes}")
 
 
-def host() -> Result:
+def host() -> CheckResult:
     """Check the cores and the main memory."""
     cores, sizes = usable_cores(), machine.memory()
     if sizes is None:
@@ -104,7 +104,7 @@ def host() -> Result:
     return passed(sizes_text)
 
 
-def extras() -> Result:
+def extras() -> CheckResult:
     """Check the optional extras. Engines are not among them, because they have environments of their own."""
     try:
         by_extra = wanted()
@@ -125,17 +125,17 @@ def extras() -> Result:
     return passed(listed)
 
 
-def _mismatches(found: list[Found]) -> str:
+def _mismatches(found: list[InstalledPackage]) -> str:
     return "; ".join(
         f"{one.requirement.name} {one.version or 'is missing'}, required {one.requirement.specifier}"
         for one in found[:4]
     )
 
 
-def engine(name: str) -> Callable[[], Result]:
+def engine(name: str) -> Callable[[], CheckResult]:
     """Return the check of an engine that samples on servers."""
 
-    def look_for() -> Result:
+    def look_for() -> CheckResult:
         try:
             interpreter = engine_python(name, None)
         except UserError:
@@ -151,7 +151,7 @@ def engine(name: str) -> Callable[[], Result]:
     return look_for
 
 
-def ports() -> Result:
+def ports() -> CheckResult:
     """Check the ports: servers use free ports of the loopback interface; torchrun over several machines uses a fixed
     port."""
     try:
@@ -172,7 +172,7 @@ def ports() -> Result:
     return passed(f"free ports exist, and torchrun's {RENDEZVOUS} is free")
 
 
-def disk() -> Result:
+def disk() -> CheckResult:
     """Check the free disk space in the folders of runs and of the cache."""
     folders, least = [], None
     for name, folder in {"runs": Path("outputs"), "cache": cache_folder()}.items():
@@ -195,7 +195,7 @@ def _elsewhere(name: str) -> str:
     return "name another folder: run_dir=FOLDER" if name == "runs" else "name another folder: MTRL_CACHE=FOLDER"
 
 
-def sandbox() -> Result:
+def sandbox() -> CheckResult:
     """Check that commands of agents can run in namespaces of their own, by running one command."""
     from mtrl.sandbox.isolation import check_isolation
 
@@ -207,7 +207,7 @@ def sandbox() -> Result:
     return passed("bubblewrap isolates commands (one was run)")
 
 
-def aws() -> Result:
+def aws() -> CheckResult:
     """Check which sources of AWS credentials exist. The credentials are not read, and AWS is not contacted."""
     home, env = Path.home() / ".aws", os.environ
     shared = Path(env.get("AWS_SHARED_CREDENTIALS_FILE", home / "credentials"))
@@ -228,7 +228,7 @@ def aws() -> Result:
     return passed(f"credentials: {', '.join(found)} (not tried)")
 
 
-def git() -> Result:
+def git() -> CheckResult:
     program = shutil.which("git")
     if program is None:
         return warned("git is not installed, so runs record no commit", "install it: apt-get install git")
@@ -238,7 +238,7 @@ def git() -> Result:
         return warned(f"git does not work: {error}", "install it again: apt-get install --reinstall git")
 
 
-def smoke(seconds: float = SMOKE_LIMIT) -> Result:
+def smoke(seconds: float = SMOKE_LIMIT) -> CheckResult:
     """Create the tiny policy, train it for two steps, and read the summary of the run."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mtrl-doctor-") as folder:

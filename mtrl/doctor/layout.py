@@ -16,7 +16,7 @@ GIB = 2**30
 
 
 @dataclass(frozen=True)
-class Layout:
+class MemoryLayout:
     """The numbers that determine how memory is divided among GPUs."""
 
     ranks: int
@@ -37,7 +37,7 @@ class Layout:
     """Whether the run starts the servers, on the GPUs of the first machine."""
 
     @classmethod
-    def of(cls, config: Config, bfloat16: bool = True) -> Layout:
+    def of(cls, config: Config, bfloat16: bool = True) -> MemoryLayout:
         """Return the numbers of a configuration. `bfloat16` is whether the ranks' devices multiply bfloat16."""
         machines = config.placement.machines
         here = ranks_here(config.placement)

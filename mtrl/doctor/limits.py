@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from mtrl.config.schema import Config
 from mtrl.doctor.architecture import Architecture
-from mtrl.doctor.layout import Layout
+from mtrl.doctor.layout import MemoryLayout
 from mtrl.errors import UserError
 
 
@@ -23,7 +23,7 @@ def check_limits(config: Config, model: Architecture) -> None:
         )
     if config.model.lora_rank:
         _check_adapters(config.model.lora_rank, config.model.lora_target_modules, model)
-    servers = Layout.of(config).servers
+    servers = MemoryLayout.of(config).servers
     if servers is not None and model.num_attention_heads % servers.tensor_parallel_size:
         sizes = ", ".join(str(size) for size in (1, 2, 4, 8) if not model.num_attention_heads % size)
         raise UserError(

@@ -15,7 +15,7 @@ from mtrl.config.derived import SERVER_ALLOWANCE, WEIGHT_BUCKET, cache_budget, m
 from mtrl.config.schema import Config
 from mtrl.doctor.activations import FLOAT32, adapter_bytes, layer_bytes
 from mtrl.doctor.architecture import Architecture
-from mtrl.doctor.layout import GIB, Layout, context_of, needs_critic, needs_reference, teacher_of
+from mtrl.doctor.layout import GIB, MemoryLayout, context_of, needs_critic, needs_reference, teacher_of
 
 PROCESS = 2 * GIB
 """Allowance for a process on a GPU, in bytes: CUDA's context, workspaces of cuBLAS, buffers of NCCL."""
@@ -101,7 +101,7 @@ class Memory:
             device: device of a rank; None: a GPU of the placement.
         """
         self.config, self.model, self.device = config, model, device or gpu(config)
-        self.layout = Layout.of(config, self.device.bfloat16)
+        self.layout = MemoryLayout.of(config, self.device.bfloat16)
         self.teacher = teacher_of(config)
         lora = config.model
         self.targets = tuple(lora.lora_target_modules)

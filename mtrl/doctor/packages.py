@@ -16,7 +16,7 @@ HIDDEN = ("dev",)
 
 
 @dataclass(frozen=True)
-class Found:
+class InstalledPackage:
     """A requirement, and the version that is installed."""
 
     requirement: Requirement
@@ -52,9 +52,9 @@ def sort(lines: Iterable[str]) -> dict[str, list[Requirement]]:
     return by_extra
 
 
-def look(requirements: Iterable[Requirement]) -> list[Found]:
+def look(requirements: Iterable[Requirement]) -> list[InstalledPackage]:
     """Return each requirement with its installed version."""
-    return [Found(requirement, _version(requirement.name)) for requirement in requirements]
+    return [InstalledPackage(requirement, _version(requirement.name)) for requirement in requirements]
 
 
 def _version(name: str) -> str | None:

@@ -52,7 +52,7 @@ class EngineStats:
     extra: dict[str, float] = field(default_factory=dict)
 
 
-class Sampler(Protocol):
+class TurnSampler(Protocol):
     """The part of an engine that samples turns."""
 
     async def generate(self, trajectory_id: str, prompt: Any, sampling: SamplingParams) -> Generation:
@@ -64,7 +64,7 @@ class Sampler(Protocol):
         """
 
 
-class Engine(Sampler, Protocol):
+class Engine(TurnSampler, Protocol):
     """Protocol that every backend implements."""
 
     version: int

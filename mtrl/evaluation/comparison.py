@@ -36,7 +36,7 @@ class PassDifference:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ModelComparison:
     """The evaluated model compared with another one, on the rows that have an episode of both that did not fail."""
 
     model: str
@@ -69,7 +69,7 @@ def comparisons(
     others: Sequence[tuple[str, Sequence[Group]]],
     kind: str,
     config: EvaluationConfig,
-) -> list[Comparison]:
+) -> list[ModelComparison]:
     """Return one comparison for each other model that has a row in common with the evaluated model.
 
     Args:
@@ -99,7 +99,7 @@ def _rows(groups: Sequence[Group], threshold: float) -> Rows:
 
 def _compare(
     model: str, mine: Rows, other: str, theirs: Rows, kind: str, config: EvaluationConfig
-) -> Comparison | None:
+) -> ModelComparison | None:
     both = [key for key in mine if key in theirs]
     if not both:
         return None
@@ -107,7 +107,7 @@ def _compare(
     changes = [RowChange(key[0], b, a) for key, b, a in zip(both, before, after, strict=True)]
     single = all(len(rows[key]) == 1 for rows in (mine, theirs) for key in both)
     paired = compare(before, after)
-    return Comparison(
+    return ModelComparison(
         model=model,
         other=other,
         kind=kind,

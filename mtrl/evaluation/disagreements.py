@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mtrl.evaluation.results import Result
-from mtrl.scoring.agreement import Thresholds, Verdict
-from mtrl.scoring.measures import Episode
+from mtrl.evaluation.results import ModelResult
+from mtrl.scoring.agreement import Thresholds, TrajectoryAgreement
+from mtrl.scoring.measures import ScoredEpisode
 from mtrl.utils.text import cut
 
 RESPONSE_CHARACTERS = 4000
@@ -21,15 +21,15 @@ class Disagreement:
     id: str
     """Id of the trajectory: its group and its index within the group."""
     row: str
-    verdict: Verdict
+    verdict: TrajectoryAgreement
     reward: float
     score: float | None
     last_response: str
     """Text of the last turn. The middle of a long text is left out."""
-    episode: Episode = field(repr=False)
+    episode: ScoredEpisode = field(repr=False)
 
 
-def disagreements(model: str, kind: str, result: Result, thresholds: Thresholds) -> list[Disagreement]:
+def disagreements(model: str, kind: str, result: ModelResult, thresholds: Thresholds) -> list[Disagreement]:
     """Return the disagreements: first the lenient ones, then the strict ones, each in the order of the rows."""
     judged = [(thresholds.verdict(e.trajectory), e) for e in result.seen]
     return [
@@ -44,7 +44,7 @@ def disagreements(model: str, kind: str, result: Result, thresholds: Thresholds)
             last_response=cut(episode.trajectory.turns[-1].text, RESPONSE_CHARACTERS, 200),
             episode=episode,
         )
-        for chosen in (Verdict.LENIENT, Verdict.STRICT)
+        for chosen in (TrajectoryAgreement.LENIENT, TrajectoryAgreement.STRICT)
         for verdict, episode in judged
         if verdict == chosen
     ]

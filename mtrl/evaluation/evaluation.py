@@ -21,7 +21,7 @@ from mtrl.environments.factory import Task, writes_prompts
 from mtrl.evaluation.ready_models import ReadyModel, endpoint_model, local_model, served_model
 from mtrl.evaluation.report import build_report, write_report
 from mtrl.evaluation.rollouts import ModelRollouts, Source
-from mtrl.evaluation.runner import Runner, all_at_once, kinds_of
+from mtrl.evaluation.runner import EvaluationRunner, all_at_once, kinds_of
 from mtrl.evaluation.store import Store
 from mtrl.evaluation.table import tables_of, usage_lines
 from mtrl.record.run_dir import RunDir
@@ -60,7 +60,7 @@ class Evaluation:
         """Run all episodes, and write all files.
 
         Raises:
-            TooManyFailedError, UserError: See `Runner.run`.
+            TooManyFailedError, UserError: See `EvaluationRunner.run`.
             BudgetSpentError: A budget is spent. There is no report, but the finished episodes are in the store.
         """
         run = RunDir(self.folder)
@@ -93,7 +93,7 @@ class Evaluation:
         """Run all endpoints concurrently, then the local models one after another, because each uses the whole machine.
         Return the rollouts by label."""
         run = RunDir(self.folder)
-        runner = Runner(
+        runner = EvaluationRunner(
             self.config,
             self.task.family,
             kinds_of(self.config.evaluation, self.rows),

@@ -23,7 +23,7 @@ from mtrl.engines.endpoints.engine import EndpointEngine
 from mtrl.environments.factory import Task
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.evaluation.rollouts import Source
-from mtrl.rollout.episode import EpisodeLoop, Episodes
+from mtrl.rollout.episode import BaseLoop, EpisodeLoop
 from mtrl.types import Row, StopReason, Trajectory
 from mtrl.utils.process import usable_cores
 
@@ -56,7 +56,7 @@ class ReadyModel:
     """One model and the resources that its episodes share."""
 
     source: Source
-    loop: Episodes[Any]
+    loop: BaseLoop[Any]
     sampling: SamplingParams
     """Sampling parameters of evaluations."""
     tokenizer: Any = None

@@ -8,8 +8,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from mtrl.config.schema import Config
-from mtrl.evaluation.comparison import Comparison
-from mtrl.evaluation.results import Result
+from mtrl.evaluation.comparison import ModelComparison
+from mtrl.evaluation.results import ModelResult
 from mtrl.evaluation.rollouts import Source
 from mtrl.scoring.statistics import mcnemar
 from mtrl.utils.text import percent
@@ -51,7 +51,7 @@ class Remark:
         return f"{self.model}, {self.kind}" if self.kind else self.model
 
 
-def remarks_on(model: str, result: Result, kind: str, config: Config) -> list[Remark]:
+def remarks_on(model: str, result: ModelResult, kind: str, config: Config) -> list[Remark]:
     """Return the remarks on the episodes of the evaluated model, of one kind."""
     remarks = [
         *_completion(model, result),
@@ -62,14 +62,14 @@ def remarks_on(model: str, result: Result, kind: str, config: Config) -> list[Re
     return [*remarks_on_other(model, result, kind), *(replace(remark, kind=kind) for remark in remarks)]
 
 
-def remarks_on_other(model: str, result: Result, kind: str) -> list[Remark]:
+def remarks_on_other(model: str, result: ModelResult, kind: str) -> list[Remark]:
     """Return the remarks on a model that is compared with the evaluated one. They concern the fairness of the
     comparison."""
     remarks = [*_failures(model, result), *_foothold(model, result), *_generosity(model, result)]
     return [replace(remark, kind=kind) for remark in remarks]
 
 
-def remarks_on_comparisons(found: Sequence[Comparison]) -> list[Remark]:
+def remarks_on_comparisons(found: Sequence[ModelComparison]) -> list[Remark]:
     return [remark for comparison in found for remark in _difference(comparison)]
 
 
@@ -120,7 +120,7 @@ NO_SCORER = (
 """Answer to the second question if the task has no scorer, so the reward judges itself."""
 
 
-def independence(result: Result) -> str:
+def independence(result: ModelResult) -> str:
     """Return the answer to the second question: whether a judge other than the reward confirms the success."""
     agreement = result.agreement
     head = (
@@ -139,7 +139,7 @@ def independence(result: Result) -> str:
 # -- one model -------------------------------------------------------------------------------------------------------
 
 
-def _failures(model: str, result: Result) -> Iterator[Remark]:
+def _failures(model: str, result: ModelResult) -> Iterator[Remark]:
     lost = sum(result.failures.values())
     if lost:
         why = ", ".join(f"{count} {reason}" for reason, count in sorted(result.failures.items()))
@@ -154,7 +154,7 @@ def _failures(model: str, result: Result) -> Iterator[Remark]:
         )
 
 
-def _foothold(model: str, result: Result) -> Iterator[Remark]:
+def _foothold(model: str, result: ModelResult) -> Iterator[Remark]:
     if result.success.value == 0:
         yield Remark(
             Level.PROBLEM,
@@ -166,7 +166,7 @@ def _foothold(model: str, result: Result) -> Iterator[Remark]:
         )
 
 
-def _generosity(model: str, result: Result) -> Iterator[Remark]:
+def _generosity(model: str, result: ModelResult) -> Iterator[Remark]:
     agreement = result.agreement
     if agreement.lenient > agreement.strict and mcnemar(agreement.lenient, agreement.strict) < SURE:
         yield Remark(
@@ -198,7 +198,7 @@ def _generosity(model: str, result: Result) -> Iterator[Remark]:
         )
 
 
-def _completion(model: str, result: Result) -> Iterator[Remark]:
+def _completion(model: str, result: ModelResult) -> Iterator[Remark]:
     """Low completion with high success is a problem of budgets; the reverse is a problem of the reward."""
     success, completion = result.success.value, result.completion.value
     if success and completion < FEW_FINISH and success >= NEARLY_ALL * completion:
@@ -221,7 +221,7 @@ def _completion(model: str, result: Result) -> Iterator[Remark]:
         )
 
 
-def _widest_limit(result: Result) -> str:
+def _widest_limit(result: ModelResult) -> str:
     limits = {
         "Raise generator.max_turns: turns that ran out cut most of the others.": result.budgets.out_of_turns,
         "Raise the max_generate_length of the sampling: tokens per turn cut most of the others.": (
@@ -232,7 +232,7 @@ def _widest_limit(result: Result) -> str:
     return max(limits, key=limits.__getitem__)
 
 
-def _budgets(model: str, result: Result, config: Config) -> Iterator[Remark]:
+def _budgets(model: str, result: ModelResult, config: Config) -> Iterator[Remark]:
     budgets = result.budgets
     if budgets.out_of_turns > OUT_OF_TURNS_SHARE:
         yield Remark(
@@ -262,7 +262,7 @@ def _budgets(model: str, result: Result, config: Config) -> Iterator[Remark]:
         )
 
 
-def _ranking(model: str, result: Result) -> Iterator[Remark]:
+def _ranking(model: str, result: ModelResult) -> Iterator[Remark]:
     ranking = result.agreement.ranking
     if ranking is not None and ranking < POOR_RANKING:
         yield Remark(
@@ -275,7 +275,7 @@ def _ranking(model: str, result: Result) -> Iterator[Remark]:
         )
 
 
-def _width(model: str, result: Result, config: Config, kind: str) -> Iterator[Remark]:
+def _width(model: str, result: ModelResult, config: Config, kind: str) -> Iterator[Remark]:
     rate = result.success
     width = rate.high - rate.low
     rows = _rows_key(kind)
@@ -303,7 +303,7 @@ def _width(model: str, result: Result, config: Config, kind: str) -> Iterator[Re
 # -- two models ------------------------------------------------------------------------------------------------------
 
 
-def _difference(c: Comparison) -> Iterator[Remark]:
+def _difference(c: ModelComparison) -> Iterator[Remark]:
     if c.left_out:
         yield Remark(
             Level.CAUTION,

@@ -11,7 +11,7 @@ from typing import Any
 from mtrl.config.schema import Config
 from mtrl.environments.family import Family
 from mtrl.errors import UserError
-from mtrl.evaluation.comparison import Comparison, comparisons
+from mtrl.evaluation.comparison import ModelComparison, comparisons
 from mtrl.evaluation.disagreements import Disagreement, disagreements
 from mtrl.evaluation.remarks import (
     NO_SCORER,
@@ -23,7 +23,7 @@ from mtrl.evaluation.remarks import (
     remarks_on_comparisons,
     remarks_on_other,
 )
-from mtrl.evaluation.results import Result, result_of
+from mtrl.evaluation.results import ModelResult, result_of
 from mtrl.evaluation.rollouts import ModelRollouts
 from mtrl.scoring.agreement import Thresholds
 from mtrl.utils.files import replace_text
@@ -40,20 +40,20 @@ class ModelReport:
     source: dict[str, Any]
     """Source of the model, with the fields of `mtrl.evaluation.rollouts.Source`."""
     usage: dict[str, float]
-    results: dict[str, Result]
+    results: dict[str, ModelResult]
     """Results by kind, without a kind of which every episode failed."""
     lost: dict[str, dict[str, int]]
     """Number of episodes by stop reason, for each kind of which every episode failed."""
 
 
 @dataclass(frozen=True)
-class Report:
+class ModelsReport:
     """Report of an evaluation. The first model is the evaluated one; the others are compared with it."""
 
     name: str
     created: str
     models: list[ModelReport]
-    comparisons: list[Comparison]
+    comparisons: list[ModelComparison]
     disagreements: list[Disagreement]
     remarks: list[Remark]
     generalisation: str
@@ -81,12 +81,12 @@ def build_report(
     config: Config,
     family: Family,
     judges: Mapping[str, dict[str, float]] | None = None,
-) -> Report:
+) -> ModelsReport:
     """Build the report of an evaluation.
 
     Args:
         models: Scored and rewarded episodes of at least one model; all models have the same rows.
-        judges: See `Report`.
+        judges: See `ModelsReport`.
 
     Raises:
         UserError: Every episode of the first model failed, or a measure of the family is not in [0, 1].
@@ -109,7 +109,7 @@ def build_report(
     thresholds = Thresholds.of(config.evaluation)
     each = [(model.label, kind, result) for model in evaluated for kind, result in model.results.items()]
     first = next(iter(main.results.values()))
-    return Report(
+    return ModelsReport(
         name=config.name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         models=evaluated,
@@ -125,7 +125,7 @@ def build_report(
     )
 
 
-def write_report(report: Report, folder: Path) -> list[Path]:
+def write_report(report: ModelsReport, folder: Path) -> list[Path]:
     """Write `report.json`, `report.md` and `report.html` into the folder, each whole or not at all."""
     from mtrl.evaluation.report_html import to_html
     from mtrl.evaluation.report_json import to_json
@@ -169,7 +169,7 @@ def method(config: Config, family: Family, rows: dict[str, int]) -> dict[str, An
 
 
 def _model(rollouts: ModelRollouts, config: Config, family: Family) -> ModelReport:
-    results: dict[str, Result] = {}
+    results: dict[str, ModelResult] = {}
     lost: dict[str, dict[str, int]] = {}
     for kind in KINDS:
         groups = rollouts.groups.get(kind) or []
@@ -183,7 +183,7 @@ def _model(rollouts: ModelRollouts, config: Config, family: Family) -> ModelRepo
     return ModelReport(rollouts.label, source, dict(rollouts.usage), results, lost)
 
 
-def _remarks(models: Sequence[ModelReport], compared: Sequence[Comparison], config: Config) -> list[Remark]:
+def _remarks(models: Sequence[ModelReport], compared: Sequence[ModelComparison], config: Config) -> list[Remark]:
     main, others = models[0], models[1:]
     found = [r for kind, result in main.results.items() for r in remarks_on(main.label, result, kind, config)]
     found += [

@@ -7,9 +7,9 @@ from html import escape
 
 from mtrl.evaluation import report_plots as plots
 from mtrl.evaluation import report_tables as tables
-from mtrl.evaluation.comparison import Comparison
+from mtrl.evaluation.comparison import ModelComparison
 from mtrl.evaluation.remarks import Remark, points
-from mtrl.evaluation.report import Report
+from mtrl.evaluation.report import ModelsReport
 from mtrl.evaluation.report_conversation import conversation
 from mtrl.evaluation.report_style import CSS
 from mtrl.evaluation.report_tables import Table
@@ -26,7 +26,7 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 """Content security policy: the page may load no file and run no script."""
 
 
-def to_html(report: Report) -> str:
+def to_html(report: ModelsReport) -> str:
     sections = [
         ("questions", "Two questions", _questions(report)),
         ("remarks", "To know", _remarks(report.remarks)),
@@ -57,7 +57,7 @@ def to_html(report: Report) -> str:
     )
 
 
-def _subtitle(report: Report) -> str:
+def _subtitle(report: ModelsReport) -> str:
     others = [tables.name(model.label) for model in report.models[1:]]
     against = f", against {', '.join(others)}" if others else ""
     first = next(iter(report.main.results.values()))
@@ -67,7 +67,7 @@ def _subtitle(report: Report) -> str:
 # -- sections --------------------------------------------------------------------------------------------------------
 
 
-def _headline(report: Report) -> str:
+def _headline(report: ModelsReport) -> str:
     facts: list[tuple[str, str]] = []
     for kind, result in report.main.results.items():
         facts.append((percent(result.success.value), f"success, {kind} ({_ends(result.success)})"))
@@ -89,7 +89,7 @@ def _headline(report: Report) -> str:
     return f'<div class="facts">{cards}</div>{_grid(figure, second)}{_table(tables.headline(report))}'
 
 
-def _questions(report: Report) -> str:
+def _questions(report: ModelsReport) -> str:
     return _grid(
         f"<h3>Does it carry over to new rows?</h3><p>{html_text(report.generalisation)}</p>",
         f"<h3>Does a judge other than the reward confirm it?</h3><p>{html_text(report.independence)}</p>",
@@ -107,37 +107,37 @@ def _remark(remark: Remark) -> str:
     return f'<li class="{level}"><span class="tag">{level}</span>{about}{html_text(remark.text)}{change}</li>'
 
 
-def _comparison(report: Report) -> str:
+def _comparison(report: ModelsReport) -> str:
     table = tables.comparison(report)
     return _table(table) + "".join(map(_changed, report.comparisons))
 
 
-def _changed(comparison: Comparison) -> str:
+def _changed(comparison: ModelComparison) -> str:
     title = f"Rows that went otherwise than with {tables.name(comparison.other)}, {comparison.kind}"
     lines = "".join(f"<p>{html_text(tables.changes(comparison, what, ROWS_NAMED))}</p>" for what in ("fixed", "broken"))
     return f"<details><summary>{html_text(title)}</summary><div>{lines}</div></details>"
 
 
-def _passes(report: Report) -> str:
+def _passes(report: ModelsReport) -> str:
     table, curve = tables.pass_at_k(report), plots.pass_at_k(report)
     if table is None:
         return ""
     return (_grid(_figure("pass@k with its interval", curve)) if curve else "") + _table(table)
 
 
-def _reward(report: Report) -> str:
+def _reward(report: ModelsReport) -> str:
     figure = _figure("Reward of every episode, by verdict of the scorer", plots.reward_against_score(report))
     return _grid(figure) + _table(tables.agreement(report)) + _table(tables.components(report))
 
 
-def _fields(report: Report) -> str:
+def _fields(report: ModelsReport) -> str:
     table, figure = tables.fields(report), plots.fields(report)
     if table is None:
         return ""
     return (_grid(_figure("Fields of the answer that are right", figure)) if figure else "") + _table(table)
 
 
-def _course(report: Report) -> str:
+def _course(report: ModelsReport) -> str:
     tokens = plots.tokens(report)
     figures = _grid(
         _figure("Ends of episodes", plots.stops(report)),
@@ -147,12 +147,12 @@ def _course(report: Report) -> str:
     return figures + "".join(map(_table, (tables.ends(report), tables.budgets(report), tables.lengths(report))))
 
 
-def _tools(report: Report) -> str:
+def _tools(report: ModelsReport) -> str:
     figure = plots.tools(report)
     return (_grid(_figure("Calls of an episode", figure)) if figure else "") + _table(tables.tools(report))
 
 
-def _disagreements(report: Report) -> str:
+def _disagreements(report: ModelsReport) -> str:
     if not report.disagreements:
         return "<p>There are none.</p>"
     shown = report.disagreements[:CONVERSATIONS]

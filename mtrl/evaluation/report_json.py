@@ -6,7 +6,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import Any
 
-from mtrl.evaluation.report import ModelReport, Report
+from mtrl.evaluation.report import ModelReport, ModelsReport
 from mtrl.utils.files import to_strict_json
 
 VERSION = 1
@@ -16,12 +16,12 @@ INTERNAL = frozenset({"seen", "episode"})
 """Names of fields that hold whole episodes, which are stored in other files."""
 
 
-def to_json(report: Report) -> str:
+def to_json(report: ModelsReport) -> str:
     """Return the report as strict JSON with a final newline."""
     return to_strict_json(to_dict(report), indent=2) + "\n"
 
 
-def to_dict(report: Report) -> dict[str, Any]:
+def to_dict(report: ModelsReport) -> dict[str, Any]:
     """Return `{"format": "mtrl.evaluation", "version": 1, …}`. A rate is `{value, low, high, effective_samples}` with
     the first three in [0, 1]."""
     return {

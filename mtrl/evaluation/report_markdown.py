@@ -6,7 +6,7 @@ import re
 
 from mtrl.evaluation import report_tables as tables
 from mtrl.evaluation.remarks import Level, Remark
-from mtrl.evaluation.report import Report
+from mtrl.evaluation.report import ModelsReport
 from mtrl.evaluation.report_tables import Table
 from mtrl.utils.text import one_line, short
 
@@ -18,7 +18,7 @@ _MARKUP = re.compile(r"([\\`*\[\]|~]|<(?=[A-Za-z/!?])|&(?=[#A-Za-z])|(?<![^\W_])
 """Characters that Markdown reads as markup; an underscore within a word is not one."""
 
 
-def to_markdown(report: Report) -> str:
+def to_markdown(report: ModelsReport) -> str:
     parts = [
         f"# Evaluation of {escape(tables.name(report.main.label))} on {escape(tables.name(report.name))}",
         markdown_table(tables.headline(report)),
@@ -81,7 +81,7 @@ def _remark(remark: Remark) -> str:
     return f"- {mark}{escape(about + remark.text)}{' _' + escape(remark.change) + '_' if remark.change else ''}"
 
 
-def _changes(report: Report) -> str:
+def _changes(report: ModelsReport) -> str:
     lines = []
     for c in report.comparisons:
         lines.append(f"- {escape(tables.name(c.other))}, {c.kind}")
@@ -89,7 +89,7 @@ def _changes(report: Report) -> str:
     return "\n".join(lines)
 
 
-def _disagreements(report: Report) -> str:
+def _disagreements(report: ModelsReport) -> str:
     shown = report.disagreements[:DISAGREEMENTS]
     rows = [
         [d.verdict.value, f"{d.model}, {d.kind}", d.id, d.row, short(d.reward), short(d.score or 0.0),

@@ -8,10 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mtrl.evaluation.report import KINDS, Report
+from mtrl.evaluation.report import KINDS, ModelsReport
 from mtrl.evaluation.report_style import COLOURS
 from mtrl.evaluation.report_tables import each_result, name
-from mtrl.evaluation.results import Result
+from mtrl.evaluation.results import ModelResult
 from mtrl.figures.style import STYLE, to_svg
 from mtrl.scoring.agreement import succeeded
 from mtrl.scoring.measures import episode_tokens, known
@@ -31,7 +31,7 @@ POINTS = 400
 """Maximum number of episodes in one column of a scatter plot; a random sample of more episodes is drawn."""
 
 
-def success(report: Report) -> str:
+def success(report: ModelsReport) -> str:
     """Plot success with its interval, and the share of claims of the reward, of every model and kind."""
     rows = [(label, result) for label, _, result in each_result(report)][:NAMED]
 
@@ -54,7 +54,7 @@ def success(report: Report) -> str:
     return _svg("success", 0.9 + 0.45 * len(rows), draw)
 
 
-def differences(report: Report) -> str:
+def differences(report: ModelsReport) -> str:
     """Plot the difference to every other model with its interval, and a line at 0."""
     shown = report.comparisons[:NAMED]
 
@@ -73,7 +73,7 @@ def differences(report: Report) -> str:
     return _svg("differences", 1.1 + 0.42 * len(shown), draw)
 
 
-def pass_at_k(report: Report) -> str | None:
+def pass_at_k(report: ModelsReport) -> str | None:
     """Plot pass@k over k with its interval; None if there is only one k."""
     curves = [
         (model.label, model.results["sampled"].pass_at_k) for model in report.models if "sampled" in model.results
@@ -100,7 +100,7 @@ def pass_at_k(report: Report) -> str | None:
     return _svg("pass_at_k", 3.2, draw)
 
 
-def reward_against_score(report: Report) -> str:
+def reward_against_score(report: ModelsReport) -> str:
     """Plot the reward of every episode, with solved and unsolved episodes (by the scorer) side by side."""
     shown = _of_one_kind(report)[:4]
     threshold = report.method["success_threshold"]
@@ -127,7 +127,7 @@ def reward_against_score(report: Report) -> str:
     return _svg("reward_against_score", 3.5, draw)
 
 
-def stops(report: Report) -> str:
+def stops(report: ModelsReport) -> str:
     """Plot the shares of stop reasons, with one bar per model and kind."""
     rows = [(label, result) for label, _, result in each_result(report)][:NAMED]
     totals: dict[str, float] = {}
@@ -154,7 +154,7 @@ def stops(report: Report) -> str:
     return _svg("stops", 0.95 + 0.45 * len(rows), draw)
 
 
-def turns(report: Report) -> str:
+def turns(report: ModelsReport) -> str:
     """Plot the distribution of the number of turns, as shares of episodes."""
     shown = _of_one_kind(report)
     counts = [Counter(len(e.trajectory.turns) for e in result.seen) for _, result in shown]
@@ -175,7 +175,7 @@ def turns(report: Report) -> str:
     return _svg("turns", 3.0, draw)
 
 
-def tokens(report: Report) -> str | None:
+def tokens(report: ModelsReport) -> str | None:
     """Plot the cumulative distribution of sampled tokens per episode; None if the tokens are not known."""
     counted = [
         (label, sorted(known(episode_tokens(e.trajectory) for e in result.seen)))
@@ -201,7 +201,7 @@ def tokens(report: Report) -> str | None:
     return _svg("tokens", 3.0, draw)
 
 
-def tools(report: Report) -> str | None:
+def tools(report: ModelsReport) -> str | None:
     """Plot the calls per episode of the most used tools; None if there are no calls."""
     shown = _of_one_kind(report)[:4]
     calls = [{tool.name: tool.calls_per_episode for tool in result.tools} for _, result in shown]
@@ -221,7 +221,7 @@ def tools(report: Report) -> str | None:
     return _svg("tools", 1.0 + (0.2 + 0.09 * len(shown)) * len(names), draw)
 
 
-def fields(report: Report) -> str | None:
+def fields(report: ModelsReport) -> str | None:
     """Plot the accuracy of every field, and format, with intervals; None if the family measures no fields."""
     shown = _of_one_kind(report)[:4]
     names = list(dict.fromkeys(key for _, result in shown for key in result.measures.fields))[:NAMED]
@@ -248,18 +248,18 @@ def fields(report: Report) -> str | None:
 # -- drawing ---------------------------------------------------------------------------------------------------------
 
 
-def _of_one_kind(report: Report) -> list[tuple[str, Result]]:
+def _of_one_kind(report: ModelsReport) -> list[tuple[str, ModelResult]]:
     """Return the greedy results of every model, or the sampled ones if the evaluated model has no greedy results."""
     kind = next(kind for kind in KINDS if kind in report.main.results)
     return [(name(m.label), m.results[kind]) for m in report.models if kind in m.results][:NAMED]
 
 
-def _rates(result: Result) -> dict[str, Rate | None]:
+def _rates(result: ModelResult) -> dict[str, Rate | None]:
     found = result.measures
     return {"format": found.format, "all fields": result.success, **found.fields}
 
 
-def _colours(report: Report) -> dict[str, str]:
+def _colours(report: ModelsReport) -> dict[str, str]:
     """Return the colour of each model by its shown name; the evaluated model is blue."""
     return {name(model.label): SERIES[i % len(SERIES)] for i, model in enumerate(report.models)}
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtrl.engines.endpoints.budget import format_usd
-from mtrl.evaluation.comparison import Comparison
+from mtrl.evaluation.comparison import ModelComparison
 from mtrl.evaluation.remarks import points
-from mtrl.evaluation.report import ModelReport, Report
-from mtrl.evaluation.results import Result
+from mtrl.evaluation.report import ModelReport, ModelsReport
+from mtrl.evaluation.results import ModelResult
 from mtrl.scoring.measures import Spread
 from mtrl.scoring.statistics import Rate
 from mtrl.scoring.tool_use import ToolUse
@@ -28,7 +28,7 @@ class Table:
     note: str = ""
 
 
-def headline(report: Report) -> Table:
+def headline(report: ModelsReport) -> Table:
     rows = [
         [
             name,
@@ -51,7 +51,7 @@ def headline(report: Report) -> Table:
     return Table(head, rows + _all_failed(report), note)
 
 
-def comparison(report: Report) -> Table | None:
+def comparison(report: ModelsReport) -> Table | None:
     if not report.comparisons:
         return None
     rows = [
@@ -75,7 +75,7 @@ def comparison(report: Report) -> Table | None:
     return Table(head, rows, note)
 
 
-def pass_at_k(report: Report) -> Table | None:
+def pass_at_k(report: ModelsReport) -> Table | None:
     """Return pass@k by the scorer and by the reward; None if no model has sampled episodes."""
     rows = [
         [
@@ -98,7 +98,7 @@ def pass_at_k(report: Report) -> Table | None:
     return Table(["model", "pass@k", ahead, "pass@k by the reward", "rows"], rows, note) if rows else None
 
 
-def agreement(report: Report) -> Table:
+def agreement(report: ModelsReport) -> Table:
     rows = [
         [
             label,
@@ -120,7 +120,7 @@ def agreement(report: Report) -> Table:
     return Table(head, rows, note)
 
 
-def ends(report: Report) -> Table:
+def ends(report: ModelsReport) -> Table:
     found = {reason for _, _, result in each_result(report) for reason in result.stops}
     reasons = sorted(found, key=lambda reason: (reason != "done", reason))
     rows = [
@@ -130,7 +130,7 @@ def ends(report: Report) -> Table:
     return Table(["model", *reasons], rows)
 
 
-def budgets(report: Report) -> Table:
+def budgets(report: ModelsReport) -> Table:
     rows = [
         [label, percent(b.out_of_turns), percent(b.at_token_cap), percent(b.cut_turns), percent(b.out_of_context)]
         for label, b in ((label, result.budgets) for label, _, result in each_result(report))
@@ -143,7 +143,7 @@ def budgets(report: Report) -> Table:
     return Table(head, rows, note)
 
 
-def lengths(report: Report) -> Table:
+def lengths(report: ModelsReport) -> Table:
     rows = []
     for label, _, result in each_result(report):
         found = result.lengths
@@ -154,7 +154,7 @@ def lengths(report: Report) -> Table:
     return Table(["model", "turns", "tokens of a turn", "tokens of an episode"], rows, note)
 
 
-def tools(report: Report) -> Table | None:
+def tools(report: ModelsReport) -> Table | None:
     """Return tool calls: one row per tool, one column per model and kind."""
     found = [(label, {tool.name: tool for tool in result.tools}) for label, _, result in each_result(report)]
     names = list(dict.fromkeys(key for _, each in found for key in each))
@@ -166,7 +166,7 @@ def tools(report: Report) -> Table | None:
     return Table(["tool", *(label for label, _ in found)], rows, note) if rows else None
 
 
-def fields(report: Report) -> Table | None:
+def fields(report: ModelsReport) -> Table | None:
     """Return measures: one row per field, format and other measure, one column per model and kind."""
     found = [(label, result.measures) for label, _, result in each_result(report)]
     names = list(dict.fromkeys(key for _, each in found for key in [*each.fields]))
@@ -185,7 +185,7 @@ def fields(report: Report) -> Table | None:
     return Table(["measure", *(label for label, _ in found)], rows, note) if rows else None
 
 
-def components(report: Report) -> Table | None:
+def components(report: ModelsReport) -> Table | None:
     found = [(label, result.components) for label, _, result in each_result(report)]
     names = list(dict.fromkeys(key for _, each in found for key in each))
     rows = [[name(key), *(_number(each.get(key)) for _, each in found)] for key in names]
@@ -193,7 +193,7 @@ def components(report: Report) -> Table | None:
     return Table(["part of the reward", *(label for label, _ in found)], rows, note) if rows else None
 
 
-def spending(report: Report) -> Table | None:
+def spending(report: ModelsReport) -> Table | None:
     """Return the usage of endpoints: one row per model or judge that was called over an API."""
     columns = ("requests", "retries", "prompt_tokens", "cached_tokens", "completion_tokens")
     rows = []
@@ -208,7 +208,7 @@ def spending(report: Report) -> Table | None:
     return Table(head, rows, note) if rows else None
 
 
-def method(report: Report) -> Table:
+def method(report: ModelsReport) -> Table:
     rows = [[key.replace("_", " "), _flat(value)] for key, value in report.method.items() if value is not None]
     for model in report.models:
         rows.append([f"model {name(model.label)}", _flat(model.source)])
@@ -218,7 +218,7 @@ def method(report: Report) -> Table:
 # -- texts -----------------------------------------------------------------------------------------------------------
 
 
-def each_result(report: Report) -> Iterator[tuple[str, ModelReport, Result]]:
+def each_result(report: ModelsReport) -> Iterator[tuple[str, ModelReport, ModelResult]]:
     """Yield the name of the row, the model and the result, for every model and kind."""
     for model in report.models:
         for kind, result in model.results.items():
@@ -238,7 +238,7 @@ def p_value(p: float) -> str:
     return "< 0.0001" if p < 1e-4 else f"{p:.2g}" if p < 0.1 else f"{p:.2f}"
 
 
-def changes(comparison: Comparison, what: str, limit: int) -> str:
+def changes(comparison: ModelComparison, what: str, limit: int) -> str:
     """Return a sentence such as `12 rows fixed: a, b (0% → 50%), …`."""
     rows = comparison.fixed if what == "fixed" else comparison.broken
     single = comparison.test.startswith("exact")
@@ -252,7 +252,7 @@ def _sampled_word(what: str) -> str:
     return "better" if what == "fixed" else "worse"
 
 
-def _pass_difference(report: Report, model: ModelReport, k: int, rows: int) -> str:
+def _pass_difference(report: ModelsReport, model: ModelReport, k: int, rows: int) -> str:
     """Return the difference in pass@k to a model, with the number of its rows if it differs from `rows`."""
     if model is report.main:
         return ""
@@ -264,7 +264,7 @@ def _pass_difference(report: Report, model: ModelReport, k: int, rows: int) -> s
     return f"{points(d.difference.value)} ({points(d.difference.low)} to {points(d.difference.high)}{on})"
 
 
-def _all_failed(report: Report) -> list[list[str]]:
+def _all_failed(report: ModelsReport) -> list[list[str]]:
     return [
         [f"{name(model.label)}, {kind}", *[MISSING] * 4, "0", whole(sum(reasons.values()))]
         for model in report.models

@@ -9,11 +9,11 @@ from statistics import fmean
 
 from mtrl.config.schema import EvaluationConfig
 from mtrl.environments.family import Family
-from mtrl.scoring.agreement import Thresholds, Verdict, claimed, succeeded
+from mtrl.scoring.agreement import Thresholds, TrajectoryAgreement, claimed, succeeded
 from mtrl.scoring.measures import (
     FIELD,
     FORMAT,
-    Episode,
+    ScoredEpisode,
     Spread,
     at_cap,
     claims,
@@ -96,7 +96,7 @@ class FamilyRates:
 
 
 @dataclass(frozen=True)
-class Result:
+class ModelResult:
     """Result of one model for one kind. Rates are over the episodes that did not fail."""
 
     rows: int
@@ -123,11 +123,11 @@ class Result:
     agreement: Agreement
     components: dict[str, float]
     measures: FamilyRates
-    seen: list[Episode] = field(repr=False)
+    seen: list[ScoredEpisode] = field(repr=False)
     """The episodes that did not fail."""
 
 
-def result_of(groups: Sequence[Group], kind: str, config: EvaluationConfig, family: Family) -> Result | None:
+def result_of(groups: Sequence[Group], kind: str, config: EvaluationConfig, family: Family) -> ModelResult | None:
     """Return the result of some groups; None if every episode failed, or there are none.
 
     Raises:
@@ -143,7 +143,7 @@ def result_of(groups: Sequence[Group], kind: str, config: EvaluationConfig, fami
     thresholds, level = Thresholds.of(config), config.confidence
     solved, claimed = successes(judged, thresholds.success), claims(judged, thresholds.claim)
     ks = config.pass_k_values if kind == "sampled" else []
-    return Result(
+    return ModelResult(
         rows=len(judged),
         episodes=len(seen),
         failures=dict(Counter(str(t.stop_reason) for t in lost)),
@@ -221,14 +221,16 @@ def _agreement(groups: Sequence[Group], config: EvaluationConfig) -> Agreement:
     wrong = [t.reward for t in trajectories if not succeeded(t, thresholds.success)]
     return Agreement(
         claims=fmean(claimed(t, thresholds.claim) for t in trajectories),
-        lenient=counts[Verdict.LENIENT],
-        strict=counts[Verdict.STRICT],
-        agree=_rate(groups, {key: float(v == Verdict.AGREE) for key, v in verdicts.items()}, config.confidence),
+        lenient=counts[TrajectoryAgreement.LENIENT],
+        strict=counts[TrajectoryAgreement.STRICT],
+        agree=_rate(
+            groups, {key: float(v == TrajectoryAgreement.AGREE) for key, v in verdicts.items()}, config.confidence
+        ),
         ranking=ranking(right, wrong) if right and wrong else None,
     )
 
 
-def _family_rates(seen: Sequence[Episode], family: Family, level: float) -> FamilyRates:
+def _family_rates(seen: Sequence[ScoredEpisode], family: Family, level: float) -> FamilyRates:
     by_row: defaultdict[str, defaultdict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for episode, found in zip(seen, measured(seen, family), strict=False):  # empty if the family has no `measure`
         for name, value in found.items():

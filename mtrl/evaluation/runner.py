@@ -89,7 +89,7 @@ class FailureLimit:
 
 
 @dataclass
-class Progress:
+class EpisodeProgress:
     """The finished and the missing episodes of one model, of one kind."""
 
     kind: Kind
@@ -104,7 +104,7 @@ class Progress:
 
 
 @dataclass
-class Runner:
+class EvaluationRunner:
     """Runs the episodes of every model with resources that all models share."""
 
     config: Config
@@ -147,15 +147,15 @@ class Runner:
     def _is_budget_spent(self, source: Source) -> bool:
         return source.kind == "endpoint" and self.budget.closed is not None
 
-    def _progress(self, label: str, kind: Kind, batch_size: int | None) -> Progress:
+    def _progress(self, label: str, kind: Kind, batch_size: int | None) -> EpisodeProgress:
         done = self.store.read(label, kind.name, kind.rows, kind.samples)
         batches = fixed_batches(len(kind.rows), kind.samples, batch_size)
         missing = [places for places in batches if not all(place in done for place in places)]
         again = {place for places in missing for place in places}
         complete = {place: group for place, group in done.items() if place not in again}
-        return Progress(kind, complete, missing if batch_size else [sorted(again)] if again else [])
+        return EpisodeProgress(kind, complete, missing if batch_size else [sorted(again)] if again else [])
 
-    async def _finish(self, model: ReadyModel, state: Progress, whole: Work) -> None:
+    async def _finish(self, model: ReadyModel, state: EpisodeProgress, whole: Work) -> None:
         """Run the missing episodes."""
         label, kind, done = model.source.label, state.kind, state.done
         self.store.replace(label, kind.name, done)

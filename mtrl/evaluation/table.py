@@ -8,16 +8,16 @@ from rich.table import Table
 from rich.text import Text
 
 from mtrl.engines.endpoints.budget import format_spending
-from mtrl.evaluation.comparison import Comparison
-from mtrl.evaluation.report import KINDS, ModelReport, Report
-from mtrl.evaluation.results import Result
+from mtrl.evaluation.comparison import ModelComparison
+from mtrl.evaluation.report import KINDS, ModelReport, ModelsReport
+from mtrl.evaluation.results import ModelResult
 from mtrl.scoring.statistics import Rate
 from mtrl.utils.text import MISSING, decimal, one_line, percent, whole
 
-Cell = Callable[[Result], str]
+Cell = Callable[[ModelResult], str]
 
 
-def tables_of(report: Report) -> Iterator[Table]:
+def tables_of(report: ModelsReport) -> Iterator[Table]:
     """Yield one table for each kind of episodes."""
     for kind in KINDS:
         models = [model for model in report.models if kind in model.results]
@@ -25,7 +25,7 @@ def tables_of(report: Report) -> Iterator[Table]:
             yield table_of(kind, models, [c for c in report.comparisons if c.kind == kind])
 
 
-def table_of(kind: str, models: list[ModelReport], comparisons: list[Comparison]) -> Table:
+def table_of(kind: str, models: list[ModelReport], comparisons: list[ModelComparison]) -> Table:
     """Return a table with one column per model and one line per metric. The evaluated model comes first, then the
     models that it is compared with."""
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold", pad_edge=False)
@@ -42,7 +42,7 @@ def table_of(kind: str, models: list[ModelReport], comparisons: list[Comparison]
     return table
 
 
-def lines(results: list[Result]) -> Iterator[tuple[str, Cell]]:
+def lines(results: list[ModelResult]) -> Iterator[tuple[str, Cell]]:
     """Yield the name and the cell function of each metric that any of the results has."""
     yield "success", lambda result: interval(result.success)
     for k in sorted({each.k for result in results for each in result.pass_at_k}):
@@ -55,7 +55,7 @@ def lines(results: list[Result]) -> Iterator[tuple[str, Cell]]:
         yield "failed", lambda result: whole(sum(result.failures.values()))
 
 
-def usage_lines(report: Report) -> Iterator[str]:
+def usage_lines(report: ModelsReport) -> Iterator[str]:
     """Yield a line with the usage and the cost of each endpoint and judge."""
     for label, usage in report.spending:
         yield f"{one_line(label, 60)}: {format_spending(usage)}"
@@ -65,14 +65,14 @@ def interval(rate: Rate) -> str:
     return f"{percent(rate.value)} [{100 * rate.low:.1f}, {100 * rate.high:.1f}]"
 
 
-def pass_at(result: Result, k: int) -> str:
+def pass_at(result: ModelResult, k: int) -> str:
     return next((interval(each.rate) for each in result.pass_at_k if each.k == k), MISSING)
 
 
-def difference(comparison: Comparison) -> str:
+def difference(comparison: ModelComparison) -> str:
     d = comparison.difference
     return f"{100 * d.value:+.1f} [{100 * d.low:+.1f}, {100 * d.high:+.1f}]"
 
 
-def p_value(comparison: Comparison) -> str:
+def p_value(comparison: ModelComparison) -> str:
     return f"{comparison.p_adjusted:.3g}"

@@ -23,7 +23,7 @@ from mtrl.config.outputs import check_local
 from mtrl.errors import UserError
 from mtrl.figures import results
 from mtrl.figures.axis import Axis, Study
-from mtrl.figures.groups import Group, find_runs, group_runs, repeated_seeds
+from mtrl.figures.groups import SeedGroup, find_runs, group_runs, repeated_seeds
 from mtrl.figures.index import FIGURES, draw, page
 from mtrl.figures.style import save
 from mtrl.utils.files import replace_text
@@ -97,7 +97,7 @@ def chosen(only: str | None, axis: Axis) -> list[str]:
     return [name for name in FIGURES if name in requested]
 
 
-def read_groups(paths: Sequence[str]) -> list[Group]:
+def read_groups(paths: Sequence[str]) -> list[SeedGroup]:
     """Return the groups of all runs. Runs that are left out or count twice are reported on stderr.
 
     Raises:
@@ -120,13 +120,13 @@ def read_groups(paths: Sequence[str]) -> list[Group]:
     return groups
 
 
-def counted(groups: Sequence[Group]) -> str:
+def counted(groups: Sequence[SeedGroup]) -> str:
     runs = sum(group.seeds for group in groups)
     words = "1 run" if runs == 1 else f"{runs} runs"
     return words if len(groups) == 1 else f"{words} in {len(groups)} groups"
 
 
-def default_folder(groups: Sequence[Group]) -> Path:
+def default_folder(groups: Sequence[SeedGroup]) -> Path:
     """Return the folder of the figures of a single run.
 
     Raises:

@@ -9,7 +9,7 @@ from enum import StrEnum
 from statistics import fmean
 
 from mtrl.errors import UserError
-from mtrl.figures.groups import Group
+from mtrl.figures.groups import SeedGroup
 from mtrl.record.records import number_of
 from mtrl.record.run import Run
 
@@ -39,10 +39,10 @@ NEEDS = {
 class Study:
     """Groups to be compared, and the axis of their curves: the input of every figure."""
 
-    groups: Sequence[Group]
+    groups: Sequence[SeedGroup]
     axis: Axis = Axis.STEPS
 
-    def places(self, group: Group) -> Places:
+    def places(self, group: SeedGroup) -> Places:
         return places(group, self.axis)
 
     @property
@@ -65,7 +65,7 @@ class Places:
         return [self.by_step[step] for step in steps]
 
 
-def places(group: Group, axis: Axis) -> Places:
+def places(group: SeedGroup, axis: Axis) -> Places:
     """Return the positions of the steps of a group. Seeds are compared step by step, so the position of a step is the
     mean of its costs over seeds."""
     costs = [cost(run, axis) for run in group]

@@ -8,7 +8,7 @@ from statistics import fmean
 
 import numpy as np
 
-from mtrl.figures.groups import Group
+from mtrl.figures.groups import SeedGroup
 from mtrl.figures.style import half_window, moving_average
 
 
@@ -47,7 +47,7 @@ class Band:
         return found or [(0, 0, True)] * bool(self.steps)
 
 
-def seed_band(group: Group, key: str, smooth: bool = False) -> Band:
+def seed_band(group: SeedGroup, key: str, smooth: bool = False) -> Band:
     """Return mean, lowest and highest seed of a metric, aligned by step.
 
     Missing values and NaN are treated as in `band`. With `smooth`, each seed is first replaced by its moving average.
@@ -86,11 +86,11 @@ def _smooth(series: dict[int, float]) -> dict[int, float]:
     return dict(zip(series, moving_average(list(series.values())), strict=True))
 
 
-def window(group: Group, key: str) -> int:
+def window(group: SeedGroup, key: str) -> int:
     """Return the width of the moving average of the longest seed, in steps."""
     return 2 * half_window(max((len(run.series(key)) for run in group), default=0)) + 1
 
 
-def keys_below(group: Group, prefix: str) -> list[str]:
+def keys_below(group: SeedGroup, prefix: str) -> list[str]:
     """Return the sorted keys with this prefix that any seed ever measured."""
     return sorted({key for run in group for row in run.rows for key in row if key.startswith(prefix)})

@@ -11,7 +11,7 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     difference: float
     """Mean of the second minus mean of the first."""
     p_value: float | None
@@ -20,7 +20,7 @@ class Comparison:
     """paired | Welch"""
 
 
-def compare_seeds(first: Mapping[object, float], second: Mapping[object, float]) -> Comparison:
+def compare_seeds(first: Mapping[object, float], second: Mapping[object, float]) -> RunComparison:
     """Compare two groups given as seed -> value. If both groups have the same seeds, the test is paired. A group of a
     single seed gives no p-value.
 
@@ -31,8 +31,8 @@ def compare_seeds(first: Mapping[object, float], second: Mapping[object, float])
         raise ValueError("a group without values cannot be compared")
     difference = fmean(second.values()) - fmean(first.values())
     if first.keys() == second.keys():
-        return Comparison(difference, paired([second[seed] - first[seed] for seed in first]), "paired")
-    return Comparison(difference, welch(list(first.values()), list(second.values())), "Welch")
+        return RunComparison(difference, paired([second[seed] - first[seed] for seed in first]), "paired")
+    return RunComparison(difference, welch(list(first.values()), list(second.values())), "Welch")
 
 
 def paired(differences: Sequence[float]) -> float | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtrl.figures.axis import NAMES, Axis, Places, Study
 from mtrl.figures.bands import Band
-from mtrl.figures.groups import Group
+from mtrl.figures.groups import SeedGroup
 from mtrl.figures.style import not_measured, panels, shared_legend, title, whole_ticks
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def draw_mean(axes: Axes, places: Places, band: Band, label: str, **look: Any) -
 
 
 def per_group(
-    study: Study, draw: Callable[[Axes, Group], bool], xlabel: str, ylabel: str, height: float = 2.1
+    study: Study, draw: Callable[[Axes, SeedGroup], bool], xlabel: str, ylabel: str, height: float = 2.1
 ) -> Figure:
     """Return a figure with one panel per group, on the same vertical scale, and one legend for all.
 
@@ -101,7 +101,7 @@ def along(axes: Axes, study: Study) -> None:
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
 
 
-def seeds_of(group: Group) -> str:
+def seeds_of(group: SeedGroup) -> str:
     """Return the label of a group with the number of its runs."""
     different = len({str(run.seed) for run in group}) == group.seeds
     return f"{group.label} ({group.seeds} {'seeds' if different else 'runs'})" if group.seeds > 1 else group.label

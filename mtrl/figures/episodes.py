@@ -15,7 +15,7 @@ from statistics import fmean
 from mtrl.errors import UserError
 from mtrl.record.run import Run
 from mtrl.record.trajectories import whole_lines
-from mtrl.scoring.agreement import Thresholds, Verdict, claimed, succeeded
+from mtrl.scoring.agreement import Thresholds, TrajectoryAgreement, claimed, succeeded
 from mtrl.types import Trajectory, Turn, trajectory_from_dict
 
 CAP = 8192
@@ -40,13 +40,13 @@ class TurnFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
+class StoredEpisode:
     kind: str
     """train | eval_greedy | eval_sampled"""
     step: int
     reward: float
     score: float | None
-    verdict: Verdict
+    verdict: TrajectoryAgreement
     claimed: bool
     succeeded: bool
     stop: str
@@ -60,17 +60,17 @@ class Episode:
 
 
 @dataclass(frozen=True)
-class Episodes:
+class StoredEpisodes:
     """Episodes in the order of their files, and the number of episodes on disk."""
 
-    read: list[Episode]
+    read: list[StoredEpisode]
     stored: int
 
     @classmethod
-    def together(cls, parts: Sequence[Episodes]) -> Episodes:
+    def together(cls, parts: Sequence[StoredEpisodes]) -> StoredEpisodes:
         return cls([episode for part in parts for episode in part.read], sum(part.stored for part in parts))
 
-    def of(self, kind: str) -> list[Episode]:
+    def of(self, kind: str) -> list[StoredEpisode]:
         return [episode for episode in self.read if episode.kind == kind]
 
     @property
@@ -81,7 +81,7 @@ class Episodes:
         return f" {len(self.read):,} of {self.stored:,} stored trajectories, a random sample."
 
 
-def read_episodes(run: Run, cap: int = CAP) -> Episodes:
+def read_episodes(run: Run, cap: int = CAP) -> StoredEpisodes:
     """Return the stored trajectories of a run: all, or a random sample of `cap` with a fixed seed.
 
     Raises:
@@ -92,7 +92,7 @@ def read_episodes(run: Run, cap: int = CAP) -> Episodes:
     total = sum(counts)
     chosen = set(random.Random(0).sample(range(total), cap)) if total > cap else set(range(total))
     thresholds = run.thresholds
-    episodes: list[Episode] = []
+    episodes: list[StoredEpisode] = []
     first = 0
     for (path, found), count in zip(files, counts, strict=True):
         with path.open("rb") as file:
@@ -106,7 +106,7 @@ def read_episodes(run: Run, cap: int = CAP) -> Episodes:
                 except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
                     raise UserError(f"{path}:{number + 1} is no trajectory; remove the line") from error
         first += count
-    return Episodes(episodes, total)
+    return StoredEpisodes(episodes, total)
 
 
 def _lines(path: Path) -> int:
@@ -114,8 +114,8 @@ def _lines(path: Path) -> int:
         return sum(1 for _ in whole_lines(file))
 
 
-def episode_of(kind: str, step: int, trajectory: Trajectory, thresholds: Thresholds) -> Episode:
-    return Episode(
+def episode_of(kind: str, step: int, trajectory: Trajectory, thresholds: Thresholds) -> StoredEpisode:
+    return StoredEpisode(
         kind,
         step,
         trajectory.reward,

@@ -11,7 +11,7 @@ from typing import Any
 
 from mtrl.config.keys import IDLE
 from mtrl.errors import UserError
-from mtrl.figures.episodes import Episodes, read_episodes
+from mtrl.figures.episodes import StoredEpisodes, read_episodes
 from mtrl.record import library
 from mtrl.record.run import Run
 from mtrl.utils.text import one_line
@@ -30,7 +30,7 @@ Settings = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Group:
+class SeedGroup:
     """The runs of one experiment, one per seed."""
 
     label: str
@@ -44,14 +44,14 @@ class Group:
         return iter(self.runs)
 
     @cached_property
-    def episodes_by_run(self) -> list[Episodes]:
+    def episodes_by_run(self) -> list[StoredEpisodes]:
         """Stored trajectories of each run."""
         return [read_episodes(run) for run in self.runs]
 
     @cached_property
-    def episodes(self) -> Episodes:
+    def episodes(self) -> StoredEpisodes:
         """Stored trajectories of all runs together."""
-        return Episodes.together(self.episodes_by_run)
+        return StoredEpisodes.together(self.episodes_by_run)
 
     def setting(self, key: str) -> Any:
         return self.runs[0].settings.get(key)
@@ -80,14 +80,14 @@ def find_runs(paths: Iterable[str | Path]) -> list[Run]:
     return list(found.values())
 
 
-def group_runs(runs: Sequence[Run]) -> list[Group]:
+def group_runs(runs: Sequence[Run]) -> list[SeedGroup]:
     """Return the groups in the order of their first runs, labelled by the settings that distinguish them."""
     found: dict[str, list[Run]] = {}
     for run in runs:
         found.setdefault(json.dumps(identity(run.settings), sort_keys=True, default=str), []).append(run)
     members = list(found.values())
     names = labels([identity(group[0].settings) for group in members])
-    return [Group(name, tuple(group)) for name, group in zip(names, members, strict=True)]
+    return [SeedGroup(name, tuple(group)) for name, group in zip(names, members, strict=True)]
 
 
 def identity(settings: Settings) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def identity(settings: Settings) -> dict[str, Any]:
     return {key: _plain(value) for key, value in settings.items() if not f"{key}.".startswith(apart)}
 
 
-def repeated_seeds(group: Group) -> list[tuple[Run, Run]]:
+def repeated_seeds(group: SeedGroup) -> list[tuple[Run, Run]]:
     """Return pairs of runs with the same settings and the same seed. They count twice and make the spread too small."""
     first: dict[Any, Run] = {}
     return [(first[run.seed], run) for run in group if first.setdefault(run.seed, run) is not run]

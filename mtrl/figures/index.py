@@ -8,7 +8,7 @@ from html import escape
 
 from mtrl.figures import learning, phases, positions, results, shapes, verdicts
 from mtrl.figures.axis import Study
-from mtrl.figures.groups import Group, differing, identity
+from mtrl.figures.groups import SeedGroup, differing, identity
 from mtrl.figures.style import PAPER, Drawing
 from mtrl.utils.text import one_line
 
@@ -24,25 +24,25 @@ td:last-child { white-space: nowrap; }
 
 
 @dataclass(frozen=True)
-class Entry:
+class FigureEntry:
     draw: Callable[[Study], Drawing]
     over_time: bool
     """Whether the figure uses the axis of the study."""
 
 
 FIGURES = {
-    "learning": Entry(learning.learning, True),
-    "agreement": Entry(verdicts.agreement, True),
-    "reward_vs_score": Entry(verdicts.reward_vs_score, False),
-    "components": Entry(learning.components, True),
-    "signal": Entry(learning.signal, True),
-    "stops": Entry(shapes.stops, True),
-    "lengths": Entry(shapes.lengths, True),
-    "budgets": Entry(learning.budgets, True),
-    "turn_rewards": Entry(positions.turn_rewards, False),
-    "advantages": Entry(positions.advantages, False),
-    "actions": Entry(positions.actions, False),
-    "timeline": Entry(phases.timeline, False),
+    "learning": FigureEntry(learning.learning, True),
+    "agreement": FigureEntry(verdicts.agreement, True),
+    "reward_vs_score": FigureEntry(verdicts.reward_vs_score, False),
+    "components": FigureEntry(learning.components, True),
+    "signal": FigureEntry(learning.signal, True),
+    "stops": FigureEntry(shapes.stops, True),
+    "lengths": FigureEntry(shapes.lengths, True),
+    "budgets": FigureEntry(learning.budgets, True),
+    "turn_rewards": FigureEntry(positions.turn_rewards, False),
+    "advantages": FigureEntry(positions.advantages, False),
+    "actions": FigureEntry(positions.actions, False),
+    "timeline": FigureEntry(phases.timeline, False),
 }
 """Figures by name, in the order of their display."""
 
@@ -58,7 +58,7 @@ def draw(name: str, study: Study) -> Drawing:
         return FIGURES[name].draw(study)
 
 
-def page(drawings: Mapping[str, Drawing], groups: Sequence[Group], kind: str, tabled: bool) -> str:
+def page(drawings: Mapping[str, Drawing], groups: Sequence[SeedGroup], kind: str, tabled: bool) -> str:
     """Return the page as HTML.
 
     Args:
@@ -95,7 +95,7 @@ def _figure(name: str, drawing: Drawing, kind: str) -> str:
     return f'<figure id="{name}">\n<a href="{file}">{shown}</a>\n{caption}\n</figure>'
 
 
-def _runs(groups: Sequence[Group]) -> str:
+def _runs(groups: Sequence[SeedGroup]) -> str:
     rows = [
         [
             group.label,
@@ -109,7 +109,7 @@ def _runs(groups: Sequence[Group]) -> str:
     return table(["group", "seed", "run", "steps"], rows)
 
 
-def _differences(groups: Sequence[Group]) -> str:
+def _differences(groups: Sequence[SeedGroup]) -> str:
     """Return a table of all settings that differ between the groups; labels name only enough to distinguish them."""
     identities = [identity(group.runs[0].settings) for group in groups]
     keys = differing(identities)
@@ -117,7 +117,7 @@ def _differences(groups: Sequence[Group]) -> str:
     return "<h2>What differs</h2>\n" + table(["setting", *(group.label for group in groups)], rows) if rows else ""
 
 
-def _results(groups: Sequence[Group]) -> str:
+def _results(groups: Sequence[SeedGroup]) -> str:
     shown = table(results.HEAD, results.rows(groups))
     links = '<a href="table.md">Markdown</a>, <a href="table.tex">LaTeX</a>'
     return f"<h2>Results</h2>\n{shown}\n<p>{escape(results.NOTE)} {links}.</p>"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mtrl.figures.axis import Study
 from mtrl.figures.bands import keys_below, seed_band, window
 from mtrl.figures.curves import along, draw_band, per_group, same_scale, seeds_of, spread
-from mtrl.figures.groups import Group
+from mtrl.figures.groups import SeedGroup
 from mtrl.figures.style import Drawing, colour_of, not_measured, panels, shared_legend, title, unit_scale
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def components(study: Study) -> Drawing:
     prefix = "rollout/components/"
     names = sorted({key for group in study.groups for key in keys_below(group, prefix)})
 
-    def draw(axes: Axes, group: Group) -> bool:
+    def draw(axes: Axes, group: SeedGroup) -> bool:
         places = study.places(group)
         drawn = [
             draw_band(axes, places, seed_band(group, name, True), name.removeprefix(prefix), **colour_of(number))
@@ -125,7 +125,7 @@ def compared(study: Study, some: list[Panel], height: float = 1.95) -> Figure:
     return figure
 
 
-def _draw(axes: Axes, study: Study, group: Group, metric: str, number: int) -> bool:
+def _draw(axes: Axes, study: Study, group: SeedGroup, metric: str, number: int) -> bool:
     places, look = study.places(group), colour_of(number)
     is_training = not metric.startswith("val/")
     drawn = draw_band(axes, places, seed_band(group, metric, smooth=is_training), seeds_of(group), **look)
@@ -134,7 +134,7 @@ def _draw(axes: Axes, study: Study, group: Group, metric: str, number: int) -> b
     return drawn
 
 
-def _interval(axes: Axes, study: Study, group: Group, colour: str) -> None:
+def _interval(axes: Axes, study: Study, group: SeedGroup, colour: str) -> None:
     """Draw the confidence interval of every evaluation of a single run."""
     low, middle, high = (group.runs[0].series(f"val/success/{name}") for name in ("ci_low", "mean", "ci_high"))
     steps = sorted(low.keys() & middle.keys() & high.keys())

@@ -7,7 +7,18 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from mtrl.figures.axis import Study
-from mtrl.figures.spans import IDLE, WAIT, Span, Window, lanes, middle_steps, overlap, read_spans, shares, windows
+from mtrl.figures.spans import (
+    IDLE,
+    WAIT,
+    TimelineSpan,
+    Window,
+    lanes,
+    middle_steps,
+    overlap,
+    read_spans,
+    shares,
+    windows,
+)
 from mtrl.figures.style import (
     BLUE,
     COLUMN,
@@ -80,7 +91,7 @@ def _title(label: str, found: Sequence[Window]) -> str:
     return f"{label}, {both:.0%} of the time side by side" if both >= 0.005 else label
 
 
-def _gantt(axes: Axes, spans: Sequence[Span]) -> None:
+def _gantt(axes: Axes, spans: Sequence[TimelineSpan]) -> None:
     """Draw one lane per actor and one bar per span, in seconds from the first of the shown steps.
 
     Spans of other steps that overlap this time are shown too, as when a step is generated while the previous one is
@@ -109,7 +120,7 @@ def _gantt(axes: Axes, spans: Sequence[Span]) -> None:
     axes.grid(False, axis="y")
 
 
-def _placed(spans: Sequence[Span], names: Sequence[str]) -> Iterator[tuple[Span, float, float]]:
+def _placed(spans: Sequence[TimelineSpan], names: Sequence[str]) -> Iterator[tuple[TimelineSpan, float, float]]:
     """Yield each span with the lower edge and the height of its bar. Overlapping spans of a lane are in separate rows
     of it."""
     for place, lane in enumerate(names):

@@ -10,7 +10,7 @@ import numpy as np
 
 from mtrl.figures.axis import Study
 from mtrl.figures.curves import per_group
-from mtrl.figures.groups import Group
+from mtrl.figures.groups import SeedGroup
 from mtrl.figures.style import BLUE, GREY, Drawing, colour_of
 from mtrl.figures.summaries import TURNS, ByTurn, by_turn, quantiles
 
@@ -25,7 +25,7 @@ def turn_rewards(study: Study) -> Drawing:
     """Draw the rewards of turns by position and by component, with one panel per group."""
     names = sorted({name for group in study.groups for name in _parts(group).names})
 
-    def draw(axes: Axes, group: Group) -> bool:
+    def draw(axes: Axes, group: SeedGroup) -> bool:
         found = _parts(group)
         if found.counts:
             places = list(range(1, len(found.counts) + 1))
@@ -49,7 +49,7 @@ def turn_rewards(study: Study) -> Drawing:
 def advantages(study: Study) -> Drawing:
     """Draw the advantages of trained turns by position, with one panel per group."""
 
-    def draw(axes: Axes, group: Group) -> bool:
+    def draw(axes: Axes, group: SeedGroup) -> bool:
         credited = [
             (place, turn.advantage)
             for episode in group.episodes.of("train")
@@ -89,7 +89,7 @@ def actions(study: Study) -> Drawing:
         (float(np.nanmax(np.abs(table.rows(names)))) for table in tables.values() if table.has(names)), default=0
     )
 
-    def draw(axes: Axes, group: Group) -> bool:
+    def draw(axes: Axes, group: SeedGroup) -> bool:
         table = tables[group.label]
         if table.has(names):
             _table(axes, names, table.rows(names), largest)
@@ -114,7 +114,7 @@ def counted(tables: Sequence[ByTurn]) -> list[str]:
     return sorted(sorted(shown, key=lambda name: (-size[name], name))[:ROWS])
 
 
-def _parts(group: Group) -> ByTurn:
+def _parts(group: SeedGroup) -> ByTurn:
     return by_turn(group.episodes.of("train"), lambda turn: turn.components)
 
 

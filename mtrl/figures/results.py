@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from mtrl.figures.compare import Comparison, compare_seeds
-from mtrl.figures.groups import Group
+from mtrl.figures.compare import RunComparison, compare_seeds
+from mtrl.figures.groups import SeedGroup
 
 SUCCESS = "val/success/mean"
 HEAD = ("group", "seeds", "step", "before", "after", "difference to the first", "p")
@@ -17,10 +17,10 @@ LATEX |= {mark: f"\\{mark}" for mark in "&%$#_{}"}
 
 
 @dataclass(frozen=True)
-class Result:
+class GroupResult:
     """Greedy held-out success of one group."""
 
-    group: Group
+    group: SeedGroup
     before: list[float]
     """Success before training, for each run that was evaluated at step 0."""
     after: list[tuple[object, float]]
@@ -29,10 +29,10 @@ class Result:
     """Steps of the last evaluations."""
 
 
-def result(group: Group) -> Result:
+def result(group: SeedGroup) -> GroupResult:
     found = [(run, series) for run in group if (series := run.series(SUCCESS))]
     lasts = [max(series) for _, series in found]
-    return Result(
+    return GroupResult(
         group,
         [series[0] for _, series in found if 0 in series],
         [(run.seed, series[last]) for (run, series), last in zip(found, lasts, strict=True)],
@@ -40,19 +40,19 @@ def result(group: Group) -> Result:
     )
 
 
-def rows(groups: Sequence[Group]) -> list[list[str]]:
+def rows(groups: Sequence[SeedGroup]) -> list[list[str]]:
     """Return the cells below HEAD, with one row per group. Each group is compared with the first."""
     results = [result(group) for group in groups]
     return [_row(some, None if some is results[0] else _compared(results[0], some)) for some in results]
 
 
-def markdown(groups: Sequence[Group]) -> str:
+def markdown(groups: Sequence[SeedGroup]) -> str:
     lines = [HEAD, ["---"] * len(HEAD), *rows(groups)]
     table = "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
     return f"{table}\n\n{NOTE}\n"
 
 
-def latex(groups: Sequence[Group]) -> str:
+def latex(groups: Sequence[SeedGroup]) -> str:
     """Return the table as a `tabular` for the booktabs package."""
     lines = [" & ".join(map(_escaped, line)) + r" \\" for line in [HEAD, *rows(groups)]]
     body = "\n".join([lines[0], r"\midrule", *lines[1:]])
@@ -67,7 +67,7 @@ NOTE = (
 )
 
 
-def _compared(first: Result, second: Result) -> Comparison | None:
+def _compared(first: GroupResult, second: GroupResult) -> RunComparison | None:
     """Compare two groups. Runs of the same seed are averaged, because they are one draw."""
     values = [_by_seed(some.after) for some in (first, second)]
     return compare_seeds(*values) if all(values) else None
@@ -78,7 +78,7 @@ def _by_seed(values: Sequence[tuple[object, float]]) -> dict[object, float]:
     return {seed: fmean(value for other, value in values if other == seed) for seed in seeds}
 
 
-def _row(some: Result, compared: Comparison | None) -> list[str]:
+def _row(some: GroupResult, compared: RunComparison | None) -> list[str]:
     after = list(_by_seed(some.after).values())
     cells = [some.group.label, str(len(after)), _range(some.steps), _mean(some.before), _mean(after)]
     if compared is None:

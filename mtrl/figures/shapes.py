@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from mtrl.figures.axis import Study
 from mtrl.figures.bands import keys_below, seed_band
 from mtrl.figures.curves import along, per_group, same_scale
-from mtrl.figures.episodes import Episode
-from mtrl.figures.groups import Group
+from mtrl.figures.episodes import StoredEpisode
+from mtrl.figures.groups import SeedGroup
 from mtrl.figures.style import (
     BLUE,
     COLUMN,
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 STOP = "rollout/stop/"
 
-Lengths = Callable[[Episode], Iterable[float]]
+Lengths = Callable[[StoredEpisode], Iterable[float]]
 """Returns the values that an episode adds to a distribution."""
 
 
 def stops(study: Study) -> Drawing:
     """Draw the stop reasons of training episodes over time, stacked, with one panel per group."""
 
-    def draw(axes: Axes, group: Group) -> bool:
+    def draw(axes: Axes, group: SeedGroup) -> bool:
         steps, parts = stop_shares(group)
         if steps:
             stack_shares(axes, study.places(group).of(steps), parts, STOPS)
@@ -51,7 +51,7 @@ def stops(study: Study) -> Drawing:
     )
 
 
-def stop_shares(group: Group) -> tuple[list[int], dict[str, list[float]]]:
+def stop_shares(group: SeedGroup) -> tuple[list[int], dict[str, list[float]]]:
     """Return the steps, and for each stop reason its shares at those steps as means over seeds. Reasons are in their
     usual order."""
     known = [STOP + name for name in STOPS]
@@ -105,7 +105,7 @@ LENGTHS: tuple[tuple[str, str, Lengths, str], ...] = (
 """Panels: title, metric of the mean, values of an episode, setting of the limit."""
 
 
-def _quantile_bands(axes: Axes, study: Study, group: Group, of: Lengths) -> bool:
+def _quantile_bands(axes: Axes, study: Study, group: SeedGroup, of: Lengths) -> bool:
     found = quantiles((episode.step, value) for episode in group.episodes.of("train") for value in of(episode))
     known = study.places(group).by_step
     if found:

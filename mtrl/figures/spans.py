@@ -16,7 +16,7 @@ OUTSIDE = ("evaluate", "save")
 
 
 @dataclass(frozen=True)
-class Span:
+class TimelineSpan:
     step: int
     name: str
     lane: str
@@ -39,22 +39,24 @@ class Window:
     """Seconds in which more than one lane was active; waiting does not count."""
 
 
-def read_spans(raw: Sequence[Mapping[str, Any]]) -> list[Span]:
+def read_spans(raw: Sequence[Mapping[str, Any]]) -> list[TimelineSpan]:
     """Return the spans sorted by start. A span that ends before it starts is left out."""
     spans = [
-        Span(int(s["step"]), str(s.get("name", "?")), str(s.get("lane", "?")), float(s["start"]), float(s["end"]))
+        TimelineSpan(
+            int(s["step"]), str(s.get("name", "?")), str(s.get("lane", "?")), float(s["start"]), float(s["end"])
+        )
         for s in raw
     ]
     return sorted((s for s in spans if s.end >= s.start), key=lambda s: (s.start, s.end, s.lane, s.name))
 
 
-def lanes(spans: Sequence[Span]) -> list[str]:
+def lanes(spans: Sequence[TimelineSpan]) -> list[str]:
     """Return the lanes: generator, trainer, then others by name."""
     order = {"generator": 0, "trainer": 1}
     return sorted({span.lane for span in spans}, key=lambda lane: (order.get(lane, 2), lane))
 
 
-def windows(spans: Sequence[Span]) -> list[Window]:
+def windows(spans: Sequence[TimelineSpan]) -> list[Window]:
     """Cut the run at the first span of every step, and return the activities of the lanes in each window.
 
     A step that is generated while the previous one is trained begins with its generation, so the window of one step can
@@ -91,14 +93,14 @@ def overlap(some: Sequence[Window]) -> float:
     return sum(window.both for window in some) / total if total else 0.0
 
 
-def middle_steps(spans: Sequence[Span], count: int = 3) -> list[int]:
+def middle_steps(spans: Sequence[TimelineSpan], count: int = 3) -> list[int]:
     """Return `count` consecutive steps from the middle of the run, after its warm-up."""
     steps = sorted({span.step for span in spans if span.name not in OUTSIDE})
     first = max(0, (len(steps) - count) // 2)
     return steps[first : first + count]
 
 
-def _cuts(spans: Sequence[Span]) -> list[tuple[int, float, float]]:
+def _cuts(spans: Sequence[TimelineSpan]) -> list[tuple[int, float, float]]:
     """Return intervals `(step, start, end)` that partition the time of the run."""
     starts: dict[int, float] = {}
     for span in spans:
@@ -110,10 +112,12 @@ def _cuts(spans: Sequence[Span]) -> list[tuple[int, float, float]]:
     return [(step, starts[step], end) for step, end in zip(order, ends, strict=True)]
 
 
-def _stretches(spans: Sequence[Span], cuts: Sequence[float]) -> Iterator[tuple[float, float, list[Span]]]:
+def _stretches(
+    spans: Sequence[TimelineSpan], cuts: Sequence[float]
+) -> Iterator[tuple[float, float, list[TimelineSpan]]]:
     """Yield `(left, right, running spans by start)` between each two consecutive starts, ends and cuts."""
     edges = sorted({*cuts, *(moment for span in spans for moment in (span.start, span.end))})
-    running: list[Span] = []
+    running: list[TimelineSpan] = []
     waiting = iter([*spans, None])
     coming = next(waiting)
     for left, right in itertools.pairwise(edges):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mtrl.figures.episodes import Episode, TurnFacts
+from mtrl.figures.episodes import StoredEpisode, TurnFacts
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 TURNS = 24
@@ -66,7 +66,7 @@ class ByTurn:
         return bool(set(names) & set(self.names))
 
 
-def by_turn(episodes: Iterable[Episode], numbers: Callable[[TurnFacts], dict[str, float]]) -> ByTurn:
+def by_turn(episodes: Iterable[StoredEpisode], numbers: Callable[[TurnFacts], dict[str, float]]) -> ByTurn:
     """Return the means over the turns that reported a name, for each of the first TURNS positions."""
     found: defaultdict[str, np.ndarray] = defaultdict(lambda: np.zeros((2, TURNS)))  # sums, reports
     turns: Counter[int] = Counter()
@@ -95,7 +95,7 @@ class Cell:
     """Verdict of all episodes of the cell; cells do not mix verdicts."""
 
 
-def cells(episodes: Sequence[Episode], bins: int = 24) -> list[Cell]:
+def cells(episodes: Sequence[StoredEpisode], bins: int = 24) -> list[Cell]:
     """Count the scored episodes on a grid with `bins` bins along both axes.
 
     At most `bins` different values keep their exact positions; more values are rounded to the grid.
@@ -116,7 +116,7 @@ def _rounded(values: list[float], bins: int) -> list[float]:
     return [low + (min(int((value - low) / width), bins - 1) + 0.5) * width for value in values]
 
 
-def shares(episodes: Sequence[Episode], of: Callable[[Episode], float]) -> dict[int, float]:
+def shares(episodes: Sequence[StoredEpisode], of: Callable[[StoredEpisode], float]) -> dict[int, float]:
     """Return step -> mean of a number over the episodes of the step."""
     found: defaultdict[int, list[float]] = defaultdict(list)
     for episode in episodes:

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 from mtrl.figures.axis import Study
 from mtrl.figures.bands import Band, band, seed_band
 from mtrl.figures.curves import along, draw_mean, per_group
-from mtrl.figures.episodes import Episode
-from mtrl.figures.groups import Group
+from mtrl.figures.episodes import StoredEpisode
+from mtrl.figures.groups import SeedGroup
 from mtrl.figures.learning import smoothed
 from mtrl.figures.style import BLUE, GREEN, ORANGE, PURPLE, Drawing, unit_scale
 from mtrl.figures.summaries import cells, shares
-from mtrl.scoring.agreement import Verdict
+from mtrl.scoring.agreement import TrajectoryAgreement
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-LOOKS = {Verdict.AGREE: BLUE, Verdict.LENIENT: ORANGE, Verdict.STRICT: PURPLE}
+LOOKS = {TrajectoryAgreement.AGREE: BLUE, TrajectoryAgreement.LENIENT: ORANGE, TrajectoryAgreement.STRICT: PURPLE}
 CORNERS = {
     (False, False): ("neither", BLUE),
     (True, True): ("both", BLUE),
@@ -28,9 +28,9 @@ CORNERS = {
 }
 """(claimed, succeeded) -> name and colour of the corner."""
 NAMES = {
-    Verdict.AGREE: "they agree",
-    Verdict.LENIENT: "lenient: solved by the reward only",
-    Verdict.STRICT: "strict: solved by the scorer only",
+    TrajectoryAgreement.AGREE: "they agree",
+    TrajectoryAgreement.LENIENT: "lenient: solved by the reward only",
+    TrajectoryAgreement.STRICT: "strict: solved by the scorer only",
 }
 LARGEST = 260.0
 """Area of the circle of the most frequent pair, in points squared."""
@@ -42,7 +42,7 @@ FEW = 4
 def reward_vs_score(study: Study) -> Drawing:
     """Draw stored training episodes by score and reward, with one panel per group."""
 
-    def draw(axes: Axes, group: Group) -> bool:
+    def draw(axes: Axes, group: SeedGroup) -> bool:
         episodes = [episode for episode in group.episodes.of("train") if episode.score is not None]
         if episodes:
             _circles(axes, episodes)
@@ -61,7 +61,7 @@ def reward_vs_score(study: Study) -> Drawing:
 def agreement(study: Study) -> Drawing:
     """Draw reward, claims and success of training episodes over time on one axis, with one panel per group."""
 
-    def draw(axes: Axes, group: Group) -> bool:
+    def draw(axes: Axes, group: SeedGroup) -> bool:
         places = study.places(group)
         claims, success = claims_of(group), success_of(group)
         reward = seed_band(group, "rollout/reward/mean", smooth=True)
@@ -83,23 +83,23 @@ def agreement(study: Study) -> Drawing:
     )
 
 
-def claims_of(group: Group) -> Band:
+def claims_of(group: SeedGroup) -> Band:
     """Return the share of training episodes that the reward calls solved; of stored episodes if the run did not count
     claims."""
     found = seed_band(group, "rollout/claims/mean", smooth=True)
     return found or _stored(group, lambda episode: float(episode.claimed))
 
 
-def success_of(group: Group) -> Band:
+def success_of(group: SeedGroup) -> Band:
     found = seed_band(group, "rollout/success/mean", smooth=True)
     return found or _stored(group, lambda episode: float(episode.succeeded))
 
 
-def _stored(group: Group, of: Callable[[Episode], float]) -> Band:
+def _stored(group: SeedGroup, of: Callable[[StoredEpisode], float]) -> Band:
     return band([shares(episodes.of("train"), of) for episodes in group.episodes_by_run])
 
 
-def _gap(axes: Axes, study: Study, claims: Band, success: Band, group: Group) -> None:
+def _gap(axes: Axes, study: Study, claims: Band, success: Band, group: SeedGroup) -> None:
     """Shade the area where claims exceed successes."""
     solved = dict(zip(success.steps, success.mean, strict=True))
     both = [
@@ -114,7 +114,7 @@ def _gap(axes: Axes, study: Study, claims: Band, success: Band, group: Group) ->
         )
 
 
-def _circles(axes: Axes, episodes: Sequence[Episode]) -> None:
+def _circles(axes: Axes, episodes: Sequence[StoredEpisode]) -> None:
     found = cells(episodes)
     most = max(cell.count for cell in found)
     for verdict, colour in LOOKS.items():
@@ -132,7 +132,7 @@ def _circles(axes: Axes, episodes: Sequence[Episode]) -> None:
         axes.scatter([], [], 40, color=colour, alpha=0.55, label=NAMES[verdict])
 
 
-def _quadrants(axes: Axes, group: Group, episodes: Sequence[Episode]) -> None:
+def _quadrants(axes: Axes, group: SeedGroup, episodes: Sequence[StoredEpisode]) -> None:
     """Draw the thresholds, and the share of the episodes in each of the four corners between them."""
     limits = group.runs[0].thresholds
     scores = {round(episode.score or 0.0, 6) for episode in episodes}

@@ -64,7 +64,7 @@ KEY_VARIABLE = "MTRL_GATEWAY_KEY"
 
 
 @dataclass
-class Settings:
+class GatewaySettings:
     """Settings of the section `gateway`."""
 
     model: str = BASE
@@ -77,7 +77,7 @@ class Settings:
     seconds: float = 3600.0
 
     @classmethod
-    def of(cls, arguments: Sequence[str]) -> tuple[Settings, list[str]]:
+    def of(cls, arguments: Sequence[str]) -> tuple[GatewaySettings, list[str]]:
         """Split the command-line arguments into the settings of the gateway and the overrides of the configuration.
 
         Raises:
@@ -112,7 +112,7 @@ def _read(key: str, value: str, kind: type) -> Any:
 def main(argv: Sequence[str] | None = None) -> int:
     """Load the model and serve it. Return the exit status."""
     args = parse(argv)
-    settings, overrides = Settings.of(args.overrides)
+    settings, overrides = GatewaySettings.of(args.overrides)
     cfg = merge(normalise(overrides, args.config_dir), args.config_dir)
     for warning in check(cfg):
         print(f"warning: {warning}", file=sys.stderr)
@@ -180,7 +180,7 @@ def load(config: Config, source: Source, out: RunDir) -> ReadyModel:
     return local_model(source, config, task, [])
 
 
-async def serve(model: ReadyModel, config: Config, settings: Settings, key: str, out: RunDir) -> int:
+async def serve(model: ReadyModel, config: Config, settings: GatewaySettings, key: str, out: RunDir) -> int:
     """Serve the model until SIGINT or SIGTERM, and then close it.
 
     Returns:
@@ -244,7 +244,7 @@ def admin_key(host: str) -> str:
     return key or f"sk-mtrl-admin-{secrets.token_urlsafe(24)}"
 
 
-def check_address(settings: Settings) -> None:
+def check_address(settings: GatewaySettings) -> None:
     """Check that the gateway can listen on its address, before the model takes minutes to load.
 
     Raises:
@@ -253,7 +253,7 @@ def check_address(settings: Settings) -> None:
     bind(settings.host, settings.port, "the admin's key", KEY_VARIABLE, "gateway.{}={}").close()
 
 
-def make_output_folder(settings: Settings) -> RunDir:
+def make_output_folder(settings: GatewaySettings) -> RunDir:
     """Create the folder of the trajectories, with the layout of a run's folder.
 
     Raises:

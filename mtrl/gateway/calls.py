@@ -28,14 +28,14 @@ _ID_BYTES = 8
 
 
 @dataclass(frozen=True)
-class Context:
+class CallContext:
     """The context of a request, and the earlier call that the request continues."""
 
     ids: list[int]
     """Token ids of the whole context."""
     history: bytes
     """The whole request as bytes; equal requests have equal bytes."""
-    parent: Call | None
+    parent: ModelCall | None
     """The earlier call that the request continues, if any."""
     prefix_break: str | None
     """Why `ids` do not begin with the parent's tokens; None if they do, or if there is no parent."""
@@ -47,10 +47,10 @@ class Context:
     tools: list[dict[str, Any]] | None = None
 
 
-class Call:
+class ModelCall:
     """One answer of the model; it becomes a turn once its client has it."""
 
-    def __init__(self, index: int, context: Context, choice: int = 0, overrides: tuple[str, ...] = ()):
+    def __init__(self, index: int, context: CallContext, choice: int = 0, overrides: tuple[str, ...] = ()):
         """
         Args:
             index: index in the order in which the calls of the trajectory began; it seeds the sampling.
@@ -82,7 +82,7 @@ class Call:
     def prompt_ids(self) -> list[int]:
         """Token ids of the whole context before the answer."""
         parts: list[list[int]] = []
-        call: Call = self
+        call: ModelCall = self
         while call.parent is not None and call.prefix_break is None:
             parts.append(call.new_ids)
             call = call.parent
@@ -106,7 +106,7 @@ class Call:
             return "length"
         return "tool_calls" if self.message.get("tool_calls") else "stop"
 
-    def answer(self, generation: Generation, codec: Codec, context: Context, request: BaseRequest) -> None:
+    def answer(self, generation: Generation, codec: Codec, context: CallContext, request: BaseRequest) -> None:
         """Store the sampled answer; the request's own stop strings are cut off for the client.
 
         Raises:
@@ -129,16 +129,16 @@ class PrefixIndex:
     number of lengths that a prefix may have."""
 
     def __init__(self) -> None:
-        self._calls: dict[bytes, list[Call]] = {}
+        self._calls: dict[bytes, list[ModelCall]] = {}
         self._lengths: list[int] = []
 
-    def add(self, data: bytes, call: Call) -> None:
+    def add(self, data: bytes, call: ModelCall) -> None:
         position = bisect_left(self._lengths, len(data))
         if self._lengths[position : position + 1] != [len(data)]:
             self._lengths.insert(position, len(data))
         self._calls.setdefault(_digest(data), []).append(call)
 
-    def prefixes(self, data: bytes, ends: Iterable[int] | None = None) -> Iterator[tuple[int, list[Call]]]:
+    def prefixes(self, data: bytes, ends: Iterable[int] | None = None) -> Iterator[tuple[int, list[ModelCall]]]:
         """Yield the length of each added prefix of `data` and the calls that added it, the shortest prefix first.
 
         Args:
@@ -166,7 +166,7 @@ class CallTree:
         self.codec = codec
         self._histories, self._requests = PrefixIndex(), PrefixIndex()
 
-    def add(self, call: Call, history: bytes) -> None:
+    def add(self, call: ModelCall, history: bytes) -> None:
         """Add a call whose client has received the answer to the request with this history."""
         if history[:1] == _CHAT:
             self._histories.add(history + message_key(call.message), call)
@@ -175,7 +175,7 @@ class CallTree:
         answer = call.decoded.encode() if history[:1] == _TEXT else _as_bytes(call.generation.token_ids)
         self._histories.add(history + answer, call)
 
-    def chat(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> Context:
+    def chat(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> CallContext:
         """Return the context of a conversation. Exceptions of the renderer pass through."""
         keys = [_CHAT + json.dumps(tools, sort_keys=True).encode() + b"\n", *map(message_key, messages)]
         history, ends = b"".join(keys), list(accumulate(map(len, keys)))
@@ -187,14 +187,14 @@ class CallTree:
             hash(key) for key, message in zip(new_keys, new, strict=True) if message["role"] != "system"
         )
         if parent is None:
-            return Context(self.codec.render(messages, tools), history, None, None, new, content_hashes, tools)
+            return CallContext(self.codec.render(messages, tools), history, None, None, new, content_hashes, tools)
         previous = parent.tokens
         extended = self.codec.extend(previous[: parent.prompt_tokens], parent.generation.token_ids, new, tools)
         ids = self.codec.render(messages, tools) if extended is None else extended
         prefix_break = None
         if ids[: len(previous)] != previous:
             prefix_break = self._prefix_break(previous, ids, new, extended is None)
-        return Context(ids, history, parent, prefix_break, new, content_hashes, tools)
+        return CallContext(ids, history, parent, prefix_break, new, content_hashes, tools)
 
     def _prefix_break(self, previous: list[int], ids: list[int], new: list[Message], rerendered: bool) -> str:
         """Classify why `ids` do not begin with the previous tokens.
@@ -206,7 +206,7 @@ class CallTree:
             return classify_break(previous, ids, self.codec)
         return "edited" if any(message["role"] == "assistant" for message in new) else "template"
 
-    def text(self, prompt: str) -> Context:
+    def text(self, prompt: str) -> CallContext:
         """Return the context of a text without messages."""
         history = _TEXT + prompt.encode()
         length, calls = self._longest(history)
@@ -222,18 +222,18 @@ class CallTree:
             ids = previous[: parent.prompt_tokens] + answer_ids + self.codec.encode(new)
             prefix_break = None if ids[: len(previous)] == previous else "template"
         observation = [{"role": "user", "content": new}]
-        return Context(ids, history, parent, prefix_break, observation, self._content_hashes(history))
+        return CallContext(ids, history, parent, prefix_break, observation, self._content_hashes(history))
 
-    def tokens(self, ids: list[int]) -> Context:
+    def tokens(self, ids: list[int]) -> CallContext:
         """Return the context of token ids, which are used unchanged."""
         history = _IDS + _as_bytes(ids)
         length, calls = self._longest(history)
         parent = _continued_call(calls)
         new = ids if parent is None else ids[(length - 1) // _ID_BYTES :]
         observation = [{"role": "user", "content": self.codec.decode(new)}]
-        return Context(list(ids), history, parent, None, observation, self._content_hashes(history))
+        return CallContext(list(ids), history, parent, None, observation, self._content_hashes(history))
 
-    def _longest(self, history: bytes, ends: list[int] | None = None) -> tuple[int, list[Call]]:
+    def _longest(self, history: bytes, ends: list[int] | None = None) -> tuple[int, list[ModelCall]]:
         """Find the longest prefix of `history` that is an earlier request with its answer.
 
         Returns:
@@ -248,24 +248,24 @@ class CallTree:
         )
 
 
-def _continued_call(calls: list[Call], content: str | None = None) -> Call | None:
+def _continued_call(calls: list[ModelCall], content: str | None = None) -> ModelCall | None:
     """Return the call to continue among calls with equal histories; `content` is the answer that came back."""
 
-    def rank(call: Call) -> tuple[bool, bool, int]:
+    def rank(call: ModelCall) -> tuple[bool, bool, int]:
         return content not in (None, call.message["content"]), call.children > 0, -call.index
 
     return min(calls, key=rank, default=None)
 
 
-def turns_of(calls: Iterable[Call]) -> list[Turn]:
+def turns_of(calls: Iterable[ModelCall]) -> list[Turn]:
     """Return the turns of these calls, which come in the order in which they began; their rewards are the caller's.
 
     Only one turn extends the tokens of an earlier turn. A further turn with the same parent repeats its whole context
     as a break, so that every sampled token is in exactly one sample, behind its own context.
     """
     turns: list[Turn] = []
-    turn_indices: dict[Call, int] = {}
-    extended: set[Call] = set()
+    turn_indices: dict[ModelCall, int] = {}
+    extended: set[ModelCall] = set()
     seen_requests: set[bytes] = set()
     seen_hashes: set[int] = set()
     for call in calls:
@@ -287,7 +287,7 @@ def turns_of(calls: Iterable[Call]) -> list[Turn]:
     return turns
 
 
-def _break_reason(call: Call, seen_requests: set[bytes], seen_hashes: set[int]) -> str:
+def _break_reason(call: ModelCall, seen_requests: set[bytes], seen_hashes: set[int]) -> str:
     """Return the break reason of a call that extends no turn. `seen_requests` and `seen_hashes` hold the keys and
     hashes of the calls before it."""
     if call.choice:
@@ -299,7 +299,7 @@ def _break_reason(call: Call, seen_requests: set[bytes], seen_hashes: set[int]) 
     return "fresh" if seen_hashes.isdisjoint(call.content_hashes) else "edited"
 
 
-def _turn(call: Call, reason: str | None) -> Turn:
+def _turn(call: ModelCall, reason: str | None) -> Turn:
     generation = call.generation
     return Turn(
         observation_ids=list(call.new_ids if reason is None else call.prompt_ids),

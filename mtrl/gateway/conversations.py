@@ -10,42 +10,42 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mtrl.gateway.calls import Call
+from mtrl.gateway.calls import ModelCall
 
 
 @dataclass
-class Conversation:
+class CallSequence:
     """The calls of a conversation in the order in which they began; all of them have the same tools."""
 
     tools: list[dict[str, Any]] | None
-    calls: list[Call] = field(default_factory=list)
+    calls: list[ModelCall] = field(default_factory=list)
     seen: set[bytes | int] = field(default_factory=set)
     """Keys and content hashes of the calls."""
 
-    def add(self, call: Call) -> None:
+    def add(self, call: ModelCall) -> None:
         self.calls.append(call)
         self.seen |= {call.key, *call.content_hashes}
 
-    def shares(self, call: Call) -> bool:
+    def shares(self, call: ModelCall) -> bool:
         """Whether a call without a parent belongs to this conversation."""
         return call.tools == self.tools and not self.seen.isdisjoint({call.key, *call.content_hashes})
 
 
-def conversations_of(calls: Sequence[Call]) -> list[Conversation]:
+def conversations_of(calls: Sequence[ModelCall]) -> list[CallSequence]:
     """Return the conversations, in the order in which they began."""
-    conversations: list[Conversation] = []
-    homes: dict[Call, Conversation] = {}
+    conversations: list[CallSequence] = []
+    homes: dict[ModelCall, CallSequence] = {}
     for call in calls:
         home = homes.get(call.parent) if call.parent else next((c for c in conversations if c.shares(call)), None)
         if home is None:
-            home = Conversation(call.tools)
+            home = CallSequence(call.tools)
             conversations.append(home)
         home.add(call)
         homes[call] = home
     return conversations
 
 
-def kinds_of(calls: Sequence[Call]) -> dict[Call, str | None]:
+def kinds_of(calls: Sequence[ModelCall]) -> dict[ModelCall, str | None]:
     """Return the kind of each call, one of `CALL_KINDS`, and None for those of the main conversation.
 
     side: a conversation of one call, such as the request for a title. sub_agent: another conversation of several calls.
@@ -59,7 +59,7 @@ def kinds_of(calls: Sequence[Call]) -> dict[Call, str | None]:
     conversations = conversations_of(calls)
     main = min(conversations, key=lambda each: (-len(each.calls), not each.tools), default=None)
     latest = {call.key: call for call in calls if not call.choice}
-    kinds: dict[Call, str | None] = {}
+    kinds: dict[ModelCall, str | None] = {}
     for each in conversations:
         beside = None if each is main else "side" if len(each.calls) == 1 else "sub_agent"
         for call in each.calls:
@@ -68,7 +68,7 @@ def kinds_of(calls: Sequence[Call]) -> dict[Call, str | None]:
     return kinds
 
 
-def rewards_of(calls: Sequence[Call], kept: Sequence[Call]) -> list[float]:
+def rewards_of(calls: Sequence[ModelCall], kept: Sequence[ModelCall]) -> list[float]:
     """Return the rewards of the calls that are kept. The reward of any other call is added to the next one that is
     kept, or else to the last one, so that their sum is that of all calls."""
     rewards: list[float] = []

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from mtrl.config.engine_schema import CALL_KINDS
 from mtrl.engines.base import Engine, EngineLostError, Generation, SamplingParams
-from mtrl.gateway.calls import Call, CallTree, Context, turns_of
+from mtrl.gateway.calls import CallContext, CallTree, ModelCall, turns_of
 from mtrl.gateway.conversations import kinds_of, rewards_of
 from mtrl.gateway.exchange import RequestError
 from mtrl.gateway.requests import BaseRequest, ChatRequest, CompletionRequest
@@ -80,7 +80,7 @@ class Session:
         """Conversations that a later request may continue by naming their response (`responses.py`), by its id."""
         self.closed = False
         self._call_tree = CallTree(codec)
-        self._calls: list[Call] = []
+        self._calls: list[ModelCall] = []
         """Calls that were answered."""
         self._started_calls = self._running_calls = 0
         self._sampling_slots = asyncio.Semaphore(limits.max_calls_at_once)
@@ -91,11 +91,11 @@ class Session:
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    async def answer(self, request: ChatRequest | CompletionRequest) -> list[Call]:
+    async def answer(self, request: ChatRequest | CompletionRequest) -> list[ModelCall]:
         """Answer a request of either kind; see `chat` and `complete`."""
         return await (self.chat(request) if isinstance(request, ChatRequest) else self.complete(request))
 
-    async def chat(self, request: ChatRequest) -> list[Call]:
+    async def chat(self, request: ChatRequest) -> list[ModelCall]:
         """Continue a conversation; return one call for each of `request.n` answers.
 
         If the caller is cancelled, its calls are discarded and become no turns.
@@ -114,7 +114,7 @@ class Session:
         self._check_open()
         return len(self._chat_context(request).ids)
 
-    def _chat_context(self, request: ChatRequest) -> Context:
+    def _chat_context(self, request: ChatRequest) -> CallContext:
         self._check_length(len(request.messages), f"{len(request.messages)} messages")
         self._check_characters(request.characters)
         try:
@@ -124,7 +124,7 @@ class Session:
             message = f"the chat template refuses these messages ({type(error).__name__}: {first_line:.200})"
             raise RequestError(400, message, param="messages") from error
 
-    async def complete(self, request: CompletionRequest) -> list[Call]:
+    async def complete(self, request: CompletionRequest) -> list[ModelCall]:
         """Continue a text or token ids, without a template; it raises the same errors as `chat`."""
         self._check_call_limit(request.n)
         if isinstance(request.prompt, str):
@@ -137,7 +137,7 @@ class Session:
             context = self._call_tree.tokens(request.prompt)
         return await self._answers(request, context)
 
-    async def _answers(self, request: BaseRequest, context: Context) -> list[Call]:
+    async def _answers(self, request: BaseRequest, context: CallContext) -> list[ModelCall]:
         self._check_context(context)
         self.stop_reason = None
         self.metrics["gateway/unknown_fields"] += len(request.unknown)
@@ -160,17 +160,17 @@ class Session:
         self._calls += calls
         return calls
 
-    def _start_call(self, context: Context, choice: int, request: BaseRequest) -> Call:
+    def _start_call(self, context: CallContext, choice: int, request: BaseRequest) -> ModelCall:
         requested = {"temperature": request.temperature, "top_p": request.top_p}
         overrides = tuple(k for k, v in requested.items() if v is not None and v != getattr(self.sampling, k))
-        call = Call(self._started_calls, context, choice, overrides)
+        call = ModelCall(self._started_calls, context, choice, overrides)
         self._started_calls += 1
         self._running_calls += 1
         if context.parent is not None:
             context.parent.children += 1
         return call
 
-    async def _answer(self, call: Call, context: Context, request: BaseRequest) -> None:
+    async def _answer(self, call: ModelCall, context: CallContext, request: BaseRequest) -> None:
         async with self._sampling_slots:
             self._check_open()
             call.began = time.perf_counter()
@@ -258,7 +258,7 @@ class Session:
     def _check_characters(self, characters: int) -> None:
         self._check_length(characters / CHARACTERS_PER_TOKEN, f"{characters} characters")
 
-    def _check_context(self, context: Context) -> None:
+    def _check_context(self, context: CallContext) -> None:
         if len(context.ids) >= self.limits.max_context_length:
             raise self._too_long(f"{len(context.ids)} tokens")
         if not context.ids:
@@ -322,5 +322,5 @@ class Session:
         for engine_id in sorted(self._engine_ids):
             self.engine.release(engine_id)
 
-    def _calls_in_order(self) -> list[Call]:
+    def _calls_in_order(self) -> list[ModelCall]:
         return sorted(self._calls, key=lambda call: call.index)

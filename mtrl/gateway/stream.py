@@ -15,7 +15,7 @@ from mtrl.gateway.dialects.dialect import Dialect, Event
 from mtrl.gateway.exchange import CancelOnDisconnect, Receive, RequestError, Send, to_bytes
 
 if TYPE_CHECKING:
-    from mtrl.gateway.calls import Call
+    from mtrl.gateway.calls import ModelCall
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class EventStream:
     """A reply that may begin before the answer exists."""
 
     dialect: Dialect
-    work: Callable[[], Coroutine[Any, Any, Sequence[Call]]]
+    work: Callable[[], Coroutine[Any, Any, Sequence[ModelCall]]]
     """Function that returns the coroutine of the calls."""
 
     async def send(self, receive: Receive, send: Send) -> None:
@@ -53,7 +53,7 @@ class EventStream:
                 await send({"type": "http.response.body", "body": event, "more_body": True})
             await send({"type": "http.response.body", "body": self.dialect.end})
 
-    async def _events(self, work: CancelOnDisconnect[Sequence[Call]]) -> AsyncIterator[bytes]:
+    async def _events(self, work: CancelOnDisconnect[Sequence[ModelCall]]) -> AsyncIterator[bytes]:
         for event in self.dialect.opening():
             yield _event(event)
         while not await work.wait(SECONDS_BETWEEN_COMMENTS):

@@ -20,7 +20,7 @@ from mtrl.play.choices import choices_of, parse, prepared, split_words
 from mtrl.play.keyboard import Keyboard
 from mtrl.play.players import check_player
 from mtrl.play.screen import Screen
-from mtrl.play.session import Session
+from mtrl.play.session import PlaySession
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     keyboard = Keyboard(sys.stdin, screen.note)
     if keyboard.is_terminal and choices.player == "me":
         screen.note("a line is a response; /help lists the commands, Ctrl-D ends")
-    session = Session(config, task, choices, keyboard, screen)
+    session = PlaySession(config, task, choices, keyboard, screen)
     try:
         session.run()
     except KeyboardInterrupt:

@@ -37,7 +37,7 @@ class Rules:
         return cls(make_environment, pool, turns, environment.step_timeout, environment.episode_timeout)
 
 
-class Episode:
+class TextEpisode:
     """An episode. Call `open`, then `say` until it is `over`, then `close`. An exception of the environment ends the
     episode and is recorded in its trajectory.
 

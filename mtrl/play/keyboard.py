@@ -23,8 +23,8 @@ _COMMAND = re.compile(r"/[a-z]+")
 
 
 @dataclass(frozen=True)
-class Command:
-    """A command with its argument: `/row 3` is `Command("/row", "3")`."""
+class PlayerCommand:
+    """A command with its argument: `/row 3` is `PlayerCommand("/row", "3")`."""
 
     name: str
     argument: str = ""
@@ -46,14 +46,14 @@ class Keyboard:
             with suppress(ImportError):
                 import readline  # noqa: F401  # arrow keys and history for `input`
 
-    def read(self) -> str | Command | None:
+    def read(self) -> str | PlayerCommand | None:
         """Return the next response or command; None at the end of the input."""
         while (line := self._line(PROMPT)) is not None:
             if _FENCE.fullmatch(line):
                 return self._block(line)
             word, _, argument = line.strip().partition(" ")
             if word in COMMANDS:
-                return Command(word, argument.strip())
+                return PlayerCommand(word, argument.strip())
             if _COMMAND.fullmatch(line.strip()):
                 self._note(f'{word} is no command; /help lists them. To send it, put it between two lines of """')
             elif line.strip():

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from mtrl.config.messages import unknown_choice
 from mtrl.environments.family import Family
 from mtrl.errors import UserError
-from mtrl.play.keyboard import Command, Keyboard
+from mtrl.play.keyboard import Keyboard, PlayerCommand
 from mtrl.types import Row
 
 PLAYERS = ("me", "gold", "demonstrator")
 
-Moves = Callable[[str | None], str | Command | None]
+Moves = Callable[[str | None], str | PlayerCommand | None]
 """Function from the environment's last text (None before the first response) to the next response; None ends the
 episode."""
 

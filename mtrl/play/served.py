@@ -11,7 +11,7 @@ from mtrl.environments.factory import Task
 from mtrl.environments.tool_calls import TextCall, format_call, message_calls
 from mtrl.errors import UserError
 from mtrl.play.choices import Choices, find_row
-from mtrl.play.episode import Episode, Rules, judge
+from mtrl.play.episode import Rules, TextEpisode, judge
 from mtrl.rewards.mixture import make_composer
 from mtrl.types import Message, Row, write_jsonl
 
@@ -43,7 +43,7 @@ OWN_TOOLS = (
 
 
 @dataclass(frozen=True)
-class Answer:
+class ToolAnswer:
     """The answer to a tool call of the client."""
 
     text: str
@@ -71,7 +71,7 @@ class ServedEpisodes:
         """Number of the next row."""
         self.composer = make_composer(config)
         self.rules = Rules.of(config, task.make_environment)
-        self._episode: Episode | None = None
+        self._episode: TextEpisode | None = None
         self._turn = asyncio.Lock()
 
     async def tools(self) -> list[dict[str, Any]]:
@@ -87,15 +87,15 @@ class ServedEpisodes:
             raise UserError(f"the environment has a tool named {names[0]}, which the server needs; rename it")
         return [*OWN_TOOLS, *offered]
 
-    async def call(self, name: str, arguments: dict[str, Any]) -> Answer:
+    async def call(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
         """Take the call of a client, and return the answer. Every mistake of the client is an answer too."""
         async with self._turn:
             try:
                 if name == START:
-                    return Answer(await self._start(arguments.get("row")))
+                    return ToolAnswer(await self._start(arguments.get("row")))
                 return await self._take(name, arguments)
             except UserError as error:
-                return Answer(str(error), True)
+                return ToolAnswer(str(error), True)
 
     async def close(self) -> None:
         """Close the episode and the threads of the environments."""
@@ -112,7 +112,7 @@ class ServedEpisodes:
         title = f"Row {episode.row['id']} of {self.choices.split}; at most {self.rules.max_turns} turns."
         return "\n\n".join([title, *(f"{each['role']}: {each['content']}" for each in episode.observation)])
 
-    async def _open(self) -> Episode:
+    async def _open(self) -> TextEpisode:
         """Open an episode on the next row, in place of the episode before.
 
         Raises:
@@ -125,7 +125,7 @@ class ServedEpisodes:
         if place >= len(self.rows):
             raise UserError(f"these were all rows of {split}; give {START} the row of an episode to repeat it")
         self.place += 1
-        episode = Episode(self.rules, self.rows[place], f"mcp/{split}/{place}")
+        episode = TextEpisode(self.rules, self.rows[place], f"mcp/{split}/{place}")
         await episode.open()
         if episode.failed:
             await episode.close()
@@ -133,7 +133,7 @@ class ServedEpisodes:
         self._episode = episode
         return episode
 
-    async def _take(self, name: str, arguments: dict[str, Any]) -> Answer:
+    async def _take(self, name: str, arguments: dict[str, Any]) -> ToolAnswer:
         """Take one turn of the episode."""
         episode = self._episode
         if episode is None or episode.over:
@@ -143,15 +143,15 @@ class ServedEpisodes:
         else:
             await episode.say(*_called(name, arguments, episode))
         if episode.failed:
-            return Answer(f"the environment failed: {episode.problem}", True)
+            return ToolAnswer(f"the environment failed: {episode.problem}", True)
         said = "\n\n".join(str(each["content"]) for each in episode.observation)
         is_error = name != RESPOND and said.startswith(ERROR)
         said = said.removeprefix(ERROR) if is_error else said
         if not episode.over:
-            return Answer(said, is_error)
-        return Answer("\n\n".join(part for part in (said, await self._end(episode)) if part), is_error)
+            return ToolAnswer(said, is_error)
+        return ToolAnswer("\n\n".join(part for part in (said, await self._end(episode)) if part), is_error)
 
-    async def _end(self, episode: Episode) -> str:
+    async def _end(self, episode: TextEpisode) -> str:
         """Compute reward and score of an episode that is over, write it, and return a sentence about it."""
         await episode.close()
         trajectory = episode.trajectory
@@ -163,7 +163,7 @@ class ServedEpisodes:
         return f"The episode is over: reward {trajectory.reward:g}, score {trajectory.score:g}."
 
 
-def _called(name: str, arguments: dict[str, Any], episode: Episode) -> tuple[str, Message]:
+def _called(name: str, arguments: dict[str, Any], episode: TextEpisode) -> tuple[str, Message]:
     """Return a response that calls a tool, as a text and as a message.
 
     Raises:

@@ -14,8 +14,8 @@ from mtrl.config.schema import Config
 from mtrl.environments.factory import Task
 from mtrl.errors import UserError
 from mtrl.play.choices import Choices, find_row
-from mtrl.play.episode import Episode, Rules, judge
-from mtrl.play.keyboard import Command, Keyboard
+from mtrl.play.episode import Rules, TextEpisode, judge
+from mtrl.play.keyboard import Keyboard, PlayerCommand
 from mtrl.play.players import Moves, gold_moves, moves_of
 from mtrl.play.screen import Screen
 from mtrl.rewards.mixture import make_composer
@@ -41,7 +41,7 @@ class Loop:
 
 
 @dataclass
-class Tally:
+class SessionTally:
     """The episodes of a session, and counts of their outcomes."""
 
     finished: list[Trajectory] = field(default_factory=list)
@@ -59,7 +59,7 @@ class Tally:
         return ", ".join([*parts, *(f"{name} {count}" for name, count in counts.items() if count)])
 
 
-class Session:
+class PlaySession:
     """Runs episodes until the player ends the session, or the rows or the number of episodes are exhausted."""
 
     def __init__(self, config: Config, task: Task, choices: Choices, keyboard: Keyboard, screen: Screen):
@@ -74,7 +74,7 @@ class Session:
         self.place = 0 if choices.row is None else find_row(self.rows, choices.row, choices.split)
         self.composer = make_composer(config)
         self.rules = Rules.of(config, task.make_environment)
-        self.tally = Tally()
+        self.tally = SessionTally()
         self._loop = Loop()
 
     def run(self) -> None:
@@ -102,7 +102,7 @@ class Session:
         session."""
         place, split = self.place, self.choices.split
         row, self.place = self.rows[place], place + 1
-        episode = Episode(self.rules, row, f"play/{split}/{place}")
+        episode = TextEpisode(self.rules, row, f"play/{split}/{place}")
         goes_on = True
         try:
             prompt = self._loop.run(episode.open())
@@ -122,7 +122,7 @@ class Session:
             self._end(episode)
         return goes_on
 
-    def _turns(self, episode: Episode, moves: Moves) -> bool:
+    def _turns(self, episode: TextEpisode, moves: Moves) -> bool:
         """Take turns until the episode is over or the player leaves it. Return False if the player has ended the
         session."""
         text: str | None = None
@@ -132,7 +132,7 @@ class Session:
                 if self.choices.player != "me":
                     self.screen.warning(f"{self.choices.player} has no further response, and the episode is not over")
                 return self.choices.player != "me"
-            if isinstance(response, Command):
+            if isinstance(response, PlayerCommand):
                 if response.name == "/quit":
                     return False
                 if self._obey(response, episode):
@@ -146,7 +146,7 @@ class Session:
                 text = "".join(str(message["content"]) for message in episode.observation)
         return True
 
-    def _obey(self, command: Command, episode: Episode) -> bool:
+    def _obey(self, command: PlayerCommand, episode: TextEpisode) -> bool:
         """Execute a command. Return True if it leaves this episode."""
         if command.name == "/help":
             self.screen.help()
@@ -170,7 +170,7 @@ class Session:
         except Exception as error:
             self.screen.warning(f"the perfect player failed: {type(error).__name__}: {error}")
 
-    def _end(self, episode: Episode) -> None:
+    def _end(self, episode: TextEpisode) -> None:
         """Compute reward and score of an episode that is over, show them, and save the trajectory."""
         trajectory, threshold = episode.trajectory, self.config.evaluation.success_threshold
         if not episode.failed:

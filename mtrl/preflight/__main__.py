@@ -25,8 +25,8 @@ from mtrl.environments.factory import load_task
 from mtrl.errors import UserError
 from mtrl.preflight import report
 from mtrl.preflight.checklist import CHECKS, run
-from mtrl.preflight.context import Context
-from mtrl.preflight.result import Result, Status, failed, skipped, to_json, worst
+from mtrl.preflight.context import CheckContext
+from mtrl.preflight.result import CheckResult, Status, failed, skipped, to_json, worst
 from mtrl.record.run_dir import RunDir
 
 
@@ -64,13 +64,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     return parser.parse_intermixed_args(argv)
 
 
-def check(config: Config) -> Iterator[Result]:
+def check(config: Config) -> Iterator[CheckResult]:
     """Yield the results of the whole checklist as they complete; the checks that need the model come last."""
     task = load_task(config)
     config = with_steps(config, len(task.splits.train))
     settings = config.preflight
     patience = config.environment.step_timeout + 1.0  # a step that hangs reaches its own time limit first
-    context = Context(
+    context = CheckContext(
         config,
         task.family,
         task.splits,
@@ -84,7 +84,7 @@ def check(config: Config) -> Iterator[Result]:
     yield from policy_results(context)
 
 
-def policy_results(context: Context) -> Iterator[Result]:
+def policy_results(context: CheckContext) -> Iterator[CheckResult]:
     """Yield the results of the checks on sampled episodes. If sampling fails, the first check reports why and the
     others are skipped."""
     from mtrl.preflight.policy_checks import CHECKS as POLICY_CHECKS

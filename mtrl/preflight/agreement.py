@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from mtrl.preflight.context import Context, at_most
+from mtrl.preflight.context import CheckContext, at_most
 from mtrl.preflight.mutations import mutations
-from mtrl.preflight.result import Result, failed, passed, skipped, warned
-from mtrl.preflight.stage import Episode, Script, scripted
+from mtrl.preflight.result import CheckResult, failed, passed, skipped, warned
+from mtrl.preflight.stage import Script, ScriptedEpisode, scripted
 
 
-def agreement(context: Context) -> Result:
+def agreement(context: CheckContext) -> CheckResult:
     """Check that each episode that the reward counts as a success is a success for the scorer too.
 
     The episodes are those of the demonstrator, of gold, of fuzz, and of gold with slight changes.
@@ -28,7 +28,7 @@ def agreement(context: Context) -> Result:
     )
 
 
-def compare(context: Context, episodes: Iterable[Episode]) -> Result | None:
+def compare(context: CheckContext, episodes: Iterable[ScriptedEpisode]) -> CheckResult | None:
     """Return the verdict on the disagreements; None if reward and scorer agree on all episodes."""
     episodes = list(episodes)
     lenient = [e for e in episodes if context.claims(e) and not context.succeeds(e)]
@@ -52,9 +52,9 @@ def compare(context: Context, episodes: Iterable[Episode]) -> Result | None:
     return None
 
 
-def by_kind(odd: list[Episode], episodes: list[Episode]) -> list[str]:
+def by_kind(odd: list[ScriptedEpisode], episodes: list[ScriptedEpisode]) -> list[str]:
     """Return one sentence for each kind of response, the most frequent kind first."""
-    kinds: dict[str, list[Episode]] = {}
+    kinds: dict[str, list[ScriptedEpisode]] = {}
     for episode in odd:
         kinds.setdefault(episode.label, []).append(episode)
     return [
@@ -64,7 +64,7 @@ def by_kind(odd: list[Episode], episodes: list[Episode]) -> list[str]:
     ]
 
 
-def _changed(context: Context) -> list[Episode]:
+def _changed(context: CheckContext) -> list[ScriptedEpisode]:
     """Run an episode for every change of every solved row's last response, which is repeated until the episode ends."""
     scripts = []
     for episode in context.solved:

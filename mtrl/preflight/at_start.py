@@ -15,7 +15,7 @@ from mtrl.config.schema import Config
 from mtrl.environments.factory import Task
 from mtrl.errors import UserError
 from mtrl.preflight.checklist import CHEAP, cheap_checks
-from mtrl.preflight.result import Result, Status, to_json, warned, worst
+from mtrl.preflight.result import CheckResult, Status, to_json, warned, worst
 from mtrl.record.run_dir import RunDir
 from mtrl.utils.files import replace_text
 
@@ -63,13 +63,13 @@ def holds_all(path: Path) -> bool:
         return False
 
 
-def line_of(result: Result) -> str:
+def line_of(result: CheckResult) -> str:
     """Return one line with name, verdict, evidence and fix."""
     verdict = "failed" if result.status == Status.FAIL else "needs attention"
     return f"{result.name} {verdict}: {result.evidence}; {result.fix}"
 
 
-def all_results(config: Config, task: Task) -> list[Result]:
+def all_results(config: Config, task: Task) -> list[CheckResult]:
     """Return the results for the task, or for each source of a mixture under names such as `words: rewards`."""
     if not task.sources:
         return results_in_time(config, task)
@@ -77,9 +77,9 @@ def all_results(config: Config, task: Task) -> list[Result]:
     return [result.named(f"{name}: {result.name}", result.seconds) for name, some in own.items() for result in some]
 
 
-def results_in_time(config: Config, task: Task) -> list[Result]:
+def results_in_time(config: Config, task: Task) -> list[CheckResult]:
     """Return the results; if the checks crash or exceed the time limit, a single warning about it."""
-    found: list[list[Result]] = []
+    found: list[list[CheckResult]] = []
 
     def make() -> None:
         try:
@@ -95,7 +95,7 @@ def results_in_time(config: Config, task: Task) -> list[Result]:
     return found[0] if found else [_missing(f"the checks did not end within {LIMIT:g} s, and the run goes on")]
 
 
-def _missing(evidence: str) -> Result:
+def _missing(evidence: str) -> CheckResult:
     fix = "run python -m mtrl.preflight, which has more time, to find the reason"
     return warned(evidence, fix).named("at_start", LIMIT)
 

@@ -12,18 +12,18 @@ from mtrl.environments.agent import ProgramTask
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import Family
 from mtrl.preflight.agreement import agreement
-from mtrl.preflight.context import Context
+from mtrl.preflight.context import CheckContext
 from mtrl.preflight.data import batch, splits, turns
 from mtrl.preflight.exploits import echo, format_only, stalling, stuffing, tool_spam
 from mtrl.preflight.hermetic import concurrency, hermetic, leaks
 from mtrl.preflight.optimum import local_optimum
 from mtrl.preflight.prompt import prompt
-from mtrl.preflight.result import Result, failed, skipped
+from mtrl.preflight.result import CheckResult, failed, skipped
 from mtrl.preflight.rewards import gold, growth, reward_range, robust, spread
 from mtrl.preflight.worked_example import worked_example
 from mtrl.utils.process_guard import exit_as_error
 
-Check = Callable[[Context], Result]
+Check = Callable[[CheckContext], CheckResult]
 
 CHECKS: dict[str, Check] = {
     "hermetic": hermetic,
@@ -60,7 +60,7 @@ SLICE = 0.3
 """Time limit of each batch of scripted episodes, in seconds, so that one slow check does not starve the others."""
 
 
-def run(context: Context, checks: Iterable[tuple[str, Check]]) -> Iterator[Result]:
+def run(context: CheckContext, checks: Iterable[tuple[str, Check]]) -> Iterator[CheckResult]:
     """Yield the results as the checks complete."""
     for name, check in checks:
         begun = time.perf_counter()
@@ -78,13 +78,13 @@ def run(context: Context, checks: Iterable[tuple[str, Check]]) -> Iterator[Resul
         yield _complete(context, result).named(name, time.perf_counter() - begun)
 
 
-def _guarded(check: Check, context: Context) -> Result:
+def _guarded(check: Check, context: CheckContext) -> CheckResult:
     """Return the result of a check, during which the task's own code, such as `gold`, cannot end the process."""
     with exit_as_error():
         return check(context)
 
 
-def _complete(context: Context, result: Result) -> Result:
+def _complete(context: CheckContext, result: CheckResult) -> CheckResult:
     """Add the number of episodes that were left out for lack of time to the evidence."""
     left_out = context.stage.tally.take()
     if not left_out:
@@ -94,7 +94,7 @@ def _complete(context: Context, result: Result) -> Result:
 
 def cheap_checks(
     config: Config, family: Family, splits: Splits, make_environment: Callable[[], BaseEnvironment]
-) -> list[Result]:
+) -> list[CheckResult]:
     """Run the part of the checklist that a run can afford at its start: a few rows, under two seconds, no exception.
 
     Example::
@@ -104,10 +104,10 @@ def cheap_checks(
                 console.warning(f"preflight {result.name}: {result.evidence}; {result.fix}")
     """
     deadline = time.monotonic() + CHEAP_SECONDS
-    context = Context(
+    context = CheckContext(
         config, family, splits, make_environment, CHEAP_ROWS, SLICE, deadline=deadline, baselines=CHEAP_ROWS
     )
-    results: list[Result] = []
+    results: list[CheckResult] = []
     for name in CHEAP:
         if time.monotonic() > deadline:
             results.append(

@@ -18,7 +18,7 @@ from mtrl.environments.family import Family
 from mtrl.errors import UserError
 from mtrl.preflight.repeats import Action, Repeats
 from mtrl.preflight.responses import FUZZ, final_answers, nonsense
-from mtrl.preflight.stage import Episode, Script, Stage, scripted
+from mtrl.preflight.stage import Script, ScriptedEpisode, Stage, scripted
 from mtrl.rewards.compose import RewardComposer
 from mtrl.types import Row
 from mtrl.utils.process import usable_cores
@@ -70,7 +70,7 @@ class lazy(Generic[T]):  # named like `property`, since it is used like it
 
 
 @dataclass
-class Context:
+class CheckContext:
     """The input of every check. Each lazy value is computed once, when the first check reads it."""
 
     config: Config
@@ -132,7 +132,7 @@ class Context:
     # -- players -----------------------------------------------------------------------------------------------------
 
     @lazy
-    def gold(self) -> list[Episode]:
+    def gold(self) -> list[ScriptedEpisode]:
         """Gold episodes on the selected rows for which gold has responses; empty without `Family.gold`."""
         return self.stage.run(Script(row, scripted(responses), "gold") for row, responses in self.gold_responses)
 
@@ -142,7 +142,7 @@ class Context:
         return [] if self.family.gold is None else list(_known(self.family.gold, self.rows))
 
     @lazy
-    def gold_elsewhere(self) -> list[Episode]:
+    def gold_elsewhere(self) -> list[ScriptedEpisode]:
         """Gold episodes on the other rows of all splits, within the time limit; empty if the context has a deadline."""
         if self.family.gold is None or math.isfinite(self.deadline):
             return []
@@ -158,13 +158,13 @@ class Context:
         return {self.key(episode) for episode in (*self.gold, *self.gold_elsewhere) if episode.error}
 
     @lazy
-    def solved(self) -> list[Episode]:
+    def solved(self) -> list[ScriptedEpisode]:
         """Gold episodes without error that the scorer counts as success, on the rows on which exploits are tried."""
         good = [episode for episode in self.gold if self.succeeds(episode) and not episode.error]
         return [good[index] for index in _spread(len(good), min(len(good), SEARCHED_ROWS))]
 
     @lazy
-    def demonstrated(self) -> list[Episode]:
+    def demonstrated(self) -> list[ScriptedEpisode]:
         """Demonstrator episodes on training rows; empty without `Family.demonstrate`."""
         demonstrate = self.family.demonstrate
         if demonstrate is None:
@@ -191,7 +191,7 @@ class Context:
         return best_unsolved(self)
 
     @lazy
-    def fuzz(self) -> list[Episode]:
+    def fuzz(self) -> list[ScriptedEpisode]:
         """Episodes of unexpected responses (`FUZZ`), on the first selected rows on which gold has no error."""
         broken = {self.key(episode) for episode in self.gold if episode.error}
         rows = ([row for row in self.rows if str(row["id"]) not in broken] or self.rows)[: len(FUZZ)]
@@ -215,7 +215,7 @@ class Context:
                 found.setdefault(self.key(tried), []).append(tried.label)
         return {key: texts[:DECOYS] for key, texts in found.items()}
 
-    def _candidates(self, episode: Episode) -> list[str]:
+    def _candidates(self, episode: ScriptedEpisode) -> list[str]:
         """Return the family's own decoys, or else the answers of other rows; then nonsense in gold's form."""
         final = episode.responses[-1]
         if self.family.decoys is not None:
@@ -251,15 +251,15 @@ class Context:
 
     # -- verdicts ----------------------------------------------------------------------------------------------------
 
-    def succeeds(self, episode: Episode) -> bool:
+    def succeeds(self, episode: ScriptedEpisode) -> bool:
         """Whether the scorer counts the episode as a success."""
         return episode.score >= self.config.evaluation.success_threshold - EPSILON
 
-    def claims(self, episode: Episode) -> bool:
+    def claims(self, episode: ScriptedEpisode) -> bool:
         """Whether the environment's reward counts the episode as solved."""
         return episode.environment_reward >= self.config.evaluation.success_threshold - EPSILON
 
-    def key(self, episode: Episode) -> str:
+    def key(self, episode: ScriptedEpisode) -> str:
         return str(episode.row["id"])
 
     def needs_gold(self) -> str | None:

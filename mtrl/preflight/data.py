@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable
 
 from mtrl.datasets import contents_of
-from mtrl.preflight.context import Context, at_most, fingerprint
-from mtrl.preflight.result import Result, failed, passed, skipped, warned
+from mtrl.preflight.context import CheckContext, at_most, fingerprint
+from mtrl.preflight.result import CheckResult, failed, passed, skipped, warned
 from mtrl.types import Row
 
 MARGIN = 1.5
@@ -22,7 +22,7 @@ DUPLICATES = 0.05
 """Share of repeated training rows above which the check warns."""
 
 
-def splits(context: Context) -> Result:
+def splits(context: CheckContext) -> CheckResult:
     """Check that no held-out row is a training row, by id or by prompt and ground truth. Rows of the validation split,
     on which the run evaluates, count as held out."""
     train, test, validation = context.splits.train, context.splits.test, context.splits.validation
@@ -49,7 +49,7 @@ def splits(context: Context) -> Result:
     return _repeated(evidence, train, held_out, problem)
 
 
-def _repeated(evidence: str, train: list[Row], held_out: list[Row], problem: Problem) -> Result:
+def _repeated(evidence: str, train: list[Row], held_out: list[Row], problem: Problem) -> CheckResult:
     """Return the verdict on contradictory and repeated rows."""
     prompts = {text for row in train for text in [_prompt(row)]}
     shared = [str(row["id"]) for row in held_out if _prompt(row) in prompts]
@@ -70,7 +70,7 @@ def _repeated(evidence: str, train: list[Row], held_out: list[Row], problem: Pro
     return passed(f"{evidence}: disjoint by id, and by prompt and truth{asked}{repeated}")
 
 
-def turns(context: Context) -> Result:
+def turns(context: CheckContext) -> CheckResult:
     """Check that `generator.max_turns` is about ceil(1.5 x N), where N is the number of turns that gold needs."""
     if context.family.gold is None or not context.gold:
         return skipped(str(context.needs_gold()))
@@ -92,7 +92,7 @@ def turns(context: Context) -> Result:
     return passed(f"{evidence}, ceil(1.5 x {needed}) = {advised}" + ("" if allowed > 1 else ": single-turn"))
 
 
-def batch(context: Context) -> Result:
+def batch(context: CheckContext) -> CheckResult:
     """Check that a step has distinct prompts, and that the evaluation has enough rows to resolve a difference."""
     config, train, test = context.config, context.splits.train, context.splits.test
     per_step, group = config.trainer.prompts_per_step, config.algorithm.group_size

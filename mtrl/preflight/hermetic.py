@@ -3,15 +3,15 @@ beside any other episodes."""
 
 from __future__ import annotations
 
-from mtrl.preflight.context import Context, at_most
-from mtrl.preflight.result import Result, failed, passed, skipped, warned
+from mtrl.preflight.context import CheckContext, at_most
+from mtrl.preflight.result import CheckResult, failed, passed, skipped, warned
 from mtrl.preflight.state import changed, snapshot
 
 CONCURRENT = 8
 """Number of threads."""
 
 
-def hermetic(context: Context) -> Result:
+def hermetic(context: CheckContext) -> CheckResult:
     """Check that fresh processes with different hash seeds, time zones and times of day produce the same episodes."""
     if context.processes < 2:
         return skipped(f"preflight.processes={context.processes} compares nothing; set it to 2 or more")
@@ -28,7 +28,7 @@ def hermetic(context: Context) -> Result:
     return passed(f"{count} with other hash seeds and time zones: the same to the byte")
 
 
-def leaks(context: Context) -> Result:
+def leaks(context: CheckContext) -> CheckResult:
     """Check that an episode is the same alone, after others, twice in a row, and interleaved with others."""
     repeats, before = context.repeats, snapshot(context.family)
     scripts = [action.script(number) for number, action in enumerate(repeats.actions)]
@@ -56,7 +56,7 @@ def leaks(context: Context) -> Result:
     return passed(f"{len(episodes)} episodes in other orders, doubled and interleaved: as if alone")
 
 
-def concurrency(context: Context) -> Result:
+def concurrency(context: CheckContext) -> CheckResult:
     """Check that episodes on several threads do not disturb each other."""
     repeats = context.repeats
     scripts = [action.script(number) for number, action in enumerate(repeats.actions)]

@@ -13,9 +13,9 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mtrl.preflight.context import EPSILON, Context, lacks
+from mtrl.preflight.context import EPSILON, CheckContext, lacks
 from mtrl.preflight.responses import IDLE, nonsense
-from mtrl.preflight.result import Result, failed, passed, skipped, warned
+from mtrl.preflight.result import CheckResult, failed, passed, skipped, warned
 from mtrl.preflight.stage import Script, scripted
 
 FIX = (
@@ -35,7 +35,7 @@ class Unsolved:
     """Number of strategies tried."""
 
 
-def local_optimum(context: Context) -> Result:
+def local_optimum(context: CheckContext) -> CheckResult:
     """Check that strategies that never solve the task receive less reward than the demonstrator's successes."""
     episodes = [episode for episode in context.demonstrated if not episode.error]
     if not episodes:
@@ -48,7 +48,7 @@ def local_optimum(context: Context) -> Result:
     return compare(context, wins / len(episodes), f"the demonstrator solves {wins} of {len(episodes)}")
 
 
-def compare(context: Context, success: float, who: str) -> Result:
+def compare(context: CheckContext, success: float, who: str) -> CheckResult:
     """Return the verdict for a policy that solves the share `success` of its episodes."""
     if reason := context.needs_gold():
         return skipped(reason)
@@ -67,7 +67,7 @@ def compare(context: Context, success: float, who: str) -> Result:
     return passed(evidence)
 
 
-def best_unsolved(context: Context) -> Unsolved | None:
+def best_unsolved(context: CheckContext) -> Unsolved | None:
     """Run each strategy on the rows on which exploits are searched for, and return the one with the best mean return.
     An episode that solves its row does not count."""
     scripts = [script for episode in context.solved for script in _kinds(context, episode.row, episode.responses)]
@@ -85,7 +85,7 @@ def best_unsolved(context: Context) -> Unsolved | None:
     return None if how is None else Unsolved(means[how], how, len(means))
 
 
-def _kinds(context: Context, row: dict, right: list[str]) -> Iterator[Script]:
+def _kinds(context: CheckContext, row: dict, right: list[str]) -> Iterator[Script]:
     """Yield a script for each strategy that applies to every row without solving it."""
     wrong = [*context.wrong.get(str(row["id"]), [])[:1], *nonsense(right[-1])[:1]]
     for name, answer in zip(("a wrong answer", "nonsense in its form"), wrong, strict=False):

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING
 from mtrl.config.derived import distils
 from mtrl.config.schema import RolloutsConfig
 from mtrl.preflight.agreement import compare
-from mtrl.preflight.context import EPSILON, Context
+from mtrl.preflight.context import EPSILON, CheckContext
 from mtrl.preflight.optimum import compare as compare_with_unsolved
-from mtrl.preflight.result import Result, failed, passed, skipped, warned
-from mtrl.preflight.stage import Episode, Script, scripted
+from mtrl.preflight.result import CheckResult, failed, passed, skipped, warned
+from mtrl.preflight.stage import Script, ScriptedEpisode, scripted
 from mtrl.scoring.measures import is_completed, is_cut
 from mtrl.types import Group, StopReason, Trajectory
 
 if TYPE_CHECKING:
-    from mtrl.trainer.setup.parts import Parts
+    from mtrl.trainer.setup.parts import RunParts
     from mtrl.trainer.setup.warm_start import OnStep
 
 AT_CAP = 0.05
@@ -40,14 +40,14 @@ class Baseline:
     """The rollouts of the policy before training."""
 
     groups: list[Group]
-    parts: Parts
+    parts: RunParts
 
     @property
     def trajectories(self) -> list[Trajectory]:
         return [trajectory for group in self.groups for trajectory in group.trajectories]
 
 
-def roll_out(context: Context, rollouts: int, on_warm_start: OnStep) -> Baseline:
+def roll_out(context: CheckContext, rollouts: int, on_warm_start: OnStep) -> Baseline:
     """Sample about `rollouts` episodes in groups of `algorithm.group_size`, on rows spread over the training split."""
     from mtrl.rewards.mixture import make_composer
     from mtrl.rollout.rollouts import Rollouts
@@ -76,7 +76,7 @@ def roll_out(context: Context, rollouts: int, on_warm_start: OnStep) -> Baseline
     return Baseline(asyncio.run(sample()), parts)
 
 
-def success_rate(context: Context, baseline: Baseline) -> Result:
+def success_rate(context: CheckContext, baseline: Baseline) -> CheckResult:
     """Check that the policy succeeds sometimes, and not always."""
     wins, trials = _successes(context, baseline)
     rewards = [t.reward for t in baseline.trajectories]
@@ -94,17 +94,17 @@ def success_rate(context: Context, baseline: Baseline) -> Result:
     return passed(evidence)
 
 
-def policy_optimum(context: Context, baseline: Baseline) -> Result:
+def policy_optimum(context: CheckContext, baseline: Baseline) -> CheckResult:
     """Check that strategies that never solve the task receive less reward than the policy's own successes."""
     wins, trials = _successes(context, baseline)
     return compare_with_unsolved(context, wins / trials, f"the policy solves {wins} of {trials}")
 
 
-def policy_agreement(context: Context, baseline: Baseline) -> Result:
+def policy_agreement(context: CheckContext, baseline: Baseline) -> CheckResult:
     """Check on the policy's own responses that the reward never counts an episode as solved that the scorer does
     not."""
     episodes = [
-        Episode(Script(group.row, scripted([]), "policy"), trajectory)
+        ScriptedEpisode(Script(group.row, scripted([]), "policy"), trajectory)
         for group in baseline.groups
         for trajectory in group.trajectories
         if trajectory.turns and trajectory.error is None
@@ -116,7 +116,7 @@ def policy_agreement(context: Context, baseline: Baseline) -> Result:
     )
 
 
-def failures(context: Context, baseline: Baseline) -> Result:
+def failures(context: CheckContext, baseline: Baseline) -> CheckResult:
     """Check that the policy's episodes end without an error."""
     broken = [t for t in baseline.trajectories if t.error]
     if broken:
@@ -128,7 +128,7 @@ def failures(context: Context, baseline: Baseline) -> Result:
     return passed(f"{len(baseline.trajectories)} episodes, none failed")
 
 
-def token_cap(context: Context, baseline: Baseline) -> Result:
+def token_cap(context: CheckContext, baseline: Baseline) -> CheckResult:
     """Check that few episodes have a turn that the token limit cuts."""
     cap = context.config.generator.sampling_params.max_generate_length
     share = fmean(map(is_cut, baseline.trajectories))
@@ -142,7 +142,7 @@ def token_cap(context: Context, baseline: Baseline) -> Result:
     return passed(evidence)
 
 
-def out_of_turns(context: Context, baseline: Baseline) -> Result:
+def out_of_turns(context: CheckContext, baseline: Baseline) -> CheckResult:
     """Check that few episodes run out of turns."""
     limits = (StopReason.MAX_TURNS, StopReason.TURN_TOKEN_LIMIT)
     share = fmean(t.stop_reason in limits and not is_completed(t) for t in baseline.trajectories)
@@ -153,7 +153,7 @@ def out_of_turns(context: Context, baseline: Baseline) -> Result:
     return passed(evidence)
 
 
-def context_length(context: Context, baseline: Baseline) -> Result:
+def context_length(context: CheckContext, baseline: Baseline) -> CheckResult:
     """Check that no conversation reaches the context length of the model."""
     limit = baseline.parts.loop.limits.max_context_length
     used = [t.context_tokens for t in baseline.trajectories if t.turns]
@@ -165,7 +165,7 @@ def context_length(context: Context, baseline: Baseline) -> Result:
     return passed(evidence)
 
 
-def groups(context: Context, baseline: Baseline) -> Result:
+def groups(context: CheckContext, baseline: Baseline) -> CheckResult:
     """Check that enough groups have both successes and failures; the expected share is 1 - (1-p)^G - p^G."""
     if distils(context.config):
         return passed("the teacher of distillation gives every group an advantage")
@@ -188,7 +188,7 @@ def informative(rate: float, size: int) -> float:
     return 1.0 - (1.0 - rate) ** size - rate**size
 
 
-ModelCheck = Callable[[Context, Baseline], Result]
+ModelCheck = Callable[[CheckContext, Baseline], CheckResult]
 CHECKS: tuple[tuple[str, ModelCheck], ...] = (
     ("foothold", success_rate),
     ("policy_optimum", policy_optimum),
@@ -201,13 +201,13 @@ CHECKS: tuple[tuple[str, ModelCheck], ...] = (
 )
 
 
-def bound(context: Context, baseline: Baseline) -> Iterator[tuple[str, Callable[[Context], Result]]]:
+def bound(context: CheckContext, baseline: Baseline) -> Iterator[tuple[str, Callable[[CheckContext], CheckResult]]]:
     """Yield the checks as functions of the context alone."""
     for name, check in CHECKS:
         yield name, lambda _, check=check: check(context, baseline)  # type: ignore[misc]
 
 
-def _successes(context: Context, baseline: Baseline) -> tuple[int, int]:
+def _successes(context: CheckContext, baseline: Baseline) -> tuple[int, int]:
     threshold = context.config.evaluation.success_threshold - EPSILON
     scores = [t.score or 0.0 for t in baseline.trajectories]
     return sum(score >= threshold for score in scores), max(len(scores), 1)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 
-from mtrl.preflight.context import Context, at_most
+from mtrl.preflight.context import CheckContext, at_most
 from mtrl.preflight.responses import BOXED, TAGGED, THINKING, json_object, parts, tag_names
-from mtrl.preflight.result import Result, failed, passed, skipped, warned
-from mtrl.preflight.stage import Episode
+from mtrl.preflight.result import CheckResult, failed, passed, skipped, warned
+from mtrl.preflight.stage import ScriptedEpisode
 from mtrl.types import Message, Row
 
 FIELD = re.compile(r'"([^"\n]{1,60})"\s*:')
 OPENED = re.compile(r"<([A-Za-z_][\w-]*)>")
 
 
-def prompt(context: Context) -> Result:
+def prompt(context: CheckContext) -> CheckResult:
     """Check that the answer format in the prompt matches the gold response and the ground truth."""
     if reason := context.needs_gold():
         return skipped(reason)
@@ -42,7 +42,7 @@ def prompt(context: Context) -> Result:
     return passed(f"{len(checked)} prompts show the tags and fields that gold uses and the ground truth holds")
 
 
-def _shown(episode: Episode) -> str:
+def _shown(episode: ScriptedEpisode) -> str:
     """Return all text before the first response."""
     return _words(episode.trajectory.turns[0].observation)
 
@@ -51,7 +51,7 @@ def _words(messages: list[Message]) -> str:
     return "\n".join(str(message.get("content") or "") for message in messages)
 
 
-def _tags(episode: Episode, text: str) -> list[str]:
+def _tags(episode: ScriptedEpisode, text: str) -> list[str]:
     """Return the mismatches between the tag or marker around gold's last answer and those that the prompt shows, if
     any."""
     final = episode.responses[-1]
@@ -67,7 +67,7 @@ def _tags(episode: Episode, text: str) -> list[str]:
     return found
 
 
-def _fields(episode: Episode, text: str) -> list[str]:
+def _fields(episode: ScriptedEpisode, text: str) -> list[str]:
     """Return the mismatches between the JSON fields of the prompt's example and gold's, and of gold's and the ground
     truth's."""
     final = episode.responses[-1]
@@ -111,7 +111,7 @@ def _difference(has: set[str], wanted: set[str]) -> str:
     return " and ".join(parts)
 
 
-def _unused(checked: list[tuple[Episode, str]], others: list[str]) -> list[str]:
+def _unused(checked: list[tuple[ScriptedEpisode, str]], others: list[str]) -> list[str]:
     """Return the tags that all prompts show but neither gold nor the environment uses. Tags whose content differs
     between prompts are left out, since they mark a text of the row that the policy should read."""
     held: dict[str, set[str]] = {}

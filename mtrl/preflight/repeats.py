@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from mtrl.config.schema import Config
-from mtrl.preflight.stage import Episode, Script, Stage, scripted
+from mtrl.preflight.stage import Script, ScriptedEpisode, Stage, scripted
 from mtrl.types import Row
 
 Transcript = list[Any]
-"""See `Episode.transcript`."""
+"""See `ScriptedEpisode.transcript`."""
 
 ZONES = ("AAA-14", "BBB+10")
 """POSIX time zones that are never on the same day, so that a local date in an observation differs between processes. (A
@@ -124,7 +124,7 @@ class Repeats:
             if n in other and other[n] != seen
         ]
 
-    def deviations(self, episodes: Sequence[Episode]) -> list[str]:
+    def deviations(self, episodes: Sequence[ScriptedEpisode]) -> list[str]:
         """Return the differences between episodes of this process and those of fresh processes."""
         steady = self.steady
         found = [(int(episode.label), episode.transcript()) for episode in episodes]

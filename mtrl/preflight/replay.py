@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from mtrl.command.checks import import_plugins
 from mtrl.config.schema import Config
 from mtrl.environments.factory import load_task
-from mtrl.preflight.context import Context
+from mtrl.preflight.context import CheckContext
 from mtrl.preflight.stage import Script, scripted
 
 
@@ -24,7 +24,7 @@ def main(job_path: str, out_path: str) -> None:
     import_plugins(config.plugins)
     task = load_task(config)
     splits = task.splits
-    context = Context(config, task.family, splits, task.make_environment, 0, job["seconds"], job["patience"])
+    context = CheckContext(config, task.family, splits, task.make_environment, 0, job["seconds"], job["patience"])
     scripts = [
         Script(getattr(splits, split)[index], scripted(responses), str(number))
         for number, (split, index, responses) in enumerate(job["actions"])

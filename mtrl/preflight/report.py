@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mtrl.preflight.result import Result, Status, worst
+from mtrl.preflight.result import CheckResult, Status, worst
 from mtrl.utils.text import duration, one_line
 
 STYLES = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "bold red", Status.SKIP: "dim"}
@@ -25,7 +25,7 @@ def console(file: TextIO | None = None, width: int | None = None) -> Console:
     return Console(file=file or sys.stdout, width=width, highlight=False, markup=False, emoji=False)
 
 
-def table(results: Sequence[Result]) -> Table:
+def table(results: Sequence[CheckResult]) -> Table:
     """Return a table with one row per check: status, name, evidence, and the fix below the evidence. Tables of one row
     align too, because the columns have fixed widths."""
     shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False, expand=True)
@@ -47,7 +47,7 @@ def table(results: Sequence[Result]) -> Table:
     return shown
 
 
-def verdict(results: Sequence[Result]) -> Text:
+def verdict(results: Sequence[CheckResult]) -> Text:
     """Return the last line: the number of checks per status, and whether to train."""
     counts = Counter(result.status for result in results)
     line = ", ".join(f"{counts[status]} {word}" for status, word in _WORDS.items() if counts[status])

@@ -59,7 +59,7 @@ IDLE = ("", "?", "yes")
 
 
 @dataclass(frozen=True)
-class Parts:
+class ResponseParts:
     """A response, split around its answer."""
 
     before: str
@@ -70,7 +70,7 @@ class Parts:
         return f"{self.before}{answer}{self.after}"
 
 
-def parts(response: str) -> Parts:
+def parts(response: str) -> ResponseParts:
     """Split a response. The answer is the content of the last tag that is no thinking tag, or else of `\\boxed{}`, or
     else the text after `####`, or else the whole response."""
     tags = [match for match in TAGGED.finditer(response) if match[1].lower() not in THINKING]
@@ -84,7 +84,7 @@ def parts(response: str) -> Parts:
         start, end = marked.span(1)
     else:
         start, end = 0, len(response)
-    return Parts(response[:start], response[start:end], response[end:])
+    return ResponseParts(response[:start], response[start:end], response[end:])
 
 
 def nonsense(response: str) -> list[str]:

@@ -16,7 +16,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
-class Result:
+class CheckResult:
     """The result of one check, which is one line of the checklist."""
 
     status: Status
@@ -28,33 +28,33 @@ class Result:
     name: str = ""
     seconds: float = 0.0
 
-    def named(self, name: str, seconds: float) -> Result:
+    def named(self, name: str, seconds: float) -> CheckResult:
         return replace(self, name=name, seconds=round(seconds, 3))
 
 
-def passed(evidence: str) -> Result:
-    return Result(Status.PASS, evidence)
+def passed(evidence: str) -> CheckResult:
+    return CheckResult(Status.PASS, evidence)
 
 
-def warned(evidence: str, fix: str, details: Iterable[str] = ()) -> Result:
-    return Result(Status.WARN, evidence, fix, list(details))
+def warned(evidence: str, fix: str, details: Iterable[str] = ()) -> CheckResult:
+    return CheckResult(Status.WARN, evidence, fix, list(details))
 
 
-def failed(evidence: str, fix: str, details: Iterable[str] = ()) -> Result:
-    return Result(Status.FAIL, evidence, fix, list(details))
+def failed(evidence: str, fix: str, details: Iterable[str] = ()) -> CheckResult:
+    return CheckResult(Status.FAIL, evidence, fix, list(details))
 
 
-def skipped(reason: str) -> Result:
-    return Result(Status.SKIP, reason)
+def skipped(reason: str) -> CheckResult:
+    return CheckResult(Status.SKIP, reason)
 
 
-def worst(results: Iterable[Result]) -> Status:
+def worst(results: Iterable[CheckResult]) -> Status:
     """Return the worst status: fail before warn before pass. Skipped checks do not count."""
     statuses = {result.status for result in results}
     return next((status for status in (Status.FAIL, Status.WARN) if status in statuses), Status.PASS)
 
 
-def to_json(name: str, results: Iterable[Result]) -> str:
+def to_json(name: str, results: Iterable[CheckResult]) -> str:
     """Return the whole checklist as JSON: `{"name", "status", "checks": [{name, status, evidence, fix, details,
     seconds}]}`."""
     results = list(results)

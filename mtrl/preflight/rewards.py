@@ -6,10 +6,10 @@ import math
 from collections import defaultdict
 
 from mtrl.errors import UserError
-from mtrl.preflight.context import EPSILON, Context, at_most, lacks
+from mtrl.preflight.context import EPSILON, CheckContext, at_most, lacks
 from mtrl.preflight.responses import IDLE, parts
-from mtrl.preflight.result import Result, failed, passed, skipped, warned
-from mtrl.preflight.stage import Episode, Script, Stage, scripted
+from mtrl.preflight.result import CheckResult, failed, passed, skipped, warned
+from mtrl.preflight.stage import Script, ScriptedEpisode, Stage, scripted
 from mtrl.types import StopReason
 
 NOT_FINITE = "a finite number"
@@ -22,7 +22,7 @@ PADDING = (0, 1_000, 20_000)
 """Numbers of filler characters before an answer."""
 
 
-def robust(context: Context) -> Result:
+def robust(context: CheckContext) -> CheckResult:
     """Check that no response breaks an episode."""
     # An error of gold concerns its row, on which every player fails; the check gold reports it.
     episodes = [e for e in (*context.demonstrated, *context.fuzz) if context.key(e) not in context.unplayable]
@@ -39,7 +39,7 @@ def robust(context: Context) -> Result:
     return passed(f"{len(episodes)} episodes, {hostile} of them with hostile text: none broke")
 
 
-def gold(context: Context) -> Result:
+def gold(context: CheckContext) -> CheckResult:
     """Check that gold receives the full reward and a score of 1."""
     episodes = [*context.gold, *context.gold_elsewhere]
     if not episodes:
@@ -63,7 +63,7 @@ def gold(context: Context) -> Result:
     return passed(f"on {count} gold gets the full reward and scores 1")
 
 
-def reward_range(context: Context) -> Result:
+def reward_range(context: CheckContext) -> CheckResult:
     """Check that rewards are finite and in [-1, 1], and that every component with a weight is reported."""
     episodes = [*context.gold, *context.demonstrated, *context.fuzz, *_spam(context, context.stage, 1)]
     broken = [f"{_who(e)}: {e.error}" for e in episodes if e.error and NOT_FINITE in e.error]
@@ -90,7 +90,7 @@ def reward_range(context: Context) -> Result:
     return passed(evidence)
 
 
-def spread(context: Context) -> Result:
+def spread(context: CheckContext) -> CheckResult:
     """Check that the demonstrator's rewards differ, so that there is a learning signal."""
     if context.family.demonstrate is None:
         return skipped(lacks(context.family, "demonstrate"))
@@ -111,7 +111,7 @@ def spread(context: Context) -> Result:
     return passed(evidence)
 
 
-def growth(context: Context) -> Result:
+def growth(context: CheckContext) -> CheckResult:
     """Check that no part of the reward grows without bound with the number of turns or the length of a response."""
     few, many = context.config.generator.max_turns, MORE_TURNS * context.config.generator.max_turns
     few_sums, many_sums = (_sums(_spam(context, context.stage_with(turns), 3)) for turns in (few, many))
@@ -155,7 +155,7 @@ def _tell(key: tuple[str, str], few_sums: dict, many_sums: dict, few: int, many:
     return f"{move!r}: {part} {few_sums[key]:.2f} in {few} turns, {many_sums[key]:.2f} in {many}"
 
 
-def _sums(episodes: list[Episode]) -> dict[tuple[str, str], float]:
+def _sums(episodes: list[ScriptedEpisode]) -> dict[tuple[str, str], float]:
     """Return, for each pair (move, part of the reward), the sum over an episode that is largest in magnitude."""
     sums: dict[tuple[str, str], float] = {}
     for episode in episodes:
@@ -169,7 +169,7 @@ def _sums(episodes: list[Episode]) -> dict[tuple[str, str], float]:
     return sums
 
 
-def _spam(context: Context, stage: Stage, rows: int) -> list[Episode]:
+def _spam(context: CheckContext, stage: Stage, rows: int) -> list[ScriptedEpisode]:
     """Run episodes that repeat one move, on the first rows; failed episodes are left out unless the reward caused the
     failure."""
     scripts = [
@@ -180,7 +180,7 @@ def _spam(context: Context, stage: Stage, rows: int) -> list[Episode]:
     return [e for e in stage.run(scripts) if not e.error or NOT_FINITE in e.error]
 
 
-def _longer(context: Context) -> list[str]:
+def _longer(context: CheckContext) -> list[str]:
     """Return the rows on which the same answer receives more reward after more filler."""
     found = []
     for episode in context.solved[:3]:
@@ -199,11 +199,11 @@ def _padded(text: str, characters: int) -> str:
     return f"{head}{filler}{mark}{tail}{around.answer}{around.after}" if mark else f"{filler}{text}"
 
 
-def _who(episode: Episode) -> str:
+def _who(episode: ScriptedEpisode) -> str:
     return f"row {episode.row['id']}, {episode.label}"
 
 
-def _reason(context: Context, episode: Episode) -> str:
+def _reason(context: CheckContext, episode: ScriptedEpisode) -> str:
     if episode.error:
         return f" ({episode.error})"
     explain = context.family.explain

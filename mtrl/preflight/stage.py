@@ -39,7 +39,7 @@ class Script:
 
 
 @dataclass
-class Episode:
+class ScriptedEpisode:
     """The trajectory of a script."""
 
     script: Script
@@ -115,7 +115,7 @@ def scripted(responses: Sequence[str], then: str | None = None) -> Callable[[], 
 
 
 @dataclass
-class Tally:
+class ScriptTally:
     """Number of scripts that were left out for lack of time since the last call of `take`."""
 
     left_out: int = 0
@@ -141,11 +141,13 @@ class Stage:
     """Additional seconds for episodes that are in progress when `seconds` have passed."""
     deadline: float = math.inf
     """Time of the monotonic clock, in seconds, after which no episode of any call starts."""
-    tally: Tally = field(default_factory=Tally)
+    tally: ScriptTally = field(default_factory=ScriptTally)
     workers: int = 1
     """Default number of threads, and of episodes in progress at a time."""
 
-    def run(self, scripts: Iterable[Script], workers: int | None = None, at_once: int | None = None) -> list[Episode]:
+    def run(
+        self, scripts: Iterable[Script], workers: int | None = None, at_once: int | None = None
+    ) -> list[ScriptedEpisode]:
         """Return the episodes that ended in time, in the order of their scripts.
 
         `at_once` episodes are in progress at a time, on `workers` threads. One worker and one episode run sequentially;
@@ -153,11 +155,11 @@ class Stage:
         """
         return asyncio.run(self._run_all(list(scripts), workers or self.workers, at_once or self.workers))
 
-    async def _run_all(self, scripts: list[Script], workers: int, at_once: int) -> list[Episode]:
+    async def _run_all(self, scripts: list[Script], workers: int, at_once: int) -> list[ScriptedEpisode]:
         pool, gate = EnvironmentPool(workers), asyncio.Semaphore(at_once)
         last = min(time.monotonic() + self.seconds, self.deadline)
 
-        async def wait_and_run(script: Script) -> Episode | None:
+        async def wait_and_run(script: Script) -> ScriptedEpisode | None:
             async with gate:
                 if time.monotonic() > last:
                     return None
@@ -180,12 +182,12 @@ class Stage:
         finally:
             pool.close()
 
-    async def _run_script(self, script: Script, pool: EnvironmentPool) -> Episode:
+    async def _run_script(self, script: Script, pool: EnvironmentPool) -> ScriptedEpisode:
         row = copy.deepcopy(script.row)
         trajectory = Trajectory(task_id=str(row.get("id")), group_id="preflight", index=0)
         call = TimedCalls(pool, self.step_timeout, self.episode_timeout)
         stepper = Stepper(self.make_environment, call, trajectory, row, self.max_turns)
-        episode = Episode(script, trajectory)
+        episode = ScriptedEpisode(script, trajectory)
         try:
             try:
                 await self._turns(stepper, script.player(), episode)
@@ -201,7 +203,7 @@ class Stage:
             trajectory.error = reason(error)
         return episode
 
-    async def _turns(self, stepper: Stepper, moves: Moves, episode: Episode) -> None:
+    async def _turns(self, stepper: Stepper, moves: Moves, episode: ScriptedEpisode) -> None:
         """Run the turns until the episode is over, or the player has no further response."""
         trajectory, text = stepper.trajectory, None
         observation = await stepper.open()

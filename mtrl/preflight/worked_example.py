@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from mtrl.config.derived import prompt_of
 from mtrl.environments.tool_calls import OPEN
 from mtrl.environments.worked_example import WorkedExample, read_example
-from mtrl.preflight.context import Context, at_most, lacks
+from mtrl.preflight.context import CheckContext, at_most, lacks
 from mtrl.preflight.responses import THINKING
-from mtrl.preflight.result import Result, failed, passed, skipped
-from mtrl.preflight.stage import Episode, Script, scripted
+from mtrl.preflight.result import CheckResult, failed, passed, skipped
+from mtrl.preflight.stage import Script, ScriptedEpisode, scripted
 from mtrl.types import Row
 
 FORM = re.compile(r"<([A-Za-z_][\w-]*)>|(?<!#)(####)(?!#)|(\\boxed)|(```\w+)")
@@ -28,7 +28,7 @@ REJECTIONS = ("malformed", "_errors", "failed_commands")
 """Ends of the names of turn metrics that count responses that the environment did not accept."""
 
 
-def worked_example(context: Context) -> Result:
+def worked_example(context: CheckContext) -> CheckResult:
     """Check that the worked example of each prompt earns the full reward and score, and that the prompt and the
     environment agree on tools and on the forms of responses."""
     shown = _examples(context.all_rows)
@@ -71,13 +71,13 @@ def _examples(rows: Sequence[Row]) -> list[tuple[Row, WorkedExample]]:
     return list(found.values())
 
 
-def _why_none(context: Context) -> str:
+def _why_none(context: CheckContext) -> str:
     if prompt_of(context.config) == "short":
         return "environment.prompt is short: the tiny policy learns the form of responses from its warm start"
     return "the prompts of these rows have no worked example (see mtrl/environments/worked_example.py)"
 
 
-def _outcome(context: Context, example: WorkedExample, episode: Episode) -> list[str]:
+def _outcome(context: CheckContext, example: WorkedExample, episode: ScriptedEpisode) -> list[str]:
     """Return what went wrong when the example ran."""
     if episode.error:
         return [f"its example fails: {episode.error}"]
@@ -98,7 +98,7 @@ def _outcome(context: Context, example: WorkedExample, episode: Episode) -> list
     return rejected
 
 
-def _names(context: Context, row: Row, example: WorkedExample, episode: Episode) -> list[str]:
+def _names(context: CheckContext, row: Row, example: WorkedExample, episode: ScriptedEpisode) -> list[str]:
     """Return the names that only the instructions, or only the environment, know."""
     gold = next((responses for other, responses in context.gold_responses if other is row), ())
     responses = [*example.responses, *gold]
@@ -132,7 +132,7 @@ def _forms(texts: Iterable[str]) -> set[str]:
     return {match[0] for match in found if (match[1] or "").lower() not in THINKING}
 
 
-def _observations(episode: Episode) -> list[list[str]]:
+def _observations(episode: ScriptedEpisode) -> list[list[str]]:
     """Return the texts of the environment's reply to each turn but the last."""
     replies = [turn.observation for turn in episode.trajectory.turns[1:]]
     return [[str(message.get("content") or "") for message in reply] for reply in replies]

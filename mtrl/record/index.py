@@ -80,7 +80,7 @@ class StoredFile:
         return data
 
 
-class Row(NamedTuple):
+class IndexRow(NamedTuple):
     """A line of a file in the lists, with its location and its summary."""
 
     file: StoredFile
@@ -196,7 +196,7 @@ class TrajectoryFolder:
         self.run = run
         self.indexer = indexer
         self._files: dict[str, StoredFile] = {}
-        self._rows: tuple[Any, list[Row]] = (None, [])
+        self._rows: tuple[Any, list[IndexRow]] = (None, [])
         self.foreign: list[str] = []
         """Names of entries in the folder that lead out of the run."""
         self._next_look = -math.inf
@@ -242,13 +242,13 @@ class TrajectoryFolder:
         files = list(self._files.values())
         return sum(f.size if f.indexed else min(f.done, f.size) for f in files), sum(f.size for f in files)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[IndexRow]:
         """Return all indexed lines, the newest file first. The call waits for stored indexes, at most `PATIENCE`
         seconds."""
         self.refresh()
         self.indexer.wait(PATIENCE)
         version = self.version
         if self._rows[0] != version:
-            rows = [Row(file, n, line) for file in self.files for n, line in enumerate(list(file.lines))]
+            rows = [IndexRow(file, n, line) for file in self.files for n, line in enumerate(list(file.lines))]
             self._rows = (version, rows)
         return self._rows[1]

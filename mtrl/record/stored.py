@@ -16,7 +16,7 @@ from mtrl.types import Row, Trajectory, trajectory_from_dict
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredLine:
     """One line of a file of trajectories."""
 
     file: Path
@@ -55,7 +55,7 @@ def files_of(path: Path) -> list[Path]:
     return files
 
 
-def read(file: Path) -> Iterator[Stored]:
+def read(file: Path) -> Iterator[StoredLine]:
     """Yield every line that is not empty, including unreadable ones."""
     with file.open("rb") as stream:
         for number, line in enumerate(stream, 1):
@@ -63,11 +63,11 @@ def read(file: Path) -> Iterator[Stored]:
                 yield _stored(file, number, line)
 
 
-def _stored(file: Path, number: int, line: bytes) -> Stored:
+def _stored(file: Path, number: int, line: bytes) -> StoredLine:
     try:
-        return Stored(file, number, _checked(trajectory_from_dict(json.loads(line))))
+        return StoredLine(file, number, _checked(trajectory_from_dict(json.loads(line))))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        return Stored(file, number, None, f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}")
+        return StoredLine(file, number, None, f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}")
 
 
 def _checked(trajectory: Trajectory) -> Trajectory:
@@ -84,7 +84,7 @@ def _checked(trajectory: Trajectory) -> Trajectory:
     return trajectory
 
 
-class Rows:
+class RowFinder:
     """Finds the row of a trajectory by its id: for held-out episodes the held-out rows are searched first, for others
     the training rows."""
 
@@ -94,7 +94,7 @@ class Rows:
             for row in rows:
                 self._by_id[split].setdefault(str(row["id"]), []).append(row)
 
-    def find(self, stored: Stored, trajectory: Trajectory) -> Row:
+    def find(self, stored: StoredLine, trajectory: Trajectory) -> Row:
         """Return the row of a trajectory.
 
         Raises:

@@ -41,10 +41,10 @@ class Timeline:
         return self.since_start(time.perf_counter())
 
     @contextmanager
-    def span(self, name: str, step: int) -> Iterator[Span]:
+    def span(self, name: str, step: int) -> Iterator[TimeSpan]:
         """Record the duration of the block as a span of training step `step` (1-based), also if the block fails."""
         self.on_begin()
-        span = Span(self.seconds)
+        span = TimeSpan(self.seconds)
         try:
             yield span
         finally:
@@ -71,7 +71,7 @@ class Timeline:
             self._log.close()
 
 
-class Span:
+class TimeSpan:
     """One span of time, in seconds since the start of the run."""
 
     def __init__(self, start: float):

@@ -34,9 +34,9 @@ from mtrl.config.schema import Config
 from mtrl.environments.factory import load_task
 from mtrl.errors import UserError
 from mtrl.record.run import run_of
-from mtrl.record.stored import Stored, files_of, read
+from mtrl.record.stored import StoredLine, files_of, read
 from mtrl.rescore.replay import LeftOut, Rescored, Rescorer
-from mtrl.rescore.report import Report
+from mtrl.rescore.report import RescoreReport
 from mtrl.utils.files import replace_text, to_strict_json
 
 READ = (
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for warning in [*warnings, *unread(rescorer, overrides), *kl_warnings(config, run)]:
         print(f"warning: {warning}", file=sys.stderr)
     found = rescore_all(rescorer, itertools.chain.from_iterable(map(read, files)))
-    report = Report(
+    report = RescoreReport(
         [line for line in found if isinstance(line, Rescored)],
         [line for line in found if isinstance(line, LeftOut)],
         config.evaluation.success_threshold,
@@ -136,7 +136,7 @@ def kl_warnings(config: Config, run: Path | None) -> list[str]:
     return ["stored training rewards hold the penalty of algorithm.kl_reward_coef, and the new ones do not"]
 
 
-def rescore_all(rescorer: Rescorer, stored: Iterable[Stored]) -> list[Rescored | LeftOut]:
+def rescore_all(rescorer: Rescorer, stored: Iterable[StoredLine]) -> list[Rescored | LeftOut]:
     """Rescore the trajectories in batches of whole groups, and return the results in the order of the lines."""
     screen = Console(stderr=True)
     found: list[Rescored | LeftOut] = []
@@ -151,7 +151,7 @@ def rescore_all(rescorer: Rescorer, stored: Iterable[Stored]) -> list[Rescored |
     return found
 
 
-def _group_of(stored: Stored) -> tuple[Path, str | int, str]:
+def _group_of(stored: StoredLine) -> tuple[Path, str | int, str]:
     """Return a value that is equal for consecutive lines of one group."""
     if stored.trajectory is None:
         return stored.file, stored.line, ""

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from mtrl.config.schema import Config
 from mtrl.environments.factory import Task
-from mtrl.play.episode import Episode, Rules, judge_group
-from mtrl.record.stored import Rows, Stored
+from mtrl.play.episode import Rules, TextEpisode, judge_group
+from mtrl.record.stored import RowFinder, StoredLine
 from mtrl.rewards.compose import RewardComposer
 from mtrl.rewards.mixture import make_composer
 from mtrl.types import ENVIRONMENT, FAILED, Message, Row, StopReason, Trajectory
@@ -59,12 +59,12 @@ class Rescorer:
         self.task = task
         self.composer = make_composer(config)
         self.rules = Rules.of(config, task.make_environment)
-        self.rows = Rows(task.splits)
+        self.rows = RowFinder(task.splits)
         self.replays = needs_environment(self.composer)
         """Whether the responses are replayed in the environment."""
         self.workers = config.environment.max_workers
 
-    async def rescore(self, stored: Sequence[Stored]) -> list[Rescored | LeftOut]:
+    async def rescore(self, stored: Sequence[StoredLine]) -> list[Rescored | LeftOut]:
         """Rescore trajectories of one group: together if a component compares them, else each alone. An error of a
         line, an environment or a reward is returned as `LeftOut` and not raised."""
         replayed = await asyncio.gather(*map(self._replayed, stored))
@@ -78,7 +78,7 @@ class Rescorer:
             for line, (left_out, after, _) in zip(stored, replayed, strict=True)
         ]
 
-    async def _replayed(self, stored: Stored) -> tuple[LeftOut, None, None] | tuple[None, Trajectory, Row]:
+    async def _replayed(self, stored: StoredLine) -> tuple[LeftOut, None, None] | tuple[None, Trajectory, Row]:
         """Return a copy of the trajectory for new rewards, and its row; or why it is left out."""
         before = stored.trajectory
         if before is None:
@@ -94,7 +94,7 @@ class Rescorer:
             row = self.rows.find(stored, before)
         except KeyError as error:
             return left_out("no row", str(error.args[0]))
-        episode = Episode(self.rules, row, before.group_id, before.index)
+        episode = TextEpisode(self.rules, row, before.group_id, before.index)
         if self.replays:
             differs = await replay(episode, before)
             if episode.failed:
@@ -103,7 +103,7 @@ class Rescorer:
                 return left_out("differs", differs)
         return None, rewarded_again(before, episode.trajectory if self.replays else None), row
 
-    def _rescored(self, stored: Stored, after: Trajectory) -> Rescored | LeftOut:
+    def _rescored(self, stored: StoredLine, after: Trajectory) -> Rescored | LeftOut:
         before = stored.trajectory
         assert before is not None
         if after.error:
@@ -121,7 +121,7 @@ def needs_environment(composer: RewardComposer) -> bool:
     return any(c.weight and (c.reported or c.name == ENVIRONMENT) for c in composer.components)
 
 
-async def replay(episode: Episode, before: Trajectory) -> str | None:
+async def replay(episode: TextEpisode, before: Trajectory) -> str | None:
     """Replay the responses. Return the first difference to the recording in one sentence; None if there is no
     difference."""
     where = f"row {before.task_id}, turn"
@@ -144,7 +144,7 @@ async def replay(episode: Episode, before: Trajectory) -> str | None:
         await episode.close()
 
 
-def _end_differs(episode: Episode, before: Trajectory, where: str) -> str | None:
+def _end_differs(episode: TextEpisode, before: Trajectory, where: str) -> str | None:
     ended = before.stop_reason == StopReason.DONE
     ends = episode.over and episode.trajectory.stop_reason == StopReason.DONE
     if ended and not ends:

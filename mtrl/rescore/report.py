@@ -30,7 +30,7 @@ REASONS = {
 
 
 @dataclass
-class Report:
+class RescoreReport:
     """The results of all trajectories that were read."""
 
     rescored: list[Rescored]

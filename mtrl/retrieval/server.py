@@ -21,7 +21,7 @@ SECONDS_TO_SEND = 30
 """Maximum time for receiving the body of a request, in seconds."""
 
 
-class Refusal(Exception):
+class SearchRefusal(Exception):
     """A request that is answered with an error."""
 
     def __init__(self, status: int, sentence: str):
@@ -46,7 +46,7 @@ def create_app(retriever: Retriever, topk: int, about: dict[str, Any], token: st
         try:
             request = parse_request(body)
         except ValueError as error:
-            raise Refusal(422, str(error)) from None
+            raise SearchRefusal(422, str(error)) from None
         return write_answer(retriever.search(request.queries, request.topk or topk), request.return_scores)
 
     async def refuse(_: Any, refusal: Any) -> Any:
@@ -54,22 +54,22 @@ def create_app(retriever: Retriever, topk: int, about: dict[str, Any], token: st
 
     async def retrieve(request: Any) -> Any:
         if token is not None and not _has_token(request.headers.get("authorization", ""), token):
-            raise Refusal(401, f"the token is missing or wrong; set {TOKEN_VARIABLE} to the server's")
+            raise SearchRefusal(401, f"the token is missing or wrong; set {TOKEN_VARIABLE} to the server's")
         body = await _body(request.receive)
         try:
             content = await asyncio.get_running_loop().run_in_executor(pool, answer, body)
-        except Refusal:
+        except SearchRefusal:
             raise
         except Exception:
             log.exception("a search failed")
-            raise Refusal(500, "the search failed; the server's log says why") from None
+            raise SearchRefusal(500, "the search failed; the server's log says why") from None
         return fastapi.Response(content, media_type="application/json")
 
     async def health(_: Any) -> Any:
         return fastapi.responses.JSONResponse({"status": "ok", **about})
 
     # Plain routes, because `parse_request` checks the body, and its errors are sentences.
-    app.add_exception_handler(Refusal, refuse)
+    app.add_exception_handler(SearchRefusal, refuse)
     app.add_route("/retrieve", retrieve, methods=["POST"])
     app.add_route("/health", health, methods=["GET"])
     return app
@@ -87,11 +87,11 @@ async def _body(receive: Callable[[], Awaitable[dict[str, Any]]]) -> bytes:
             while more:
                 message = await receive()
                 if message["type"] == "http.disconnect":
-                    raise Refusal(400, "the connection ended before the body did")
+                    raise SearchRefusal(400, "the connection ended before the body did")
                 body += message.get("body", b"")
                 more = message.get("more_body", False)
                 if len(body) > LARGEST_BODY:
-                    raise Refusal(413, f"the body is larger than {LARGEST_BODY} bytes; send fewer queries")
+                    raise SearchRefusal(413, f"the body is larger than {LARGEST_BODY} bytes; send fewer queries")
     except TimeoutError:
-        raise Refusal(408, f"the body did not come within {SECONDS_TO_SEND} s") from None
+        raise SearchRefusal(408, f"the body did not come within {SECONDS_TO_SEND} s") from None
     return bytes(body)

@@ -22,7 +22,7 @@ LARGEST_TOPK = 100
 
 
 @dataclass(frozen=True)
-class Request:
+class SearchRequest:
     """A request to search. A `topk` of None stands for the server's default."""
 
     queries: list[str]
@@ -30,7 +30,7 @@ class Request:
     return_scores: bool = False
 
 
-def parse_request(body: bytes) -> Request:
+def parse_request(body: bytes) -> SearchRequest:
     """Parse a request of any client. Unknown keys are ignored, as by other servers.
 
     Raises:
@@ -56,7 +56,7 @@ def parse_request(body: bytes) -> Request:
         raise ValueError(f"topk must be a whole number from 1 to {LARGEST_TOPK}, or null")
     if not isinstance(return_scores, bool):
         raise ValueError("return_scores must be true or false")
-    return Request(queries, topk, return_scores)
+    return SearchRequest(queries, topk, return_scores)
 
 
 def write_answer(found: Sequence[Sequence[Hit]], return_scores: bool) -> bytes:

@@ -44,7 +44,7 @@ from mtrl.engines.endpoints.budget import Budget, BudgetSpentError
 from mtrl.engines.endpoints.chat_client import MAX_REFUSED, ChatClient, GarbledAnswerError, NoAnswerError, StatusError
 from mtrl.errors import RunEndedError, UserError
 from mtrl.rewards.component import checked_by
-from mtrl.rewards.judge_settings import Settings
+from mtrl.rewards.judge_settings import JudgeSettings
 from mtrl.types import Message, Row
 from mtrl.utils.strict_json import canonical, strict_loads
 
@@ -67,7 +67,7 @@ REFUSED = ("content_filter", "content_policy_violation")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class JudgeVerdict:
     """Score and reason from the judge."""
 
     score: float
@@ -98,7 +98,7 @@ def check(**parameters: Any) -> None:
     """
     bound = inspect.signature(judge).bind([], {}, **parameters)
     bound.apply_defaults()
-    Settings(**bound.kwargs)
+    JudgeSettings(**bound.kwargs)
 
 
 @checked_by(check)
@@ -147,7 +147,7 @@ async def judge(
         BudgetSpentError: the budget is spent.
         UserError: the endpoint fails or refuses, or a parameter is wrong.
     """
-    settings = Settings(
+    settings = JudgeSettings(
         url, model, rubric, price, budget, cache, api_key_env, show, options, timeout, attempts, backoff, concurrency,
         name,
     )  # fmt: skip
@@ -199,7 +199,7 @@ def judge_metrics() -> dict[str, float]:
     return {f"reward/{name}/{key}": value for name, metrics in spending.items() for key, value in metrics.items()}
 
 
-def judge_of(settings: Settings) -> Judge:
+def judge_of(settings: JudgeSettings) -> Judge:
     """Return the judge with these settings. There is one instance per process, because it counts against the budget.
 
     Raises:
@@ -212,7 +212,7 @@ def judge_of(settings: Settings) -> Judge:
         return _judges[key]
 
 
-def _budget_of(settings: Settings) -> Budget:
+def _budget_of(settings: JudgeSettings) -> Budget:
     """Return the budget of the judge's name, which all judges of this name share."""
     name, endpoint, folder = settings.name, settings.endpoint, _spending_folder
     if name not in _budgets:
@@ -231,7 +231,7 @@ def _budget_of(settings: Settings) -> Budget:
 class Judge:
     """Client that requests verdicts and caches them."""
 
-    settings: Settings
+    settings: JudgeSettings
     budget: Budget
     client: ChatClient = field(init=False)
     _running: dict[tuple[Any, str], asyncio.Task[tuple[Any, int]]] = field(default_factory=dict)
@@ -363,14 +363,14 @@ class Judge:
             ) from error
 
 
-def parse_verdict(body: bytes, nonce: str) -> Verdict:
+def parse_verdict(body: bytes, nonce: str) -> JudgeVerdict:
     """Parse the verdict in the body of a response: exactly one JSON object with the nonce and a score from 0 to 1. No
     number is searched in the text, and no score is clipped.
 
     Raises:
         InvalidVerdictError: the body is anything else.
     """
-    verdict: Verdict = parse_answer(body, nonce, _verdict)[1]
+    verdict: JudgeVerdict = parse_answer(body, nonce, _verdict)[1]
     return verdict
 
 
@@ -393,13 +393,13 @@ def parse_answer(body: bytes, nonce: str, read: Callable[[Any], Any]) -> tuple[d
     return value, read(value)
 
 
-def _verdict(value: Any) -> Verdict:
+def _verdict(value: Any) -> JudgeVerdict:
     if not isinstance(value, dict) or "score" not in value or set(value) - {"score", "reason"}:
         raise InvalidVerdictError("the verdict must have the keys score and reason, and no others")
     reason = value.get("reason", "")
     if not isinstance(reason, str):
         raise InvalidVerdictError("the verdict's reason is not text")
-    return Verdict(score_of(value["score"], "the verdict's score"), reason)
+    return JudgeVerdict(score_of(value["score"], "the verdict's score"), reason)
 
 
 def score_of(value: Any, what: str) -> float:

@@ -19,7 +19,7 @@ from mtrl.utils.strict_json import canonical
 
 
 @dataclass
-class Settings:
+class JudgeSettings:
     """Parameters of a judge; see `judge` for their meaning."""
 
     url: str

@@ -25,7 +25,7 @@ from typing import Any
 
 from mtrl.rewards.component import checked_by
 from mtrl.rewards.judge import InvalidVerdictError, Question, judge_of, score_of
-from mtrl.rewards.judge_settings import Settings
+from mtrl.rewards.judge_settings import JudgeSettings
 from mtrl.types import Group, Message
 from mtrl.utils.strict_json import canonical
 
@@ -60,7 +60,7 @@ def check(**parameters: Any) -> None:
     """
     bound = inspect.signature(ruler).bind(None, **parameters)
     bound.apply_defaults()
-    Settings(**bound.kwargs)
+    JudgeSettings(**bound.kwargs)
 
 
 @checked_by(check)
@@ -94,7 +94,7 @@ async def ruler(
         BudgetSpentError: the budget is spent.
         UserError: the endpoint fails or refuses, or a parameter is wrong.
     """
-    settings = Settings(
+    settings = JudgeSettings(
         url, model, rubric, price, budget, cache, api_key_env, show, options, timeout, attempts, backoff, concurrency,
         name,
     )  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any
 from mtrl.errors import UserError, missing_extra
 from mtrl.rollout.installation import check_versions
 from mtrl.rollout.processes import WorkerLostError
-from mtrl.rollout.resources import Resources
+from mtrl.rollout.resources import WorkerResources
 from mtrl.rollout.worker import Failure, RolloutWorker
 from mtrl.utils.provenance import versions
 from mtrl.utils.text import one_line
@@ -81,7 +81,7 @@ class RayCluster:
         self,
         arguments: tuple[Any, ...],
         count: int,
-        resources: Resources,
+        resources: WorkerResources,
         weight_bytes: int,
     ):
         """

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from mtrl.engines.base import Engine, EngineLostError, Sampler, SamplingParams
+from mtrl.engines.base import Engine, EngineLostError, SamplingParams, TurnSampler
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
 from mtrl.rollout.conversation import Conversation, Dialogue
@@ -33,7 +33,7 @@ Handle = TypeVar("Handle")
 
 
 @dataclass(frozen=True)
-class Limits:
+class EpisodeLimits:
     """Limits of one episode: turns, context tokens, seconds and retries."""
 
     max_turns: int
@@ -80,12 +80,12 @@ class Occupancy:
         return taken
 
 
-class Episodes(ABC, Generic[Handle]):
+class BaseLoop(ABC, Generic[Handle]):
     """Base class of the loops that run episodes. It applies time limits, retries failed attempts and records errors."""
 
     engine: Engine
-    limits: Limits
-    sampling: Occupancy
+    limits: EpisodeLimits
+    sampling_clock: Occupancy
     """Clock of the seconds in which at least one turn was being sampled."""
 
     async def run(self, row: Row, group_id: str, index: int, sampling: SamplingParams) -> Trajectory:
@@ -153,7 +153,7 @@ class Episodes(ABC, Generic[Handle]):
 
 
 @dataclass
-class EpisodeLoop(Episodes[str]):
+class EpisodeLoop(BaseLoop[str]):
     """Loop of the episodes in which an environment answers the policy; all episodes of a run share it."""
 
     engine: Engine
@@ -161,8 +161,8 @@ class EpisodeLoop(Episodes[str]):
     make_conversation: Callable[..., Dialogue]
     """Factory that takes the opening messages, and the tools if there are any."""
     pool: EnvironmentPool
-    limits: Limits
-    sampling: Occupancy = field(default_factory=Occupancy)
+    limits: EpisodeLimits
+    sampling_clock: Occupancy = field(default_factory=Occupancy)
     """Clock of the seconds in which at least one turn was being sampled."""
     fold: Fold | None = field(kw_only=True, default=None)
     """Fold of long contexts; None: an episode ends when its context is full."""
@@ -210,7 +210,12 @@ class EpisodeLoop(Episodes[str]):
         return stepper.over
 
     async def _sample(
-        self, engine: Sampler, stepper: Stepper, trajectory_id: str, conversation: Dialogue, sampling: SamplingParams
+        self,
+        engine: TurnSampler,
+        stepper: Stepper,
+        trajectory_id: str,
+        conversation: Dialogue,
+        sampling: SamplingParams,
     ) -> Turn | None:
         """Sample the next turn of a conversation, after a fold of its context if one is due; None if the episode is
         over instead (`stop_reason` holds the reason)."""
@@ -223,7 +228,12 @@ class EpisodeLoop(Episodes[str]):
         return await sample(sampling)
 
     async def _sample_as_it_is(
-        self, engine: Sampler, stepper: Stepper, trajectory_id: str, conversation: Dialogue, sampling: SamplingParams
+        self,
+        engine: TurnSampler,
+        stepper: Stepper,
+        trajectory_id: str,
+        conversation: Dialogue,
+        sampling: SamplingParams,
     ) -> Turn | None:
         """Like `_sample`, without a fold."""
         trajectory = stepper.trajectory
@@ -234,7 +244,7 @@ class EpisodeLoop(Episodes[str]):
             await stepper.truncate()
             return None
         start = time.perf_counter()
-        with self.sampling:
+        with self.sampling_clock:
             generation = await engine.generate(trajectory_id, conversation.prompt, sampling)
         if generation.finish == FinishReason.ABORT:
             trajectory.stop_reason, trajectory.trainable = StopReason.ABORTED, False

@@ -17,7 +17,7 @@ UNITS = {
 
 
 @dataclass(frozen=True)
-class Resources:
+class WorkerResources:
     """What Ray reserves for one worker. It is a reservation, and not a limit: Ray starts a worker on a node whose free
     resources include all of it."""
 

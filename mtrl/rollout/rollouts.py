@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from mtrl.engines.base import SamplingParams
 from mtrl.errors import RunEndedError
-from mtrl.rollout.episode import Episodes
+from mtrl.rollout.episode import BaseLoop
 from mtrl.rollout.failures import excess, last_failure, summary
 from mtrl.rollout.pauses import Pauses
 from mtrl.types import FAILED, Group, Row, Trajectory
@@ -35,7 +35,7 @@ class RolloutReport:
 class Rollouts:
     """Runs the episodes of rows, and collects the failures separately."""
 
-    loop: Episodes[Any]
+    loop: BaseLoop[Any]
     seed: int
     max_failed_share: float
     on_episode: Callable[[Trajectory], None] = lambda trajectory: None

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mtrl.engines.base import Sampler, SamplingParams
+from mtrl.engines.base import SamplingParams, TurnSampler
 from mtrl.engines.local.frozen import FrozenEngine
 from mtrl.environments.base import BaseEnvironment, StepResult
 from mtrl.environments.factory import close_now
@@ -27,7 +27,7 @@ from mtrl.environments.results import as_messages
 from mtrl.environments.roles import SELF_PLAY, RoleEnvironment, role_of
 from mtrl.rollout.conversation import Dialogue
 from mtrl.rollout.episode import EpisodeLoop
-from mtrl.rollout.stepper import Call, Stepper
+from mtrl.rollout.stepper import Stepper, TimedCall
 from mtrl.types import Row, StopReason, Trajectory, Turn
 
 
@@ -39,7 +39,7 @@ class Side(Stepper):
     """
 
     def __init__(
-        self, environment: RoleEnvironment, role: str, call: Call, trajectory: Trajectory, row: Row, max_turns: int
+        self, environment: RoleEnvironment, role: str, call: TimedCall, trajectory: Trajectory, row: Row, max_turns: int
     ):
         super().__init__(_made_already, call, trajectory, row, max_turns)
         self.environment: RoleEnvironment = environment
@@ -163,7 +163,7 @@ class SelfPlayLoop(EpisodeLoop):
         for side in sides.values():
             await side.end(reason)
 
-    async def _move(self, side: Side, engine: Sampler, trajectory_id: str, sampling: SamplingParams) -> bool:
+    async def _move(self, side: Side, engine: TurnSampler, trajectory_id: str, sampling: SamplingParams) -> bool:
         """Let a role move; return False if the episode is over for it instead."""
         if not side.trajectory.turns:
             await side.sit(self.make_conversation)

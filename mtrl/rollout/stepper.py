@@ -25,7 +25,7 @@ CHARACTERS_PER_TOKEN = 4
 number of zeros as ids, for rewards that count tokens."""
 
 
-class Call(Protocol):
+class TimedCall(Protocol):
     """Calls a method of an environment within a time limit; `discard` receives a result that comes too late."""
 
     async def __call__(
@@ -76,7 +76,7 @@ class Stepper:
     def __init__(
         self,
         make_environment: Callable[[], BaseEnvironment],
-        call: Call,
+        call: TimedCall,
         trajectory: Trajectory,
         row: Row,
         max_turns: int,

@@ -11,7 +11,7 @@ from typing import Any
 
 from mtrl.engines.base import EngineLostError, EngineStats, SamplingParams
 from mtrl.errors import UserError
-from mtrl.rollout.episode import Episodes
+from mtrl.rollout.episode import BaseLoop
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.types import Row
 from mtrl.utils.text import one_line
@@ -25,7 +25,7 @@ ERRORS: dict[str, type[Exception]] = {"lost": EngineLostError, "user": UserError
 
 
 @dataclass(frozen=True)
-class Request:
+class GroupRequest:
     """A group whose episodes are to be run."""
 
     number: int
@@ -65,7 +65,7 @@ async def failure(action: Awaitable[object]) -> Failure | None:
 
 
 @dataclass(frozen=True)
-class Answer:
+class GroupAnswer:
     """The end of a request."""
 
     serial: int
@@ -77,10 +77,10 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Report:
+class WorkerReport:
     """The answers that the leader has not received yet, and the totals of the worker's engine."""
 
-    answers: Sequence[Answer]
+    answers: Sequence[GroupAnswer]
     stats: EngineStats
 
 
@@ -91,7 +91,7 @@ class RolloutWorker:
     an exception at the leader means that the process is lost.
     """
 
-    def __init__(self, make: Callable[[], Episodes[Any]], seed: int, prepare: Callable[[], object] = lambda: None):
+    def __init__(self, make: Callable[[], BaseLoop[Any]], seed: int, prepare: Callable[[], object] = lambda: None):
         """
         Args:
             make: function that makes the loop of the episodes and its engine; it is called in a separate thread.
@@ -102,7 +102,7 @@ class RolloutWorker:
         self._rollouts: Rollouts
         self._tasks: dict[int, asyncio.Task[None]] = {}
         """Groups in progress, by the number of their request."""
-        self._answers: list[Answer] = []
+        self._answers: list[GroupAnswer] = []
         """Answers that the leader has not confirmed."""
         self._ended = 0
         self._changed = asyncio.Event()
@@ -139,7 +139,7 @@ class RolloutWorker:
         """Return the error if the worker can reach no server (see `RemoteServers.check`)."""
         return await failure(self._rollouts.loop.engine.check())
 
-    async def play(self, requests: Sequence[Request]) -> None:
+    async def play(self, requests: Sequence[GroupRequest]) -> None:
         """Begin these groups. They begin together: a deterministic engine samples when all open trajectories wait, so
         the composition of its batches must not depend on the arrival of messages."""
         for request in requests:
@@ -151,7 +151,7 @@ class RolloutWorker:
             if number in self._tasks:
                 self._tasks[number].cancel()
 
-    async def results(self, received: int) -> Report:
+    async def results(self, received: int) -> WorkerReport:
         """Return the answers after the first `received` ones, as soon as there is one, or nothing after `POLL_SECONDS`.
         Answers are kept until a later call confirms them, so that none is lost with a reply."""
         self._answers = [answer for answer in self._answers if answer.serial > received]
@@ -160,7 +160,7 @@ class RolloutWorker:
             with suppress(TimeoutError):
                 async with asyncio.timeout(POLL_SECONDS):
                     await self._changed.wait()
-        return Report(list(self._answers), self._rollouts.loop.engine.stats)
+        return WorkerReport(list(self._answers), self._rollouts.loop.engine.stats)
 
     async def close(self) -> None:
         """End the groups in progress, close their environments, and end the engine."""
@@ -172,7 +172,7 @@ class RolloutWorker:
             await self._rollouts.loop.close()
             await self._rollouts.loop.engine.close()
 
-    async def _play(self, request: Request) -> None:
+    async def _play(self, request: GroupRequest) -> None:
         result: bytes | Failure
         try:
             group = await self._rollouts.group(request.group_id, request.row, request.size, request.sampling)
@@ -182,5 +182,5 @@ class RolloutWorker:
         finally:
             del self._tasks[request.number]
         self._ended += 1
-        self._answers.append(Answer(self._ended, request.number, result))
+        self._answers.append(GroupAnswer(self._ended, request.number, result))
         self._changed.set()

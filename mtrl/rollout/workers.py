@@ -17,7 +17,7 @@ from mtrl.errors import UserError
 from mtrl.rollout.episode import fail
 from mtrl.rollout.processes import Cluster, WorkerLostError, WorkerSilentError
 from mtrl.rollout.rollouts import Rollouts
-from mtrl.rollout.worker import CLOSING_SECONDS, POLL_SECONDS, Answer, Failure, Report, Request
+from mtrl.rollout.worker import CLOSING_SECONDS, POLL_SECONDS, Failure, GroupAnswer, GroupRequest, WorkerReport
 from mtrl.types import Group, Row, Trajectory
 from mtrl.utils.text import one_line
 
@@ -34,7 +34,7 @@ ROOM_SECONDS = 1.0
 class _Pending:
     """A group that a caller waits for."""
 
-    request: Request
+    request: GroupRequest
     trajectories: asyncio.Future[list[Trajectory]]
     deaths: int = 0
     """Number of workers that died while they ran the group."""
@@ -135,7 +135,7 @@ class Workers:
             UserError: no worker can be started any more, or the row cannot be sent to one.
         """
         loop = self._attach()
-        request = Request(next(self._numbers), group_id, row, size, sampling)
+        request = GroupRequest(next(self._numbers), group_id, row, size, sampling)
         pending = _Pending(request, loop.create_future())
         self._enqueue(pending)
         try:
@@ -256,7 +256,7 @@ class Workers:
                 self.cluster.tell(worker.handle, "abort", [pending.request.number])
                 self._dispatch_soon()
 
-    def _take(self, worker: _Worker, answer: Answer) -> None:
+    def _take(self, worker: _Worker, answer: GroupAnswer) -> None:
         """Deliver an answer, unless its group was aborted."""
         worker.received = max(worker.received, answer.serial)
         pending = worker.groups.pop(answer.number, None)
@@ -277,7 +277,7 @@ class Workers:
                 try:
                     if not worker.is_live:
                         raise WorkerLostError("it is not running")
-                    report: Report = await self._call(worker, "results", worker.received)
+                    report: WorkerReport = await self._call(worker, "results", worker.received)
                 except WorkerLostError as error:
                     self._lose(worker, str(error))
                     await self._replace(worker)
@@ -428,7 +428,7 @@ class WorkerRollouts(Rollouts):
 
     async def group(self, group_id: str, row: Row, size: int, sampling: SamplingParams) -> Group:
         """See `Rollouts.group`."""
-        with self.loop.sampling:
+        with self.loop.sampling_clock:
             trajectories = await self.workers.group(group_id, row, size, sampling)
         for trajectory in trajectories:
             self.on_episode(trajectory)
@@ -446,7 +446,7 @@ def _end(pending: _Pending, error: Exception) -> None:
         pending.trajectories.exception()  # marks it as retrieved: asyncio would warn where no caller waits any more
 
 
-def _failures(request: Request, error: Exception) -> list[Trajectory]:
+def _failures(request: GroupRequest, error: Exception) -> list[Trajectory]:
     """Return the trajectories of a group of which no episode was run."""
     trajectories = [Trajectory(str(request.row["id"]), request.group_id, index) for index in range(request.size)]
     for trajectory in trajectories:

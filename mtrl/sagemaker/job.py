@@ -41,7 +41,7 @@ take conf/sagemaker/NAME.yaml; mtrl/sagemaker/schema.py has every key, docs/sage
 
 
 @dataclass(frozen=True)
-class Job:
+class SageMakerJob:
     """A job to start."""
 
     settings: JobConfig
@@ -53,7 +53,7 @@ class Job:
     """Base name of the job; the SDK appends the time."""
 
 
-def plan(words: Sequence[str]) -> Job:
+def plan(words: Sequence[str]) -> SageMakerJob:
     """Read and check a command: the run as `python -m mtrl.main` would, then the job. No network access is needed.
 
     Raises:
@@ -72,7 +72,7 @@ def plan(words: Sequence[str]) -> Job:
     data = [f"{key}={PLACEHOLDER}" for key, channel in CHANNELS.items() if channel in channels]
     cfg = compose([*unchanged, *engines, *data])
     checks.check_job(settings, cfg)
-    return Job(settings, tuple(unchanged), channels, settings.name or f"mtrl-{cfg.name}".replace("_", "-"))
+    return SageMakerJob(settings, tuple(unchanged), channels, settings.name or f"mtrl-{cfg.name}".replace("_", "-"))
 
 
 def _without(words: Sequence[str], key: str) -> list[str]:
@@ -95,7 +95,7 @@ def _channels(words: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     return unchanged, channels
 
 
-def dry_run(job: Job) -> dict[str, Any]:
+def dry_run(job: SageMakerJob) -> dict[str, Any]:
     """Return the body of the CreateTrainingJob request that `submit` would send, checked against the service's model.
 
     Raises:
@@ -119,7 +119,7 @@ def _there(request: dict[str, Any]) -> dict[str, Any]:
     return {"TrainingJobName": name, "TrainingJobArn": f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:training-job/{name}"}
 
 
-def submit(job: Job, session: Any = None) -> str:
+def submit(job: SageMakerJob, session: Any = None) -> str:
     """Upload the code, start the job, and return its name. `session` is a boto3 session; None means the machine's
     default.
 
@@ -138,7 +138,7 @@ def submit(job: Job, session: Any = None) -> str:
 
 
 @contextmanager
-def _trainer(job: Job, boto_session: Any) -> Iterator[Any]:
+def _trainer(job: SageMakerJob, boto_session: Any) -> Iterator[Any]:
     """Yield the SDK's ModelTrainer of a job. The archive of the code is deleted when the context ends."""
     try:
         from sagemaker.train import ModelTrainer
@@ -237,7 +237,7 @@ def _checkpoint_config(settings: JobConfig, sdk: Any) -> Any:
     return sdk.CheckpointConfig(local_path=CHECKPOINTS, **where)
 
 
-def _inputs(job: Job, sdk: Any) -> list[Any] | None:
+def _inputs(job: SageMakerJob, sdk: Any) -> list[Any] | None:
     inputs = [sdk.InputData(channel_name=name, data_source=uri) for name, uri in job.channels.items()]
     if job.settings.file_system:
         shared = sdk.FileSystemDataSource(

@@ -68,7 +68,7 @@ _PATIENCE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Limits:
+class QueryLimits:
     """Limits of one query."""
 
     operations: int = 100_000_000
@@ -106,7 +106,7 @@ class SqlSandbox:
         sandbox.close()
     """
 
-    def __init__(self, connection: sqlite3.Connection, limits: Limits = Limits()):
+    def __init__(self, connection: sqlite3.Connection, limits: QueryLimits = QueryLimits()):
         self.limits = limits
         self._connection = connection
         self._lock = threading.Lock()
@@ -116,12 +116,12 @@ class SqlSandbox:
         self._harden()
 
     @classmethod
-    def from_script(cls, script: str, limits: Limits = Limits()) -> SqlSandbox:
+    def from_script(cls, script: str, limits: QueryLimits = QueryLimits()) -> SqlSandbox:
         """Make a database from a trusted script of CREATE and INSERT statements."""
         return cls(_in_memory(_image_of_script(script)), limits)
 
     @classmethod
-    def from_path(cls, path: str | Path, limits: Limits = Limits()) -> SqlSandbox:
+    def from_path(cls, path: str | Path, limits: QueryLimits = QueryLimits()) -> SqlSandbox:
         """Open a database file, as a copy in memory or, if it is large, read-only in place.
 
         Raises:

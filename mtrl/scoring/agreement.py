@@ -12,7 +12,7 @@ EPSILON = 1e-9
 """Tolerance of thresholds, because a sum of rewards that should be 1 may be below it by rounding."""
 
 
-class Verdict(StrEnum):
+class TrajectoryAgreement(StrEnum):
     """Agreement of reward and scorer on one trajectory."""
 
     AGREE = "agree"
@@ -45,11 +45,11 @@ class Thresholds:
         claim = config.success_threshold if config.claim_threshold is None else config.claim_threshold
         return cls(config.success_threshold, claim)
 
-    def verdict(self, trajectory: Trajectory) -> Verdict:
+    def verdict(self, trajectory: Trajectory) -> TrajectoryAgreement:
         """Return whether reward and scorer agree. A trajectory without a score counts as agreement."""
         if trajectory.score is None:
-            return Verdict.AGREE
+            return TrajectoryAgreement.AGREE
         success, claim = succeeded(trajectory, self.success), claimed(trajectory, self.claim)
         if success == claim:
-            return Verdict.AGREE
-        return Verdict.LENIENT if claim else Verdict.STRICT
+            return TrajectoryAgreement.AGREE
+        return TrajectoryAgreement.LENIENT if claim else TrajectoryAgreement.STRICT

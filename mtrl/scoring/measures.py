@@ -13,7 +13,7 @@ from typing import TypeVar
 from mtrl.config.schema import EvaluationConfig
 from mtrl.environments.family import Family
 from mtrl.errors import UserError
-from mtrl.scoring.agreement import Thresholds, Verdict, claimed, succeeded
+from mtrl.scoring.agreement import Thresholds, TrajectoryAgreement, claimed, succeeded
 from mtrl.scoring.pass_at_k import pass_at_k_by_prompt
 from mtrl.scoring.statistics import success_rate
 from mtrl.types import FinishReason, Group, Row, StopReason, Trajectory, Turn
@@ -32,7 +32,7 @@ FORMAT = "format"
 
 
 @dataclass(frozen=True)
-class Episode:
+class ScoredEpisode:
     """A trajectory and its row."""
 
     trajectory: Trajectory
@@ -71,8 +71,8 @@ def nearest_rank(ordered: Sequence[float], share: float) -> float:
     return float(ordered[max(math.ceil(share * len(ordered)) - 1, 0)])
 
 
-def episodes_of(groups: Iterable[Group]) -> list[Episode]:
-    return [Episode(trajectory, group.row) for group in groups for trajectory in group.trajectories]
+def episodes_of(groups: Iterable[Group]) -> list[ScoredEpisode]:
+    return [ScoredEpisode(trajectory, group.row) for group in groups for trajectory in group.trajectories]
 
 
 def successes(groups: Iterable[Group], threshold: float) -> list[list[float]]:
@@ -146,7 +146,7 @@ def mean_components(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return {name: math.fsum(values) / len(trajectories) for name, values in sorted(sums.items())}
 
 
-def measured(episodes: Iterable[Episode], family: Family) -> list[dict[str, float]]:
+def measured(episodes: Iterable[ScoredEpisode], family: Family) -> list[dict[str, float]]:
     """Return the family's own measures of every episode that has a turn; empty if the family has no measures.
 
     Raises:
@@ -157,7 +157,7 @@ def measured(episodes: Iterable[Episode], family: Family) -> list[dict[str, floa
     return [_measures(family.measure, episode, family) for episode in episodes if episode.trajectory.turns]
 
 
-def _measures(measure: Measure, episode: Episode, family: Family) -> dict[str, float]:
+def _measures(measure: Measure, episode: ScoredEpisode, family: Family) -> dict[str, float]:
     who = f"`measure` of {family.name}, on row {episode.row_id},"
     try:
         found = in_time(partial(_plain, measure, episode), MEASURE_SECONDS)
@@ -175,7 +175,7 @@ def _measures(measure: Measure, episode: Episode, family: Family) -> dict[str, f
     return found
 
 
-def _plain(measure: Measure, episode: Episode) -> dict[str, float]:
+def _plain(measure: Measure, episode: ScoredEpisode) -> dict[str, float]:
     values = measure(episode.trajectory.without_summaries(), episode.row)
     check_names(values, "it returned measures")
     return {name: plain(value) for name, value in values.items()}
@@ -245,8 +245,8 @@ def agreement_metrics(prefix: str, trajectories: Sequence[Trajectory], threshold
     verdicts = Counter(thresholds.verdict(t) for t in trajectories)
     return {
         f"{prefix}/claims/mean": fmean(claimed(t, thresholds.claim) for t in trajectories),
-        f"{prefix}/lenient_frac": verdicts[Verdict.LENIENT] / len(trajectories),
-        f"{prefix}/strict_frac": verdicts[Verdict.STRICT] / len(trajectories),
+        f"{prefix}/lenient_frac": verdicts[TrajectoryAgreement.LENIENT] / len(trajectories),
+        f"{prefix}/strict_frac": verdicts[TrajectoryAgreement.STRICT] / len(trajectories),
     }
 
 

@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from mtrl.errors import Interrupted, PrunedError, UserError
-from mtrl.sweep.outcome import Outcome, read_outcome
+from mtrl.sweep.outcome import JobResult, read_outcome
 from mtrl.sweep.workers import WORKER, is_worker
 
 
@@ -48,7 +48,7 @@ def run_job(cfg: DictConfig) -> float:
     overrides = OmegaConf.to_container(hydra.overrides.task)
     direction = hydra.sweeper.get("direction") or "maximize"
     taken = 0.0 if before is None else before.seconds or 0.0
-    outcome = Outcome.begin(hydra.job.num, [str(word) for word in overrides], cfg.objective, str(direction), taken)
+    outcome = JobResult.begin(hydra.job.num, [str(word) for word in overrides], cfg.objective, str(direction), taken)
     try:
         outcome.write(folder)
         value = start(cfg, pruner_of(cfg))

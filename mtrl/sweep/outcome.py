@@ -26,7 +26,7 @@ STATUSES = ("running", "finished", "pruned", "failed", "interrupted")
 
 
 @dataclass
-class Outcome:
+class JobResult:
     """One job: its settings and its end."""
 
     number: int
@@ -49,7 +49,7 @@ class Outcome:
     @classmethod
     def begin(
         cls, number: int, overrides: Sequence[str], objective: str, direction: str, taken: float = 0.0
-    ) -> Outcome:
+    ) -> JobResult:
         """Return the outcome of a job that starts now. `taken` is the number of seconds that a resumed job ran
         before."""
         return cls(number, own(overrides), objective, direction, started=time.time() - taken)
@@ -69,12 +69,12 @@ class Outcome:
         replace_text(folder / JOB, to_strict_json(asdict(self), indent=2) + "\n")
 
 
-def read_outcome(folder: Path) -> Outcome | None:
+def read_outcome(folder: Path) -> JobResult | None:
     """Return the outcome of the job in this folder; None if no valid outcome can be read. The content of the folder is
     untrusted."""
     try:
         found = json.loads(read(folder / JOB, folder, LARGEST))
-        return Outcome(**{field.name: _KINDS[field.name](found[field.name]) for field in fields(Outcome)})
+        return JobResult(**{field.name: _KINDS[field.name](found[field.name]) for field in fields(JobResult)})
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 

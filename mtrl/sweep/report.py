@@ -13,7 +13,7 @@ from typing import Any
 
 from mtrl.errors import UserError
 from mtrl.record.run import Run
-from mtrl.sweep.outcome import JOB, Outcome, read_outcome
+from mtrl.sweep.outcome import JOB, JobResult, read_outcome
 
 SEED = "seed"
 RANKED = ("finished", "pruned")
@@ -22,11 +22,11 @@ Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Job:
+class SweepRun:
     """One run of the sweep."""
 
     folder: Path
-    outcome: Outcome
+    outcome: JobResult
     status: str
     """Status of the outcome; `stopped` if the outcome is `running` but the run has shown no activity for a while."""
     steps: int | None
@@ -72,7 +72,7 @@ class Sweep:
     """All jobs of a folder."""
 
     folder: Path
-    jobs: Sequence[Job]
+    jobs: Sequence[SweepRun]
     """The jobs, the best first; jobs without a value are last."""
 
     @property
@@ -90,11 +90,11 @@ class Sweep:
         return [key for key in known if len({job.settings.get(key) for job in self.jobs}) > 1]
 
     @property
-    def best(self) -> Job | None:
+    def best(self) -> SweepRun | None:
         """The best finished job; None if no job has finished with a value."""
         return next((job for job in self.jobs if job.status == "finished" and job.value is not None), None)
 
-    def with_status(self, status: str) -> list[Job]:
+    def with_status(self, status: str) -> list[SweepRun]:
         return [job for job in self.jobs if job.status == status]
 
     def over_seeds(self) -> list[Seeds]:
@@ -130,7 +130,7 @@ def read_sweep(folder: Path) -> Sweep:
     return Sweep(folder, ranked(jobs))
 
 
-def read_job(folder: Path, run: Run | None = None) -> Job | None:
+def read_job(folder: Path, run: Run | None = None) -> SweepRun | None:
     """Return the job in a folder; None if the folder holds no job. `run` is the run of the same folder, if the caller
     has it."""
     outcome = read_outcome(folder)
@@ -138,15 +138,15 @@ def read_job(folder: Path, run: Run | None = None) -> Job | None:
         return None
     run = run or Run(folder)
     silent = outcome.status == "running" and run.status == "stopped"
-    return Job(folder, outcome, "stopped" if silent else outcome.status, run.step, run.max_steps)
+    return SweepRun(folder, outcome, "stopped" if silent else outcome.status, run.step, run.max_steps)
 
 
-def ranked(jobs: Sequence[Job]) -> list[Job]:
+def ranked(jobs: Sequence[SweepRun]) -> list[SweepRun]:
     """Return the jobs, the best first. Pruned jobs come after finished ones, because their values are of fewer
     steps."""
     sign = -1.0 if jobs and jobs[0].outcome.direction == "maximize" else 1.0
 
-    def place(job: Job) -> tuple[int, float, int]:
+    def place(job: SweepRun) -> tuple[int, float, int]:
         if job.value is None or job.status not in RANKED:
             return len(RANKED), math.inf, job.number
         return RANKED.index(job.status), sign * job.value, job.number
@@ -168,7 +168,7 @@ def to_plain(sweep: Sweep, ids: dict[Path, str] | None = None) -> Json:
     }
 
 
-def _job(job: Job, keys: Sequence[str], run: str | None) -> Json:
+def _job(job: SweepRun, keys: Sequence[str], run: str | None) -> Json:
     return {
         "number": job.number,
         "run": run,

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape as without_markup
 from rich.table import Table
 
-from mtrl.sweep.report import Job, Seeds, Sweep
+from mtrl.sweep.report import Seeds, Sweep, SweepRun
 from mtrl.utils.text import clean, short
 
 PIPED = 160
@@ -47,7 +47,7 @@ def job_table(sweep: Sweep) -> Table:
     return table
 
 
-def cells(job: Job, keys: Sequence[str]) -> list[str]:
+def cells(job: SweepRun, keys: Sequence[str]) -> list[str]:
     settings = [rounded(job.settings.get(key, "")) for key in keys]
     steps = "–" if job.steps is None else f"{job.steps} / {job.max_steps or '?'}"
     return [str(job.number), *settings, number(job.value), steps, number(job.seconds), job.status]

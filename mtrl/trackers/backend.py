@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mtrl.record.run_dir import RunDir
-from mtrl.trackers.items import Artifact, Ended, Episode, Row, Settings
+from mtrl.trackers.items import Artifact, Ended, MetricsRow, RunSettings, SentTrajectory
 from mtrl.trackers.receipts import Receipts
 
 
-class RefusedError(Exception):
+class RefusedItemError(Exception):
     """The tracker answers, but will never accept this piece."""
 
 
@@ -34,7 +34,7 @@ class Identity:
     """Facts for tags, by name: the commit, versions, the task, the seed."""
 
 
-class Backend(Protocol):
+class TrackerBackend(Protocol):
     """One tracker. Every call may take long and may fail; a failed call is repeated later.
 
     A piece may be sent a second time, after a kill between its arrival and its receipt. A repeated send must change
@@ -42,7 +42,7 @@ class Backend(Protocol):
     """
 
     name: str
-    place: Place
+    place: BackendInputs
     episodes_at_once: int | None
     """Maximum number of trajectories per call; None: all trajectories of a file."""
     is_buffered: bool
@@ -61,11 +61,11 @@ class Backend(Protocol):
     def open(self, receipts: Receipts, first_step: int) -> None:
         """Connect, and find or create the run. Receipts of pieces that have not arrived are removed."""
 
-    def send_settings(self, settings: Settings) -> None: ...
+    def send_settings(self, settings: RunSettings) -> None: ...
 
-    def send_rows(self, rows: Sequence[Row]) -> None: ...
+    def send_rows(self, rows: Sequence[MetricsRow]) -> None: ...
 
-    def send_episodes(self, episodes: Sequence[Episode]) -> None: ...
+    def send_episodes(self, episodes: Sequence[SentTrajectory]) -> None: ...
 
     def send_artifact(self, artifact: Artifact) -> None: ...
 
@@ -76,7 +76,7 @@ class Backend(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class BackendInputs:
     """Inputs of a backend: the run, its identity and the settings of the trackers."""
 
     run: RunDir

@@ -20,17 +20,17 @@ from mtrl.scoring.agreement import Thresholds
 from mtrl.trackers.items import (
     Artifact,
     Ended,
-    Episode,
     Item,
-    Row,
-    Settings,
-    Unreadable,
+    MetricsRow,
+    RunSettings,
+    SentTrajectory,
+    UnreadableItem,
     Whole,
     digest,
     trajectory_digest,
 )
 from mtrl.trackers.receipts import Receipts
-from mtrl.trackers.rows import Rows
+from mtrl.trackers.rows import RowReader
 from mtrl.types import trajectory_from_dict
 
 FILES = (
@@ -59,7 +59,7 @@ class Folder:
 
     def __init__(self, run: RunDir, receipts: Receipts, started: int, reading: Reading):
         self.run, self.receipts, self.started, self.reading = Run(run.path), receipts, started, reading
-        self._rows = Rows(run.metrics, started)
+        self._rows = RowReader(run.metrics, started)
         self._waiting: list[Item] = []
 
     def restart(self) -> None:
@@ -89,7 +89,9 @@ class Folder:
 
     def first_step(self) -> int:
         """Return the lowest step whose row is to be sent; one past the last row if there is none."""
-        return min((row.step for row in self._new_rows() if isinstance(row, Row)), default=self._rows.last_step + 1)
+        return min(
+            (row.step for row in self._new_rows() if isinstance(row, MetricsRow)), default=self._rows.last_step + 1
+        )
 
     def _one(self, item: Item | None) -> Iterator[list[Item]]:
         if item is not None and not self.receipts.has(item):
@@ -101,9 +103,9 @@ class Folder:
         if content is None:
             return None
         try:
-            return Settings(path.name, digest(content), flat(tree_of(content)))
+            return RunSettings(path.name, digest(content), flat(tree_of(content)))
         except (yaml.YAMLError, AttributeError, ValueError, RecursionError):
-            return Unreadable(path.name, digest(content), "it is no YAML mapping")
+            return UnreadableItem(path.name, digest(content), "it is no YAML mapping")
 
     def _new_rows(self) -> list[Item]:
         fresh, rows = self._rows.new()
@@ -131,11 +133,11 @@ class Folder:
             data = json.loads(line)
             trajectory = trajectory_from_dict(data)
             verdict = self.reading.thresholds.verdict(trajectory)
-            return Episode(
+            return SentTrajectory(
                 key, trajectory_digest(data), path.stem, number, kind, step or 0, str(verdict), at, trajectory
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            return Unreadable(key, digest(line), f"it is no trajectory ({type(error).__name__}: {error})")
+            return UnreadableItem(key, digest(line), f"it is no trajectory ({type(error).__name__}: {error})")
 
     def _artifact(self, path: Path) -> Item | None:
         content = self.run.read(path)
@@ -162,10 +164,10 @@ def count(batches: Iterable[list[Item]]) -> dict[str, int]:
     """Return the number of pieces of each kind: `{"rows": 3, "trajectories": 64, "files": 2}`."""
     found = {"rows": 0, "trajectories": 0, "files": 0}
     for item in (item for batch in batches for item in batch):
-        if isinstance(item, Row):
+        if isinstance(item, MetricsRow):
             found["rows"] += 1
-        elif isinstance(item, Episode):
+        elif isinstance(item, SentTrajectory):
             found["trajectories"] += 1
-        elif isinstance(item, Settings | Artifact):
+        elif isinstance(item, RunSettings | Artifact):
             found["files"] += 1
     return {name: number for name, number in found.items() if number}

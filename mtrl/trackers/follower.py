@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mtrl.record.run_dir import RunDir
-from mtrl.trackers.backend import Backend, RefusedError, ReopenError
+from mtrl.trackers.backend import RefusedItemError, ReopenError, TrackerBackend
 from mtrl.trackers.folder import Folder, Reading, count
-from mtrl.trackers.items import Artifact, Ended, Episode, Item, Row, Settings, Unreadable, Whole
+from mtrl.trackers.items import Artifact, Ended, Item, MetricsRow, RunSettings, SentTrajectory, UnreadableItem, Whole
 from mtrl.trackers.receipts import Receipts, folder_of
 from mtrl.utils.text import one_line
 
@@ -20,7 +20,7 @@ class Follower:
         BusyError: Another process holds the journal.
     """
 
-    def __init__(self, backend: Backend, run: RunDir, started: int, reading: Reading):
+    def __init__(self, backend: TrackerBackend, run: RunDir, started: int, reading: Reading):
         self.backend = backend
         self.receipts = Receipts(folder_of(run), backend.name, backend.destination)
         self.folder = Folder(run, self.receipts, started, reading)
@@ -84,9 +84,9 @@ class Follower:
     def _send_all(self, final: bool, is_over: bool) -> None:
         for batch in self.folder.pending(final, is_over):
             for item in batch:
-                if isinstance(item, Unreadable):
+                if isinstance(item, UnreadableItem):
                     self.receipts.refuse(item, item.why)
-            self._send([item for item in batch if not isinstance(item, Unreadable)])
+            self._send([item for item in batch if not isinstance(item, UnreadableItem)])
 
     def _send(self, batch: list[Any]) -> None:
         """Send a batch. If it is refused, send its pieces one by one, so that a bad piece does not block the others."""
@@ -94,7 +94,7 @@ class Follower:
             return
         try:
             self._hand_over(batch)
-        except RefusedError as error:
+        except RefusedItemError as error:
             if len(batch) == 1:
                 self.receipts.refuse(batch[0], one_line(error))
                 return
@@ -106,9 +106,9 @@ class Follower:
     def _hand_over(self, batch: list[Any]) -> None:
         backend, kind = self.backend, type(batch[0])
         calls: dict[type[Item], Callable[[Sequence[Any]], None]] = {
-            Settings: lambda items: backend.send_settings(items[0]),
-            Row: backend.send_rows,
-            Episode: backend.send_episodes,
+            RunSettings: lambda items: backend.send_settings(items[0]),
+            MetricsRow: backend.send_rows,
+            SentTrajectory: backend.send_episodes,
             Artifact: lambda items: backend.send_artifact(items[0]),
             Ended: lambda items: backend.send_ended(items[0]),
             Whole: lambda items: None,

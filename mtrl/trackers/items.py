@@ -35,14 +35,14 @@ class Item:
 
 
 @dataclass(frozen=True)
-class Settings(Item):
+class RunSettings(Item):
     """The content of config.yaml, flattened: `trainer.optimizer.lr` -> value."""
 
     values: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Row(Item):
+class MetricsRow(Item):
     """The metrics of one step."""
 
     step: int
@@ -53,7 +53,7 @@ class Row(Item):
 
 
 @dataclass(frozen=True)
-class Episode(Item):
+class SentTrajectory(Item):
     """One trajectory."""
 
     file: str
@@ -85,7 +85,7 @@ class Whole(Item):
 
 
 @dataclass(frozen=True)
-class Unreadable(Item):
+class UnreadableItem(Item):
     """A piece that cannot be read, so it is never sent."""
 
     why: str

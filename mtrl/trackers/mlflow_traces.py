@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from mtrl.scoring.measures import episode_tokens
-from mtrl.trackers.items import Episode
+from mtrl.trackers.items import SentTrajectory
 from mtrl.trackers.mlflow_names import presentable, short_text
 from mtrl.types import FAILED, Message, StopReason, Turn
 
@@ -36,14 +36,14 @@ class TraceWriter:
     mlflow_run: str
     experiment: str
 
-    def trace_id(self, episode: Episode) -> str:
+    def trace_id(self, episode: SentTrajectory) -> str:
         return f"tr-{self._hex(episode, 'trace', 32)}"
 
-    def spans(self, episode: Episode) -> list[Span]:
+    def spans(self, episode: SentTrajectory) -> list[Span]:
         """Return the span of the episode, then the spans of its turns, each followed by those of its tool calls."""
         return [*_Spans(self, episode).all()]
 
-    def info(self, episode: Episode) -> TraceInfo:
+    def info(self, episode: SentTrajectory) -> TraceInfo:
         """Return the entry of the list of traces. It names the run and the group (as a session), and has reward, score
         and verdict as feedback."""
         from mlflow.entities import TraceInfo, TraceLocation, TraceState
@@ -79,7 +79,7 @@ class TraceWriter:
             assessments=self._assessments(episode),
         )
 
-    def span(self, episode: Episode, name: str, parent: str | None, shown: Shown) -> Span:
+    def span(self, episode: SentTrajectory, name: str, parent: str | None, shown: Shown) -> Span:
         """Return one span; `name` is unique within its trace."""
         from mlflow.entities import Span
 
@@ -106,7 +106,7 @@ class TraceWriter:
             }
         )
 
-    def _assessments(self, episode: Episode) -> list[Any]:
+    def _assessments(self, episode: SentTrajectory) -> list[Any]:
         from mlflow.entities import AssessmentSource, Feedback
 
         values = {"reward": episode.trajectory.reward, "score": episode.trajectory.score, "verdict": episode.verdict}
@@ -120,7 +120,7 @@ class TraceWriter:
                 found.append(feedback)
         return found
 
-    def _hex(self, episode: Episode, part: str, digits: int) -> str:
+    def _hex(self, episode: SentTrajectory, part: str, digits: int) -> str:
         words = "\n".join([self.run, self.experiment, episode.key, episode.digest, part])
         return hashlib.sha256(words.encode("utf-8", "backslashreplace")).hexdigest()[:digits]
 
@@ -142,7 +142,7 @@ class _Spans:
     """Places the spans of one trajectory in time by its recorded seconds, so that the last turn ends when its step
     ends."""
 
-    def __init__(self, writer: TraceWriter, episode: Episode):
+    def __init__(self, writer: TraceWriter, episode: SentTrajectory):
         self.writer, self.episode = writer, episode
         self.end = episode.milliseconds * 1_000_000
         self.start = self.end - round(1e9 * _seconds(episode))
@@ -228,7 +228,7 @@ class _Spans:
             yield self._span(f"turn {number} tool {place} {name}", f"turn {number}", shown)
 
 
-def _ends(episode: Episode) -> tuple[list[Message], Any]:
+def _ends(episode: SentTrajectory) -> tuple[list[Message], Any]:
     """Return the prompt and the last message of the model."""
     turns = episode.trajectory.turns
     return (turns[0].observation, turns[-1].message) if turns else ([], None)
@@ -248,11 +248,11 @@ def _text(content: Any) -> str:
     return content if isinstance(content, str) else json.dumps(content, default=str)
 
 
-def _seconds(episode: Episode) -> float:
+def _seconds(episode: SentTrajectory) -> float:
     return sum(turn.seconds_generate + turn.seconds_environment for turn in episode.trajectory.turns)
 
 
-def _place(episode: Episode) -> str:
+def _place(episode: SentTrajectory) -> str:
     return f"trajectories/{episode.file}.jsonl line {episode.line}"
 
 

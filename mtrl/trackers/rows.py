@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from mtrl.record.growing import GrowingFile
-from mtrl.trackers.items import Item, Row, Unreadable, digest, row_digest
+from mtrl.trackers.items import Item, MetricsRow, UnreadableItem, digest, row_digest
 
 SECONDS = ("time/step", "time/evaluate")
 """Metrics with the seconds of a step, and of the evaluation after it."""
 
 
-class Rows:
+class RowReader:
     """Reads the new rows. If the file was replaced or cut, it reads all rows again."""
 
     def __init__(self, path: Path, started: int):
@@ -55,11 +55,13 @@ class Rows:
             step = int(row.pop("step"))
             numbers = {name: float(value) for name, value in row.items() if _is_number(value)}
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-            return Unreadable(f"{self._file.path.name}, line {number}", digest(line), f"{error} is wrong in this row")
+            return UnreadableItem(
+                f"{self._file.path.name}, line {number}", digest(line), f"{error} is wrong in this row"
+            )
         self._seconds += sum(numbers.get(name, 0.0) for name in SECONDS)
         again = f", line {number}" if step in self.times else ""
         self.times[step] = self.started + round(1000 * self._seconds)
-        return Row(f"{self._file.path.name}:{step}{again}", row_digest(row), step, numbers, self.times[step])
+        return MetricsRow(f"{self._file.path.name}:{step}{again}", row_digest(row), step, numbers, self.times[step])
 
 
 def _is_number(value: Any) -> bool:

@@ -25,7 +25,7 @@ FOLLOW_SECONDS = 2.0
 
 
 @dataclass
-class Outcome:
+class SendResult:
     """Result for one tracker."""
 
     name: str
@@ -45,7 +45,7 @@ class Outcome:
         return self.is_busy or not (self.left or self.problem)
 
 
-def send(run: RunDir, tracker: TrackerConfig, warn: Callable[[str], Any]) -> list[Outcome]:
+def send(run: RunDir, tracker: TrackerConfig, warn: Callable[[str], Any]) -> list[SendResult]:
     """Send the unsent pieces to every tracker of `report_to`. `warn` is called for a last row without a line end."""
     outcomes = [_each(name, run, tracker, lambda follower: _send_rest(follower, run)) for name in tracker.report_to]
     if sentence := unfinished_row(run.metrics):
@@ -53,10 +53,10 @@ def send(run: RunDir, tracker: TrackerConfig, warn: Callable[[str], Any]) -> lis
     return outcomes
 
 
-def follow(run: RunDir, tracker: TrackerConfig, warn: Callable[[str], Any]) -> list[Outcome]:
+def follow(run: RunDir, tracker: TrackerConfig, warn: Callable[[str], Any]) -> list[SendResult]:
     """Send new pieces until the run is over or the user interrupts."""
     opened: list[Follower] = []
-    outcomes: list[Outcome] = []
+    outcomes: list[SendResult] = []
     for name in tracker.report_to:
         outcome = _each(name, run, tracker, opened.append, stays_open=True)
         outcomes += [outcome] if outcome.is_busy else []
@@ -73,11 +73,11 @@ def follow(run: RunDir, tracker: TrackerConfig, warn: Callable[[str], Any]) -> l
 
 def _each(
     name: str, run: RunDir, tracker: TrackerConfig, act: Callable[[Follower], Any], stays_open: bool = False
-) -> Outcome:
+) -> SendResult:
     try:
         follower = follower_of(name, run, tracker)
     except BusyError:
-        return Outcome(name, is_busy=True)
+        return SendResult(name, is_busy=True)
     except OSError as error:
         raise UserError(
             f"{folder_of(run)} cannot be written ({error.strerror}); make it writable, because it records what was sent"
@@ -103,9 +103,9 @@ def _send_rest(follower: Follower, run: RunDir) -> None:
         follower.close()
 
 
-def _outcome(follower: Follower, problem: str = "") -> Outcome:
+def _outcome(follower: Follower, problem: str = "") -> SendResult:
     receipts = follower.receipts
-    return Outcome(
+    return SendResult(
         follower.backend.name,
         receipts.sent,
         follower.left(),
@@ -116,7 +116,7 @@ def _outcome(follower: Follower, problem: str = "") -> Outcome:
     )
 
 
-def lines(outcomes: Sequence[Outcome]) -> list[str]:
+def lines(outcomes: Sequence[SendResult]) -> list[str]:
     """Return one line per tracker, aligned in columns."""
     name_width = max(len(outcome.name) for outcome in outcomes)
     counts = [

@@ -17,7 +17,7 @@ from mtrl.config.messages import unknown_choice
 from mtrl.errors import UserError, missing_extra
 from mtrl.record.run import Run
 from mtrl.record.run_dir import RunDir
-from mtrl.trackers.backend import Backend, Identity, Place
+from mtrl.trackers.backend import BackendInputs, Identity, TrackerBackend
 from mtrl.trackers.folder import Reading
 from mtrl.trackers.follower import Follower
 from mtrl.trackers.followers import Followers
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from mtrl.config.schema import Config, TrackerConfig
 
 
-TRACKERS: dict[str, Callable[[Place], Backend]] = {
+TRACKERS: dict[str, Callable[[BackendInputs], TrackerBackend]] = {
     ToMlflow.name: ToMlflow,
     ToWandb.name: ToWandb,
     ToTensorboard.name: ToTensorboard,
@@ -118,14 +118,14 @@ def follower_of(name: str, run: RunDir, tracker: TrackerConfig, is_live: bool = 
         BusyError: Another process holds the journal of this tracker.
         OSError: The folder of the run cannot be written.
     """
-    backend = TRACKERS[name](Place(run, _identity(run, is_live), tracker))
+    backend = TRACKERS[name](BackendInputs(run, _identity(run, is_live), tracker))
     reading = Reading(tracker.trajectories, Run(run.path).thresholds, episodes_at_once=backend.episodes_at_once)
     return Follower(backend, run, backend.place.identity.started, reading)
 
 
 def mlflow_url(config: Config, run: RunDir) -> str:
     """Return the address of the run in MLflow; before the run has arrived there, the address of the server."""
-    backend = ToMlflow(Place(run, _identity(run, False), config.tracker))
+    backend = ToMlflow(BackendInputs(run, _identity(run, False), config.tracker))
     return backend.url(read_remote(folder_of(run), backend.name, backend.destination))
 
 

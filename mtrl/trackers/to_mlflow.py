@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 from mtrl.config.secret_names import without_password
 from mtrl.errors import UserError
-from mtrl.trackers.backend import Identity, Place, RefusedError
-from mtrl.trackers.items import Artifact, Ended, Episode, Row, Settings
+from mtrl.trackers.backend import BackendInputs, Identity, RefusedItemError
+from mtrl.trackers.items import Artifact, Ended, MetricsRow, RunSettings, SentTrajectory
 from mtrl.trackers.mlflow_names import LONGEST_PARAM, LONGEST_TAG, safe_name, short_text
 from mtrl.trackers.mlflow_traces import TraceWriter
 from mtrl.trackers.receipts import Receipts
@@ -45,7 +45,7 @@ class ToMlflow:
     episodes_at_once: int | None = 8
     is_buffered = False
 
-    def __init__(self, place: Place):
+    def __init__(self, place: BackendInputs):
         self.place = place
         self.project = place.tracker.mlflow.experiment or place.tracker.project
         self._identity: Identity = place.identity
@@ -151,7 +151,7 @@ class ToMlflow:
 
     # -- sending -----------------------------------------------------------------------------------------------------
 
-    def send_settings(self, settings: Settings) -> None:
+    def send_settings(self, settings: RunSettings) -> None:
         """Send the settings as parameters. MLflow stores the first value of each parameter, so a value that a
         resumption changes becomes a tag."""
         from mlflow.entities import Param, RunTag
@@ -165,7 +165,7 @@ class ToMlflow:
         for start in range(0, len(changed), WORDS_AT_ONCE):
             self._batch(tags=changed[start : start + WORDS_AT_ONCE])
 
-    def send_rows(self, rows: Sequence[Row]) -> None:
+    def send_rows(self, rows: Sequence[MetricsRow]) -> None:
         from mlflow.entities import Metric
 
         metrics = [
@@ -177,7 +177,7 @@ class ToMlflow:
             self._batch(metrics=metrics[start : start + METRICS_AT_ONCE])
         self._in_doubt = False
 
-    def _unknown(self, rows: Sequence[Row]) -> Iterator[Row]:
+    def _unknown(self, rows: Sequence[MetricsRow]) -> Iterator[MetricsRow]:
         """Yield the rows that MLflow does not have. It is queried only after a failure or a kill, because otherwise it
         has none of them."""
         histories: dict[str, set[tuple[int, float]]] = {}
@@ -196,19 +196,21 @@ class ToMlflow:
         with _Refusals():
             self._client.log_batch(self._run_id, **what)
 
-    def send_episodes(self, episodes: Sequence[Episode]) -> None:
+    def send_episodes(self, episodes: Sequence[SentTrajectory]) -> None:
         try:
             spans = [span for episode in episodes for span in self._writer.spans(episode)]
             infos = [self._writer.info(episode) for episode in episodes]
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
-            raise RefusedError(f"it cannot be converted to a trace ({type(error).__name__}: {error})") from error
+            raise RefusedItemError(f"it cannot be converted to a trace ({type(error).__name__}: {error})") from error
         with _Refusals():
             for info in infos:  # before the spans, because MLflow is slow in the other order
                 self._traces.start_trace(info)
             try:
                 self._traces.log_spans(self._writer.experiment, spans)
             except NotImplementedError as error:
-                raise RefusedError("this MLflow server is too old to take the spans of a trace; update it") from error
+                raise RefusedItemError(
+                    "this MLflow server is too old to take the spans of a trace; update it"
+                ) from error
 
     def send_artifact(self, artifact: Artifact) -> None:
         with _Refusals():
@@ -222,10 +224,10 @@ class ToMlflow:
 
 
 class _Refusals:
-    """Turns a permanent refusal of MLflow into `RefusedError`; other errors, such as no answer, pass through."""
+    """Turns a permanent refusal of MLflow into `RefusedItemError`; other errors, such as no answer, pass through."""
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if getattr(error, "error_code", None) in REFUSALS:
-            raise RefusedError(str(error)) from error
+            raise RefusedItemError(str(error)) from error

@@ -7,8 +7,8 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from mtrl.trackers.backend import Place, ReopenError
-from mtrl.trackers.items import Artifact, Ended, Episode, Row, Settings, conversation, step_of
+from mtrl.trackers.backend import BackendInputs, ReopenError
+from mtrl.trackers.items import Artifact, Ended, MetricsRow, RunSettings, SentTrajectory, conversation, step_of
 from mtrl.trackers.receipts import Receipts
 from mtrl.utils.text import clean, one_line, signed
 
@@ -24,7 +24,7 @@ class ToTensorboard:
     episodes_at_once: int | None = None
     is_buffered = False
 
-    def __init__(self, place: Place):
+    def __init__(self, place: BackendInputs):
         self.place = place
         self._writer: Any
         self._last = -1
@@ -51,12 +51,12 @@ class ToTensorboard:
             self._writer = SummaryWriter(str(folder))
         self._last = -1
 
-    def send_settings(self, settings: Settings) -> None:
+    def send_settings(self, settings: RunSettings) -> None:
         lines = [f"{name}: {json.dumps(value, default=str)}" for name, value in settings.values.items()]
         self._writer.add_text("config", _code("\n".join(lines)), 0, self.place.identity.started / 1000)
         self._writer.flush()
 
-    def send_rows(self, rows: Sequence[Row]) -> None:
+    def send_rows(self, rows: Sequence[MetricsRow]) -> None:
         for row in rows:
             if row.step <= self._last:
                 raise ReopenError
@@ -65,7 +65,7 @@ class ToTensorboard:
             self._last = row.step
         self._writer.flush()
 
-    def send_episodes(self, episodes: Sequence[Episode]) -> None:
+    def send_episodes(self, episodes: Sequence[SentTrajectory]) -> None:
         """Send the best and the worst trajectory of a file, and one per verdict on which reward and scorer disagree."""
         ranked = sorted(episodes, key=lambda episode: episode.trajectory.reward)
         shown = {"best": ranked[-1], "worst": ranked[0]}
@@ -86,7 +86,7 @@ class ToTensorboard:
         self._writer.close()
 
 
-def _headed(episode: Episode) -> str:
+def _headed(episode: SentTrajectory) -> str:
     trajectory = episode.trajectory
     score = "none" if trajectory.score is None else f"{trajectory.score:g}"
     verdict = f"reward {signed(trajectory.reward)}, score {score}, {episode.verdict}, {trajectory.stop_reason}"

@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from mtrl.errors import UserError
 from mtrl.scoring.measures import episode_tokens
-from mtrl.trackers.backend import Place, RefusedError
-from mtrl.trackers.items import Artifact, Ended, Episode, Row, Settings, conversation, step_of
+from mtrl.trackers.backend import BackendInputs, RefusedItemError
+from mtrl.trackers.items import Artifact, Ended, MetricsRow, RunSettings, SentTrajectory, conversation, step_of
 from mtrl.trackers.receipts import Receipts
 from mtrl.utils.text import one_line
 
@@ -48,7 +48,7 @@ class ToWandb:
     episodes_at_once: int | None = None
     is_buffered = True
 
-    def __init__(self, place: Place):
+    def __init__(self, place: BackendInputs):
         self.place = place
         self.is_offline = place.tracker.wandb.mode == "offline"
         self._run: Any
@@ -94,17 +94,17 @@ class ToWandb:
         if not self.is_offline:
             receipts.remember(url=self._run.url)
 
-    def send_settings(self, settings: Settings) -> None:
+    def send_settings(self, settings: RunSettings) -> None:
         self._run.config.update({**settings.values, "mtrl": self.place.identity.facts}, allow_val_change=True)
 
-    def send_rows(self, rows: Sequence[Row]) -> None:
+    def send_rows(self, rows: Sequence[MetricsRow]) -> None:
         for row in rows:
             if row.step < self._last:
-                raise RefusedError(f"W&B stores only the first values of a step, and step {row.step} was repeated")
+                raise RefusedItemError(f"W&B stores only the first values of a step, and step {row.step} was repeated")
             self._run.log(dict(row.metrics), step=row.step)
             self._last = row.step
 
-    def send_episodes(self, episodes: Sequence[Episode]) -> None:
+    def send_episodes(self, episodes: Sequence[SentTrajectory]) -> None:
         import wandb
 
         table = wandb.Table(columns=list(COLUMNS), data=[_cells(episode) for episode in episodes])
@@ -122,7 +122,7 @@ class ToWandb:
         self._run.finish(exit_code=self._exit_code)
 
 
-def _cells(episode: Episode) -> list[Any]:
+def _cells(episode: SentTrajectory) -> list[Any]:
     trajectory = episode.trajectory
     return [
         episode.line,

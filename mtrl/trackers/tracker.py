@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, Protocol
 
 
-class Backend(Protocol):
+class MetricsDestination(Protocol):
     """Destination that records metrics: the metrics log, the console, MLflow, W&B."""
 
     name: str
@@ -22,7 +22,7 @@ class Tracker:
     """Passes metrics to every backend. A backend that fails loses its own record and causes a warning, but never ends
     the run."""
 
-    def __init__(self, backends: Sequence[Backend], warn: Callable[[str], Any]):
+    def __init__(self, backends: Sequence[MetricsDestination], warn: Callable[[str], Any]):
         self.backends = list(backends)
         self.failures: Counter[str] = Counter()
         """Number of failed calls by backend name."""
@@ -41,7 +41,7 @@ class Tracker:
             if count > 1:
                 self._report(f"{name} failed {count} times in this run")
 
-    def _try(self, backend: Backend, call: Callable[[], Any]) -> None:
+    def _try(self, backend: MetricsDestination, call: Callable[[], Any]) -> None:
         try:
             call()
         except Exception as error:

@@ -30,7 +30,7 @@ from mtrl.record.trace import step_trace
 from mtrl.record.trajectories import write_groups
 from mtrl.rewards.judge import judge_metrics
 from mtrl.rewards.mixture import make_composer
-from mtrl.scoring.agreement import Thresholds, Verdict
+from mtrl.scoring.agreement import Thresholds, TrajectoryAgreement
 from mtrl.scoring.heldout import HeldOut
 from mtrl.trackers.tracker import Tracker
 from mtrl.trainer.checkpoint.checkpoint import Checkpoint, Checkpoints
@@ -44,13 +44,13 @@ from mtrl.trainer.publisher import Publisher
 from mtrl.trainer.rollout_metrics import role_metrics, rollout_metrics, source_metrics, staleness_metrics
 from mtrl.trainer.setup.frozen import self_play_rows
 from mtrl.trainer.setup.loading import compute_dtype
-from mtrl.trainer.setup.parts import Parts
+from mtrl.trainer.setup.parts import RunParts
 from mtrl.trainer.setup.servers import are_external, colocated, make_canary
 from mtrl.trainer.setup.teacher import make_distillation
 from mtrl.trainer.setup.workers import rollouts_of
 from mtrl.trainer.throughput import Throughput, peak_memory
 from mtrl.trainer.update.critic import Critic, credit_by_critic
-from mtrl.trainer.update.update import Update, Updater
+from mtrl.trainer.update.update import Updater, UpdateResult
 from mtrl.trainer.work_thread import WorkThread
 from mtrl.types import Group, Row
 from mtrl.utils.signals import Interrupt
@@ -60,7 +60,7 @@ SAVED_SECONDS = 0.02
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """Progress of a run. With the weights, the optimiser, unused groups and random state, it is the state that a
     checkpoint stores."""
 
@@ -83,7 +83,7 @@ class Trainer:
     def __init__(
         self,
         config: Config,
-        parts: Parts,
+        parts: RunParts,
         run: RunDir,
         console: Console,
         on_row: Callable[[], None] = lambda: None,
@@ -98,7 +98,7 @@ class Trainer:
         """
         self.config, self.parts, self.run_dir, self.console = config, parts, run, console
         self.on_row, self.on_evaluation = on_row, on_evaluation
-        self.progress = Progress()
+        self.progress = RunProgress()
         self.rows, self.composer = sampler_of(config, parts.splits.train), make_composer(config)
         self.rollouts = rollouts_of(parts.loop, parts.engine, config)
         self.rollouts.pauses = self.rows.pauses
@@ -240,7 +240,7 @@ class Trainer:
         """Load the state of a checkpoint."""
         self.learners.load(checkpoint.path)
         torch.set_rng_state(checkpoint.rng["torch"])
-        self.progress = Progress(**checkpoint.state)
+        self.progress = RunProgress(**checkpoint.state)
         self.saved_step = self.trained_step = self.progress.step
         self.kl.coefficient = self.progress.kl_coefficient or self.kl.coefficient
         self.rows.drawn = self.progress.rows_drawn
@@ -323,14 +323,14 @@ class Trainer:
             return credit_by_critic(groups, algorithm, self.critic, self.composer.weights)
         return credit_by_rewards(groups, algorithm, self.composer)
 
-    def _learn(self, credited: Credited, step: int) -> tuple[Update, dict[str, float]]:
+    def _learn(self, credited: Credited, step: int) -> tuple[UpdateResult, dict[str, float]]:
         """Train the critic, if there is one, and the policy, except in the warm-up steps of the critic. Return the
         update of the policy and the metrics of both."""
         metrics: dict[str, float] = {}
         if self.critic is not None:
             metrics |= self.critic.update(credited.samples, credited.old_values, credited.targets, step)
             if step < self.config.algorithm.critic.warmup_steps:
-                return Update(), metrics
+                return UpdateResult(), metrics
         update = self.updater.run(credited.samples, step)
         return update, metrics | update.report.metrics()
 
@@ -348,9 +348,9 @@ class Trainer:
             "policy/version": self.parts.engine.version,
         }
 
-    def _throughput(self, experience: Experience, update: Update, seconds: dict[str, float]) -> dict[str, float]:
+    def _throughput(self, experience: Experience, update: UpdateResult, seconds: dict[str, float]) -> dict[str, float]:
         groups, stats = experience.report.groups, self.parts.engine.stats
-        sampling = self.parts.loop.sampling.take()
+        sampling = self.parts.loop.sampling_clock.take()
         found = self.throughput.metrics(seconds, groups, update.works, sampling)
         tokens = sum(t.action_tokens for group in groups for t in group.trajectories)
         return {
@@ -402,14 +402,14 @@ class Trainer:
         bar = self.console.progress(f"evaluation at step {step}", self.held_out.episodes)
         with bar as shown, self.timeline.span("evaluate", step) as evaluating:
             report = await self.held_out.run(step, lambda _: shown.advance())
-        self.parts.loop.sampling.take()  # the time of evaluations does not count in a step's throughput
+        self.parts.loop.sampling_clock.take()  # the time of evaluations does not count in a step's throughput
         self.progress.score = report.metrics["val/success/mean"]
         for kind, groups in report.groups.items():
             write_groups(self.run_dir.trajectories, f"eval_{kind}", step, groups)
         self.console.evaluation({"step": step, **report.metrics}, *report.ends())
         return {**report.metrics, "time/evaluate": evaluating.seconds}
 
-    def _write_trajectories(self, experience: Experience, credited: Credited, update: Update) -> None:
+    def _write_trajectories(self, experience: Experience, credited: Credited, update: UpdateResult) -> None:
         """Write all trajectories every `trainer.save_trajectories_every` steps, and in other steps those on which
         reward and scorer disagree."""
         every, step = self.config.trainer.save_trajectories_every, self.progress.step
@@ -425,7 +425,12 @@ class Trainer:
         """Return the first `evaluation.keep_disagreements` trajectories on which reward and scorer disagree.
         Trajectories with a lenient reward come first, since the policy is trained to repeat them."""
         verdicts = [(self.thresholds.verdict(t), group, t) for group in groups for t in group.trajectories]
-        found = [(group, t) for wanted in (Verdict.LENIENT, Verdict.STRICT) for v, group, t in verdicts if v == wanted]
+        found = [
+            (group, t)
+            for wanted in (TrajectoryAgreement.LENIENT, TrajectoryAgreement.STRICT)
+            for v, group, t in verdicts
+            if v == wanted
+        ]
         limit = self.config.evaluation.keep_disagreements
         return [Group(group.group_id, group.row, [t]) for group, t in found[:limit]]
 

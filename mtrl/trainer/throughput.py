@@ -20,7 +20,7 @@ WAITING = ("wait", "generate")
 
 
 @dataclass(frozen=True)
-class Work:
+class Computation:
     """Computation of one rank on its micro-batches; `+` adds over micro-batches and over ranks."""
 
     tokens: int = 0
@@ -30,19 +30,19 @@ class Work:
     flops: float = 0.0
     """FLOPs of all passes, including those without gradients."""
 
-    def __add__(self, other: Work) -> Work:
-        return Work(self.tokens + other.tokens, self.cells + other.cells, self.flops + other.flops)
+    def __add__(self, other: Computation) -> Computation:
+        return Computation(self.tokens + other.tokens, self.cells + other.cells, self.flops + other.flops)
 
 
-def trained(model: ModelFlops, batch: MicroBatch) -> Work:
+def trained(model: ModelFlops, batch: MicroBatch) -> Computation:
     """Return the work of a forward and a backward pass over a micro-batch; a filler counts as padding."""
     tokens = sum(len(sample.token_ids) for sample in batch.samples)
-    return Work(tokens, batch.token_ids.numel(), _flops(model.training, batch))
+    return Computation(tokens, batch.token_ids.numel(), _flops(model.training, batch))
 
 
-def forwarded(model: ModelFlops, batch: MicroBatch) -> Work:
+def forwarded(model: ModelFlops, batch: MicroBatch) -> Computation:
     """Return the work of a pass without gradients, by the reference or for the log-probs of the old policy."""
-    return Work(flops=_flops(model.forward, batch))
+    return Computation(flops=_flops(model.forward, batch))
 
 
 def _flops(count: Callable[[Sequence[int], int], float], batch: MicroBatch) -> float:
@@ -67,7 +67,7 @@ class Throughput:
         self,
         seconds: Mapping[str, float],
         groups: Sequence[Group],
-        works: Sequence[Work],
+        works: Sequence[Computation],
         sampling_seconds: float | None = None,
     ) -> dict[str, float]:
         """Return the metrics of a training step, without those that are unknown or do not apply.
@@ -106,8 +106,8 @@ class Throughput:
             found["perf/rollout_idle_frac"] = max(0.0, 1.0 - sampling_seconds / step)
         return found
 
-    def _update_metrics(self, seconds: float, works: Sequence[Work]) -> dict[str, float]:
-        total = sum(works, Work())
+    def _update_metrics(self, seconds: float, works: Sequence[Computation]) -> dict[str, float]:
+        total = sum(works, Computation())
         if not seconds or not total.cells:
             return {}
         found = {

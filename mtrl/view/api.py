@@ -82,15 +82,15 @@ from typing import Any
 
 import mtrl
 from mtrl.record.config import LARGEST
-from mtrl.record.index import Row, StoredFile
+from mtrl.record.index import IndexRow, StoredFile
 from mtrl.record.library import Library
 from mtrl.record.reading import read
 from mtrl.record.run import Run, modified
 from mtrl.sweep.outcome import JOB
-from mtrl.sweep.report import Job, Sweep, ranked, read_job, to_plain
+from mtrl.sweep.report import Sweep, SweepRun, ranked, read_job, to_plain
 from mtrl.view import differences
-from mtrl.view.detail import LONGEST_RAW, Unreadable, message, parse, turns_of
-from mtrl.view.query import Query, Refusal
+from mtrl.view.detail import LONGEST_RAW, UnreadableLine, message, parse, turns_of
+from mtrl.view.query import Query, QueryRefusal
 from mtrl.view.row_statistics import row_statistics
 from mtrl.view.search import Needle, search
 from mtrl.view.select import FILTERS, ORDERS, in_order, matching
@@ -113,7 +113,7 @@ class Api:
 
     def __init__(self, library: Library):
         self.library = library
-        self._lists: dict[Any, Sequence[Row]] = {}
+        self._lists: dict[Any, Sequence[IndexRow]] = {}
         self._lock = threading.Lock()
         self._files: dict[StoredFile, tuple[Any, Json]] = {}
 
@@ -125,7 +125,7 @@ class Api:
         """
         run = self.library.run(run_id)
         if run is None:
-            raise Refusal(404, "there is no such run here")
+            raise QueryRefusal(404, "there is no such run here")
         return run
 
     def runs(self, query: Query) -> Json:
@@ -270,7 +270,7 @@ class Api:
         counts = {"searched": found.searched, "missed": found.missed, "total": len(rows)}
         return {"items": items, **counts, "cursor": found.cursor, "indexing": indexing(run)}
 
-    def _list(self, run: Run, query: Query) -> Sequence[Row]:
+    def _list(self, run: Run, query: Query) -> Sequence[IndexRow]:
         """Return the filtered and sorted rows. The last lists are cached, because the page requests them page by
         page."""
         rows = run.index.rows()
@@ -293,8 +293,8 @@ class Api:
             file.lines if file is not None else []
         )  # a reference to this list, because indexing the file again replaces it
         if file is None or not number.isdecimal() or len(number) > 12 or int(number) >= len(lines):
-            raise Refusal(404, "there is no such trajectory in this run")
-        row = Row(file, int(number), lines[int(number)])
+            raise QueryRefusal(404, "there is no such trajectory in this run")
+        row = IndexRow(file, int(number), lines[int(number)])
         answer: Json = {
             "summary": summary(row, run.thresholds),
             "tokens": "ids" if run.tokenizer is None else "text",
@@ -308,17 +308,17 @@ class Api:
             answer["turns"] = turns_of(trajectory, file.kind, run.tokenizer)
             answer["final_observation"] = [message(each) for each in trajectory.final_observation]
             answer["metrics"], answer["error"] = trajectory.metrics, trajectory.error
-        except (Unreadable, OSError) as error:
+        except (UnreadableLine, OSError) as error:
             answer["problem"] = f"the line cannot be read: {error}"
             answer["raw"] = line[: 4 * LONGEST_RAW].decode("utf-8", "replace")[:LONGEST_RAW]
         if row.line.problem is None:
             answer |= self._neighbours(row, run)
         return answer
 
-    def _neighbours(self, row: Row, run: Run) -> Json:
+    def _neighbours(self, row: IndexRow, run: Run) -> Json:
         """Return the members of the trajectory's group, and the previous and the next one."""
         lines = enumerate(list(row.file.lines))
-        mates = [Row(row.file, n, line) for n, line in lines if line.group_id == row.line.group_id]
+        mates = [IndexRow(row.file, n, line) for n, line in lines if line.group_id == row.line.group_id]
         mates = sorted((r for r in mates if r.line.problem is None), key=lambda r: (r.line.place, r.number))
         numbers = [mate.number for mate in mates]
         place = numbers.index(row.number) if row.number in numbers else 0
@@ -346,7 +346,7 @@ OF_A_RUN: dict[str, Callable[[Api, Run, Query], Json]] = {
 
 def sweeps_of(runs: Sequence[Run]) -> list[Sweep]:
     """Return the sweeps in the order of the runs. A sweep is the runs of one folder that are jobs."""
-    found: dict[Path, list[Job]] = {}
+    found: dict[Path, list[SweepRun]] = {}
     for run in runs:
         if (job := read_job(run.path, run)) is not None:
             found.setdefault(run.path.parent, []).append(job)

@@ -18,7 +18,7 @@ TRAINED_KINDS = ("train", "disagree")
 Json = dict[str, Any]
 
 
-class Unreadable(ValueError):
+class UnreadableLine(ValueError):
     """A line that is not a trajectory."""
 
 
@@ -37,7 +37,7 @@ def parse(line: bytes) -> Trajectory:
         for turn in trajectory.turns:
             _check(turn)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
-        raise Unreadable(f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:500]}") from error
+        raise UnreadableLine(f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')[:500]}") from error
     return trajectory
 
 

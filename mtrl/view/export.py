@@ -16,9 +16,9 @@ from urllib.parse import quote
 
 from mtrl.config.outputs import check_file
 from mtrl.errors import UserError
-from mtrl.record.index import Row
+from mtrl.record.index import IndexRow
 from mtrl.record.run import Run
-from mtrl.scoring.agreement import Verdict
+from mtrl.scoring.agreement import TrajectoryAgreement
 from mtrl.utils.files import replace_text
 from mtrl.view.api import Api, indexing
 from mtrl.view.query import Query
@@ -81,7 +81,7 @@ def collect(api: Api, most: int) -> Bundle:
         wait_for_indexes(run)
         rows = run.index.rows()
         share = (most - bundle.exported) // (len(runs) - number)
-        chosen: list[Row] = []
+        chosen: list[IndexRow] = []
         for row in worth_reading(rows, run, share):
             place = f"{_base(run)}/trajectory/{quote(row.file.name, safe='')}/{row.number}"
             answer = api.trajectory(run, row.file.name, str(row.number), Query())
@@ -112,16 +112,18 @@ def wait_for_indexes(run: Run) -> None:
         time.sleep(0.05)
 
 
-def worth_reading(rows: Sequence[Row], run: Run, most: int) -> list[Row]:
+def worth_reading(rows: Sequence[IndexRow], run: Run, most: int) -> list[IndexRow]:
     """Choose at most `most` rows: up to a quarter with a disagreement of reward and scorer, up to an eighth that failed
     and an eighth that were cut. The rest are whole groups, one from each file in turn, the newest files first."""
-    disagree = [r for r in rows if verdict(r.line, run.thresholds) in (Verdict.LENIENT, Verdict.STRICT)]
+    disagree = [
+        r for r in rows if verdict(r.line, run.thresholds) in (TrajectoryAgreement.LENIENT, TrajectoryAgreement.STRICT)
+    ]
     odd = [
         *disagree[: most // 4],
         *[row for row in rows if failed(row.line)][: most // 8],
         *[row for row in rows if truncated(row.line)][: most // 8],
     ]
-    by_file: dict[str, list[list[Row]]] = {}
+    by_file: dict[str, list[list[IndexRow]]] = {}
     for group in grouped(rows):
         by_file.setdefault(group[0].file.name, []).append(group)
     in_turn = chain.from_iterable(zip_longest(*by_file.values()))

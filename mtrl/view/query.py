@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 
-class Refusal(Exception):
+class QueryRefusal(Exception):
     """Error answer to a request."""
 
     def __init__(self, status: int, sentence: str):
@@ -30,7 +30,7 @@ class Query:
             Refusal: A name has no effect here.
         """
         for name in self._values.keys() - set(known):
-            raise Refusal(400, f"{name!r} is not known here; there is {', '.join(sorted(known))}")
+            raise QueryRefusal(400, f"{name!r} is not known here; there is {', '.join(sorted(known))}")
 
     def all(self, name: str) -> list[str]:
         return self._values.get(name, [])
@@ -47,7 +47,7 @@ class Query:
             return default
         value = whole(name, self.text(name))
         if not low <= value <= high:
-            raise Refusal(400, f"{name}={value} must be from {low} to {high}")
+            raise QueryRefusal(400, f"{name}={value} must be from {low} to {high}")
         return value
 
     def optional(self, name: str) -> int | None:
@@ -83,4 +83,4 @@ def flag(name: str, text: str) -> bool:
 
 
 def wrong(name: str, text: str, expected: str) -> NoReturn:
-    raise Refusal(400, f"{name}={text[:80]} must be {expected}")
+    raise QueryRefusal(400, f"{name}={text[:80]} must be {expected}")

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from mtrl.record.index import Row, StoredFile
+from mtrl.record.index import IndexRow, StoredFile
 from mtrl.types import Trajectory
-from mtrl.view.detail import Unreadable, message, parse
-from mtrl.view.query import Refusal
+from mtrl.view.detail import UnreadableLine, message, parse
+from mtrl.view.query import QueryRefusal
 
 SECONDS = 0.5
 """Maximum seconds of search per request."""
@@ -28,10 +28,10 @@ _PLAIN = re.compile(r"[ !#-\[\]-~]+")
 
 
 @dataclass
-class Found:
+class SearchResult:
     """Result of one search request."""
 
-    rows: list[tuple[Row, list[dict[str, Any]], int]] = field(default_factory=list)
+    rows: list[tuple[IndexRow, list[dict[str, Any]], int]] = field(default_factory=list)
     """Found rows, each with its first hits and its number of hits."""
     searched: int = 0
     """Number of rows searched so far, including earlier requests."""
@@ -46,7 +46,7 @@ class Needle:
 
     def __init__(self, text: str):
         if not text.strip() or len(text) > LONGEST_QUERY:
-            raise Refusal(400, f"q must be text of 1 to {LONGEST_QUERY} characters")
+            raise QueryRefusal(400, f"q must be text of 1 to {LONGEST_QUERY} characters")
         flags = re.IGNORECASE | re.ASCII if text.isascii() else re.IGNORECASE
         self._pattern = re.compile(re.escape(text), flags)
         self._bytes = text.lower().encode() if _PLAIN.fullmatch(text) else None
@@ -86,18 +86,18 @@ def _texts(number: int, data: Any) -> Iterator[tuple[int, str, str]]:
 
 
 def search(
-    rows: Sequence[Row],
+    rows: Sequence[IndexRow],
     needle: Needle,
     cursor: str | None,
     most: int,
     clock: Callable[[], float] = time.monotonic,
-) -> Found:
+) -> SearchResult:
     """Search from the cursor until `most` trajectories are found or `SECONDS` are over.
 
     Raises:
         Refusal: The cursor belongs to another search, or its trajectory no longer exists.
     """
-    found = Found()
+    found = SearchResult()
     start, found.searched = resume(rows, cursor) if cursor else (0, 0)
     found.missed = max(0, start - found.searched)
     end = clock() + SECONDS
@@ -114,7 +114,7 @@ def search(
     return found
 
 
-def resume(rows: Sequence[Row], cursor: str) -> tuple[int, int]:
+def resume(rows: Sequence[IndexRow], cursor: str) -> tuple[int, int]:
     """Return the position from which to continue, and the number of rows already searched. The list changes while a run
     goes on, so the cursor names the last searched trajectory: FILE/LINE/PLACE/SEARCHED."""
     name, *numbers = cursor.rsplit("/", 3)
@@ -123,11 +123,11 @@ def resume(rows: Sequence[Row], cursor: str) -> tuple[int, int]:
         for place in (*range(guess, min(guess + 1, len(rows))), *range(len(rows))):
             if rows[place].number == line and rows[place].file.name == name:
                 return place + 1, searched
-    raise Refusal(400, "cursor is of another search, or its trajectory no longer exists; search again")
+    raise QueryRefusal(400, "cursor is of another search, or its trajectory no longer exists; search again")
 
 
 def _look(
-    row: Row, needle: Needle, files: dict[StoredFile, IO[bytes] | None], stack: ExitStack
+    row: IndexRow, needle: Needle, files: dict[StoredFile, IO[bytes] | None], stack: ExitStack
 ) -> list[dict[str, Any]]:
     """Return the hits in one line; an unreadable line has none."""
     if row.line.problem is not None:
@@ -149,5 +149,5 @@ def _look(
     try:
         hits = needle.hits(parse(line))
         return [hit for hit, _ in zip(hits, range(MOST_COUNTED), strict=False)]
-    except Unreadable:
+    except UnreadableLine:
         return []

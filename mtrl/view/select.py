@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mtrl.record.index import Row
+from mtrl.record.index import IndexRow
 from mtrl.record.trajectories import LineSummary
-from mtrl.scoring.agreement import Thresholds, Verdict, claimed, succeeded
+from mtrl.scoring.agreement import Thresholds, TrajectoryAgreement, claimed, succeeded
 from mtrl.types import FAILED, StopReason
 from mtrl.view.query import Query, flag, number, whole, wrong
 
-Test = Callable[[Row], bool]
+Test = Callable[[IndexRow], bool]
 
 ENDED_BADLY = {*FAILED, StopReason.ABORTED}
 CUT_SHORT = {StopReason.TURN_TOKEN_LIMIT, StopReason.CONTEXT_LIMIT}
-DISAGREE = (Verdict.LENIENT, Verdict.STRICT)
-VERDICTS = (*Verdict, "disagree")
+DISAGREE = (TrajectoryAgreement.LENIENT, TrajectoryAgreement.STRICT)
+VERDICTS = (*TrajectoryAgreement, "disagree")
 
 
-def verdict(line: LineSummary, thresholds: Thresholds) -> Verdict | None:
+def verdict(line: LineSummary, thresholds: Thresholds) -> TrajectoryAgreement | None:
     """Return whether reward and scorer agree; None if the reward or the score is missing."""
     if line.score is None or line.reward is None:
         return None
@@ -59,7 +59,7 @@ def _bound(name: str, of: Callable[[LineSummary], float | None], is_low: bool) -
     def make(values: list[str], _: Thresholds) -> Test:
         limit = number(name, values[-1])
 
-        def test(row: Row) -> bool:
+        def test(row: IndexRow) -> bool:
             value = of(row.line)
             return value is not None and (value >= limit if is_low else value <= limit)
 
@@ -68,7 +68,7 @@ def _bound(name: str, of: Callable[[LineSummary], float | None], is_low: bool) -
     return make
 
 
-def _one_of(of: Callable[[Row], str], apart: bool = True) -> Callable[[list[str], Thresholds], Test]:
+def _one_of(of: Callable[[IndexRow], str], apart: bool = True) -> Callable[[list[str], Thresholds], Test]:
     """Return a filter for several values. With `apart`, commas separate values; ids may contain commas."""
 
     def make(values: list[str], _: Thresholds) -> Test:
@@ -88,7 +88,7 @@ def _steps(values: list[str], _: Thresholds) -> Test:
 def _verdict(values: list[str], thresholds: Thresholds) -> Test:
     if values[-1] not in VERDICTS:
         wrong("verdict", values[-1], f"one of {', '.join(VERDICTS)}")
-    wanted = DISAGREE if values[-1] == "disagree" else (Verdict(values[-1]),)
+    wanted = DISAGREE if values[-1] == "disagree" else (TrajectoryAgreement(values[-1]),)
     return lambda row: verdict(row.line, thresholds) in wanted
 
 
@@ -138,13 +138,13 @@ SORT_NAMES = ("newest", *SORTS)
 ORDERS = ("desc", "asc")
 
 
-def matching(rows: Sequence[Row], query: Query, thresholds: Thresholds) -> Sequence[Row]:
+def matching(rows: Sequence[IndexRow], query: Query, thresholds: Thresholds) -> Sequence[IndexRow]:
     """Return the rows that pass every filter of the query, in the given order."""
     tests = [make(values, thresholds) for name, make in FILTERS.items() if (values := query.all(name))]
     return [row for row in rows if all(test(row) for test in tests)] if tests else rows
 
 
-def in_order(rows: Sequence[Row], query: Query) -> Sequence[Row]:
+def in_order(rows: Sequence[IndexRow], query: Query) -> Sequence[IndexRow]:
     """Sort the rows in the order of the query; `rows` must be sorted newest first."""
     name, is_ascending = query.choice("sort", SORT_NAMES), query.choice("order", ORDERS) == "asc"
     if name == "newest":
@@ -159,6 +159,6 @@ def by_value(items: Sequence[Any], of: Callable[[Any], float | None], is_ascendi
     return [item for _, item in valued] + [item for item in items if of(item) is None]
 
 
-def oldest_first(rows: Sequence[Row]) -> list[Row]:
+def oldest_first(rows: Sequence[IndexRow]) -> list[IndexRow]:
     """Sort rows by ascending step; rows of the same step stay in their order."""
     return by_value(rows, lambda row: row.file.step, is_ascending=True)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from mtrl.utils.files import plain
 from mtrl.utils.serving import is_loopback
 from mtrl.view.api import OF_A_RUN, Api
-from mtrl.view.query import Query, Refusal
+from mtrl.view.query import Query, QueryRefusal
 
 log = logging.getLogger(__name__)
 
@@ -65,15 +65,17 @@ class Guard:
             Refusal: The request is not allowed.
         """
         if request.method not in ("GET", "HEAD"):
-            raise Refusal(405, "only GET is answered here")
+            raise QueryRefusal(405, "only GET is answered here")
         host = request.headers.get("host", "")
         if self._checks_host and not is_loopback(name_of(f"//{host}") or ""):
-            raise Refusal(403, "the Host header is not this machine's loopback; open the URL that mtrl.view printed")
+            raise QueryRefusal(
+                403, "the Host header is not this machine's loopback; open the URL that mtrl.view printed"
+            )
         origin = request.headers.get("origin")
         if origin is not None and urlsplit(origin).netloc != host:
-            raise Refusal(403, "the request comes from another site")
+            raise QueryRefusal(403, "the request comes from another site")
         if request.url.path.startswith("/api/") and not self._has_token(request):
-            raise Refusal(401, "the token is missing or wrong; open the URL that mtrl.view printed")
+            raise QueryRefusal(401, "the token is missing or wrong; open the URL that mtrl.view printed")
 
     def _has_token(self, request: Any) -> bool:
         given = [request.cookies.get(self.cookie, ""), request.headers.get("authorization", "").removeprefix("Bearer ")]
@@ -120,7 +122,7 @@ def create_app(api: Api, guard: Guard) -> Any:
         def endpoint(request: Request) -> Response:
             try:
                 body = to_json(found(request, Query(request.query_params.multi_items())))
-            except Refusal as refusal:
+            except QueryRefusal as refusal:
                 return refused(refusal.status, str(refusal))
             except Exception as error:
                 log.exception("%s failed", request.url.path)
@@ -132,7 +134,7 @@ def create_app(api: Api, guard: Guard) -> Any:
     def of_run(request: Request, query: Query) -> Any:
         what = request.path_params["what"]
         if what not in OF_A_RUN:
-            raise Refusal(404, f"there is no {what[:80]} here; there is {', '.join(OF_A_RUN)}")
+            raise QueryRefusal(404, f"there is no {what[:80]} here; there is {', '.join(OF_A_RUN)}")
         return OF_A_RUN[what](api, api.run(request.path_params["run"]), query)
 
     def trajectory(request: Request, query: Query) -> Any:
@@ -171,7 +173,7 @@ def create_app(api: Api, guard: Guard) -> Any:
     async def guarded(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
         try:
             guard.check(request)
-        except Refusal as refusal:
+        except QueryRefusal as refusal:
             return refused(refusal.status, str(refusal))
         return await go_on(request)
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
-from mtrl.record.index import Row, StoredFile
-from mtrl.scoring.agreement import Thresholds, Verdict
+from mtrl.record.index import IndexRow, StoredFile
+from mtrl.scoring.agreement import Thresholds, TrajectoryAgreement
 from mtrl.view.select import by_value, claim, failed, success, truncated, verdict
 
 MOST_TASKS = 500
@@ -18,7 +18,7 @@ GROUP_SORTS = ("newest", "reward_mean", "reward_std", "successes", "disagreement
 Group = dict[str, Any]
 
 
-def summary(row: Row, thresholds: Thresholds) -> dict[str, Any]:
+def summary(row: IndexRow, thresholds: Thresholds) -> dict[str, Any]:
     """Return SUMMARY of `mtrl/view/api.py`."""
     line = row.line
     has_versions = line.oldest_version is not None
@@ -55,15 +55,15 @@ def summary(row: Row, thresholds: Thresholds) -> dict[str, Any]:
     }
 
 
-def grouped(rows: Iterable[Row]) -> list[list[Row]]:
+def grouped(rows: Iterable[IndexRow]) -> list[list[IndexRow]]:
     """Group the rows by file and group, in the order in which the groups first occur."""
-    groups: dict[tuple[str, str], list[Row]] = {}
+    groups: dict[tuple[str, str], list[IndexRow]] = {}
     for row in rows:
         groups.setdefault((row.file.name, row.line.group_id), []).append(row)
     return list(groups.values())
 
 
-def spread(rows: Sequence[Row]) -> float | None:
+def spread(rows: Sequence[IndexRow]) -> float | None:
     """Return the population standard deviation of the rewards; None if there are none."""
     rewards = _rewards(rows)
     if not rewards:
@@ -72,10 +72,12 @@ def spread(rows: Sequence[Row]) -> float | None:
     return math.sqrt(fmean((reward - mean) ** 2 for reward in rewards))
 
 
-def sort_groups(groups: list[list[Row]], name: str, is_ascending: bool, thresholds: Thresholds) -> list[list[Row]]:
+def sort_groups(
+    groups: list[list[IndexRow]], name: str, is_ascending: bool, thresholds: Thresholds
+) -> list[list[IndexRow]]:
     if name == "newest":
         return by_value(groups, lambda rows: rows[0].file.step, is_ascending)
-    values: dict[str, Callable[[list[Row]], float | None]] = {
+    values: dict[str, Callable[[list[IndexRow]], float | None]] = {
         "reward_mean": lambda rows: _mean(_rewards(rows)),
         "reward_std": spread,
         "successes": lambda rows: sum(success(row.line, thresholds) is True for row in rows),
@@ -85,7 +87,7 @@ def sort_groups(groups: list[list[Row]], name: str, is_ascending: bool, threshol
     return by_value(groups, values[name], is_ascending)
 
 
-def group_summary(rows: Sequence[Row], thresholds: Thresholds) -> Group:
+def group_summary(rows: Sequence[IndexRow], thresholds: Thresholds) -> Group:
     """Return GROUP of `mtrl/view/api.py`."""
     file, first, rewards = rows[0].file, rows[0].line, _rewards(rows)
     credited = [row.line.informative for row in rows if row.line.informative is not None]
@@ -108,21 +110,21 @@ def group_summary(rows: Sequence[Row], thresholds: Thresholds) -> Group:
     }
 
 
-def _outcomes(rows: Sequence[Row], thresholds: Thresholds) -> dict[str, int]:
+def _outcomes(rows: Sequence[IndexRow], thresholds: Thresholds) -> dict[str, int]:
     verdicts = Counter(verdict(row.line, thresholds) for row in rows)
     successes = [success(row.line, thresholds) for row in rows]
     return {
         "scored": sum(value is not None for value in successes),
         "successes": sum(value is True for value in successes),
-        "lenient": verdicts[Verdict.LENIENT],
-        "strict": verdicts[Verdict.STRICT],
+        "lenient": verdicts[TrajectoryAgreement.LENIENT],
+        "strict": verdicts[TrajectoryAgreement.STRICT],
         "failed": sum(failed(row.line) for row in rows),
     }
 
 
 def file_summary(file: StoredFile, thresholds: Thresholds) -> dict[str, Any]:
     """Return one entry of `/files`."""
-    rows = [Row(file, number, line) for number, line in enumerate(list(file.lines))]
+    rows = [IndexRow(file, number, line) for number, line in enumerate(list(file.lines))]
     read = [row for row in rows if row.line.problem is None]
     outcomes = _outcomes(read, thresholds)
     scored = outcomes["scored"]
@@ -148,9 +150,9 @@ def file_summary(file: StoredFile, thresholds: Thresholds) -> dict[str, Any]:
     }
 
 
-def facets(rows: Sequence[Row], thresholds: Thresholds) -> dict[str, Any]:
+def facets(rows: Sequence[IndexRow], thresholds: Thresholds) -> dict[str, Any]:
     """Return the values that the filters can choose among these rows, with their counts."""
-    tasks: dict[str, list[Row]] = {}
+    tasks: dict[str, list[IndexRow]] = {}
     for row in rows:
         tasks.setdefault(row.line.task_id, []).append(row)
     frequent = sorted(tasks.items(), key=lambda item: -len(item[1]))[:MOST_TASKS]
@@ -168,7 +170,7 @@ def facets(rows: Sequence[Row], thresholds: Thresholds) -> dict[str, Any]:
     }
 
 
-def _task(name: str, rows: Sequence[Row], thresholds: Thresholds) -> dict[str, Any]:
+def _task(name: str, rows: Sequence[IndexRow], thresholds: Thresholds) -> dict[str, Any]:
     outcomes = [success(row.line, thresholds) for row in rows]
     return {
         "value": name,
@@ -183,11 +185,11 @@ def _counts(values: Iterable[Any]) -> list[dict[str, Any]]:
     return [{"value": value, "count": count} for value, count in Counter(values).most_common()]
 
 
-def _disagrees(row: Row, thresholds: Thresholds) -> bool:
-    return verdict(row.line, thresholds) in (Verdict.LENIENT, Verdict.STRICT)
+def _disagrees(row: IndexRow, thresholds: Thresholds) -> bool:
+    return verdict(row.line, thresholds) in (TrajectoryAgreement.LENIENT, TrajectoryAgreement.STRICT)
 
 
-def _rewards(rows: Sequence[Row]) -> list[float]:
+def _rewards(rows: Sequence[IndexRow]) -> list[float]:
     return [row.line.reward for row in rows if row.line.reward is not None]
 
 

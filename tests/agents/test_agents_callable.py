@@ -12,7 +12,7 @@ from agent_programs import assignment
 
 from mtrl.agents import callable as module
 from mtrl.agents.callable import CallableRunner
-from mtrl.agents.runner import AgentError, Outcome
+from mtrl.agents.runner import AgentError, ProgramResult
 
 ROW = {"prompt": []}
 
@@ -42,7 +42,7 @@ def test_the_number_of_hanging_threads_is_limited(monkeypatch):
     async def story():
         runner = CallableRunner(hangs, 1)
         for _ in range(2):
-            assert await run_agent(runner) == Outcome(1.0)
+            assert await run_agent(runner) == ProgramResult(1.0)
             await cut_short(runner)
         with pytest.raises(
             AgentError, match=r"^2 calls of .*hangs still run although their episodes have ended; add a time limit"
@@ -53,7 +53,7 @@ def test_the_number_of_hanging_threads_is_limited(monkeypatch):
             await asyncio.to_thread(ended.acquire)
         while runner.running_threads:
             await asyncio.sleep(0.01)
-        assert await run_agent(runner) == Outcome(1.0)
+        assert await run_agent(runner) == ProgramResult(1.0)
         await runner.close()
 
     asyncio.run(asyncio.wait_for(story(), 60))

@@ -16,7 +16,7 @@ from mtrl.engines.base import EngineLostError, SamplingParams
 from mtrl.engines.scripted import ScriptedEngine
 from mtrl.gateway.server import Gateway
 from mtrl.gateway.session import SessionLimits
-from mtrl.rollout.episode import Limits
+from mtrl.rollout.episode import EpisodeLimits
 from mtrl.trainer.data.samples import trajectory_samples
 from mtrl.types import StopReason
 
@@ -37,7 +37,9 @@ def run_agent(tiny_tokenizer, tiny_codec):
 
         async def all_of_them():
             gateway = Gateway(engine, tiny_codec, calls)
-            loop = run.loop = AgentLoop(gateway, CallableRunner(agent, concurrent), Limits(**standard), concurrent)
+            loop = run.loop = AgentLoop(
+                gateway, CallableRunner(agent, concurrent), EpisodeLimits(**standard), concurrent
+            )
             try:
                 return await asyncio.gather(
                     *(loop.run(row, "step0/0", i, replace(sampling, seed=i)) for i in range(episodes))
@@ -60,7 +62,7 @@ def test_a_function_runs_an_episode(run_agent, agent):
     assert trajectory.metrics.get("asked") == (2.0 if agent is agents.guess else None)
     assert [turn.break_reason for turn in trajectory.turns] == [None, None]
     assert [message["role"] for message in trajectory.messages] == ["user", "assistant", "user", "assistant"]
-    assert run_agent.loop.sampling.seconds > 0
+    assert run_agent.loop.sampling_clock.seconds > 0
     (sample,) = trajectory_samples(trajectory, [0.0, 1.0])
     assert sample.action_tokens == trajectory.action_tokens > 0
 
@@ -100,7 +102,7 @@ def test_a_command_that_fails_before_its_first_call_is_reported(tiny_tokenizer, 
     program = tmp_path / "agent.py"
     program.write_text("import no_such_package")
     gateway = Gateway(ScriptedEngine(lambda name, turn: "b", tiny_tokenizer), tiny_codec, SessionLimits(4, 4, 200))
-    loop = AgentLoop(gateway, ProgramRunner([sys.executable, str(program)], {}, 1), Limits(4, 200, 5, 20, 0), 1)
+    loop = AgentLoop(gateway, ProgramRunner([sys.executable, str(program)], {}, 1), EpisodeLimits(4, 200, 5, 20, 0), 1)
     sampling = SamplingParams(max_generate_length=40, stop_token_ids=tiny_codec.stop_token_ids)
 
     async def one():
@@ -274,7 +276,7 @@ def test_agents_run_on_consecutive_event_loops(tiny_tokenizer, tiny_codec):
     """An evaluation may run its episodes in an event loop of its own."""
     engine = ScriptedEngine(lambda name, turn: "b", tiny_tokenizer)
     gateway = Gateway(engine, tiny_codec, SessionLimits(4, 4, 200))
-    loop = AgentLoop(gateway, CallableRunner(agents.aguess, 2), Limits(4, 200, 5, 20, 0), 2)
+    loop = AgentLoop(gateway, CallableRunner(agents.aguess, 2), EpisodeLimits(4, 200, 5, 20, 0), 2)
     sampling = SamplingParams(max_generate_length=40, stop_token_ids=tiny_codec.stop_token_ids)
     for _ in range(2):
         assert asyncio.run(loop.run(ROW, "g", 0, sampling)).reward == 1.0

@@ -3,27 +3,27 @@
 import numpy as np
 import pytest
 
-from mtrl.agents.runner import Outcome, as_outcome
+from mtrl.agents.runner import ProgramResult, as_outcome
 
 
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
         (None, None),
-        (1, Outcome(1.0)),
-        (True, Outcome(1.0)),
-        (0.25, Outcome(0.25)),
-        (np.float32(0.5), Outcome(0.5)),
-        ([0, 1.5], Outcome([0.0, 1.5])),
-        (np.array([0.5, 1.0]), Outcome([0.5, 1.0])),
-        ({"reward": 2}, Outcome(2.0)),
-        ({"rewards": [1, 2]}, Outcome([1.0, 2.0])),
-        ({"reward": 1, "metrics": {"tests": np.int64(3)}}, Outcome(1.0, {"tests": 3.0})),
-        ({"metrics": {"a": 1}}, Outcome(None, {"a": 1.0})),
-        ({"status": "error", "error": "no disk"}, Outcome(None, {}, "no disk")),
-        ({"status": "failed"}, Outcome(None, {}, "the program reported that it failed")),
-        ({"status": "accepted"}, Outcome()),
-        (Outcome(3.0), Outcome(3.0)),
+        (1, ProgramResult(1.0)),
+        (True, ProgramResult(1.0)),
+        (0.25, ProgramResult(0.25)),
+        (np.float32(0.5), ProgramResult(0.5)),
+        ([0, 1.5], ProgramResult([0.0, 1.5])),
+        (np.array([0.5, 1.0]), ProgramResult([0.5, 1.0])),
+        ({"reward": 2}, ProgramResult(2.0)),
+        ({"rewards": [1, 2]}, ProgramResult([1.0, 2.0])),
+        ({"reward": 1, "metrics": {"tests": np.int64(3)}}, ProgramResult(1.0, {"tests": 3.0})),
+        ({"metrics": {"a": 1}}, ProgramResult(None, {"a": 1.0})),
+        ({"status": "error", "error": "no disk"}, ProgramResult(None, {}, "no disk")),
+        ({"status": "failed"}, ProgramResult(None, {}, "the program reported that it failed")),
+        ({"status": "accepted"}, ProgramResult()),
+        (ProgramResult(3.0), ProgramResult(3.0)),
     ],
 )
 def test_valid_outcomes(value, expected):

@@ -13,7 +13,7 @@ from agent_programs import COUNT, SPREAD, assignment, has_ended, pids, read_json
 
 from mtrl.agents.output import MAX_BYTES, Output
 from mtrl.agents.program import MAX_RESULT_BYTES, ProgramRunner
-from mtrl.agents.runner import AgentError, Outcome
+from mtrl.agents.runner import AgentError, ProgramResult
 
 ROW = {"id": "7", "prompt": [{"role": "user", "content": "Größe?"}], "ground_truth": {"answer": "x"}}
 
@@ -54,7 +54,7 @@ pay({"reward": [0.5, 1], "metrics": {"tests": 3}})
     command = [sys.executable, script(tmp_path, body), "--fast"]
     row = {**ROW, "out": str(tmp_path / "out.json")}
     outcome = run_agent(tmp_path, body, row, env={"MINE": "1"}, command=command)
-    assert outcome == Outcome([0.5, 1.0], {"tests": 3.0})
+    assert outcome == ProgramResult([0.5, 1.0], {"tests": 3.0})
     seen = read_json(tmp_path / "out.json")
     assert seen["row"] == row and seen["files"] == [] and seen["arguments"] == ["--fast"]
     program = seen["told"]
@@ -72,7 +72,7 @@ pay({"reward": [0.5, 1], "metrics": {"tests": 3}})
 def test_relative_files_of_the_command_become_absolute(tmp_path, monkeypatch):
     script(tmp_path, "pay(1)")
     monkeypatch.chdir(tmp_path)
-    assert run_agent(tmp_path, "", command=["python", "agent.py"]) == Outcome(1.0)
+    assert run_agent(tmp_path, "", command=["python", "agent.py"]) == ProgramResult(1.0)
 
 
 def test_a_program_that_writes_nothing_has_no_outcome(tmp_path):
@@ -169,7 +169,7 @@ def test_no_process_remains_after_an_episode(tmp_path, folders, end):
     row = {**ROW, "pids": str(tmp_path / "pids")}
     last = {"it ends": "pay(1)", "its time is over": "time.sleep(600)"}[end]
     if end == "it ends":
-        assert run_agent(tmp_path, SPREAD + last, row) == Outcome(1.0)
+        assert run_agent(tmp_path, SPREAD + last, row) == ProgramResult(1.0)
     else:
 
         async def cut_short():

@@ -18,7 +18,7 @@ from mtrl.engines.scripted import ScriptedEngine
 from mtrl.errors import UserError
 from mtrl.gateway.server import Gateway
 from mtrl.gateway.session import SessionLimits
-from mtrl.rollout.episode import Limits
+from mtrl.rollout.episode import EpisodeLimits
 from mtrl.types import StopReason
 
 ROW = {"id": "r1", "prompt": [{"role": "user", "content": "Q"}], "ground_truth": {"answer": "b"}}
@@ -137,7 +137,7 @@ def run_agent(tiny_tokenizer, tiny_codec):
         async def one():
             with serve(service) as url:
                 gateway = Gateway(engine, tiny_codec, SessionLimits(6, 4, 200))
-                loop = AgentLoop(gateway, RemoteRunner(url, "MTRL_AGENT_KEY"), Limits(**standard), 2)
+                loop = AgentLoop(gateway, RemoteRunner(url, "MTRL_AGENT_KEY"), EpisodeLimits(**standard), 2)
                 try:
                     return await loop.run(ROW, "step0/0", 1, sampling)
                 finally:

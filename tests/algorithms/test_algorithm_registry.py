@@ -14,7 +14,7 @@ from mtrl.algorithms.registry import (
     KL_ESTIMATORS,
     LOSSES,
     REDUCTIONS,
-    Entry,
+    RegisteredFunction,
     Registry,
     find_correction,
     find_estimator,
@@ -79,7 +79,7 @@ def test_a_registered_user_function_keeps_its_traits_when_found_by_path():
     registry = Registry("key", __name__)
     registry.register("mine", needs_group=True, credits=("turn",))(a_loss)
     assert registry.find(f"{__name__}.a_loss") is registry.find("mine")
-    assert registry.find("mine") == Entry("mine", a_loss, needs_group=True, credits=("turn",))
+    assert registry.find("mine") == RegisteredFunction("mine", a_loss, needs_group=True, credits=("turn",))
 
 
 def test_a_name_can_be_registered_once():

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrl.algorithms.mismatch import Drift, measure
+from mtrl.algorithms.mismatch import DriftSums, measure
 
 RATIO = torch.tensor([[1.5, 0.4, 1.0], [6.0, 0.9, 777.0]], dtype=torch.float64)
 MASK = torch.tensor([[1, 1, 1], [1, 1, 0]])
@@ -66,7 +66,7 @@ def test_without_trajectories_there_is_nothing_per_trajectory():
 
 def test_sums_of_micro_batches_equal_those_of_all_tokens():
     rows = [measure(TRAINER[i], ROLLOUT[i], MASK[i], TRAJECTORY[0]) for i in range(2)]
-    joined = rows[0] + Drift() + rows[1]
+    joined = rows[0] + DriftSums() + rows[1]
     assert joined.metrics() == pytest.approx(measure(TRAINER, ROLLOUT, MASK, TRAJECTORY).metrics())
 
 
@@ -75,8 +75,8 @@ def test_no_drift_and_no_tokens():
     assert same["drift/abs_max"] == same["drift/k1"] == same["drift/k3"] == same["drift/chi2"] == 0.0
     assert same["drift/ratio_min"] == same["drift/ratio_max"] == same["drift/ppl_ratio"] == 1.0
     assert same["drift/chi2_seq"] == 0.0
-    assert measure(ROLLOUT, ROLLOUT, torch.zeros_like(MASK), TRAJECTORY) == Drift()
-    assert Drift().metrics() == {}
+    assert measure(ROLLOUT, ROLLOUT, torch.zeros_like(MASK), TRAJECTORY) == DriftSums()
+    assert DriftSums().metrics() == {}
 
 
 def test_a_huge_drift_is_reported_unclamped_with_a_finite_ratio():

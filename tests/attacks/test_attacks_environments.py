@@ -16,7 +16,7 @@ from mtrl.engines.base import SamplingParams
 from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.rollout.conversation import Conversation
-from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.rollout.episode import EpisodeLimits, EpisodeLoop
 from mtrl.types import FAILED, to_json
 from tests import forked
 
@@ -39,7 +39,7 @@ def play(tiny_tokenizer, tiny_codec):
         sampling = SamplingParams(max_generate_length=40, stop_token_ids=tiny_codec.stop_token_ids)
 
         def run(name, environment, step_timeout):
-            limits = Limits(TURNS, 10**5, step_timeout, PATIENCE / 2, retries=0)
+            limits = EpisodeLimits(TURNS, 10**5, step_timeout, PATIENCE / 2, retries=0)
             loop = EpisodeLoop(engine, environment, partial(Conversation, tiny_codec), pool, limits)
             return loop.run(row(), name, 0, sampling)
 

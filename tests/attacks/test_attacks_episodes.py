@@ -19,7 +19,7 @@ from mtrl.engines.base import SamplingParams
 from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.rollout.conversation import Conversation, SingleMessageConversation
-from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.rollout.episode import EpisodeLimits, EpisodeLoop
 from mtrl.trainer.data.samples import trajectory_samples
 from mtrl.types import StopReason, to_json
 
@@ -60,7 +60,7 @@ def test_a_batch_of_hostile_policies_ends_without_errors(layout, tiny_tokenizer,
     pool = EnvironmentPool(16)
     sampling = SamplingParams(max_generate_length=5_000, stop_token_ids=tiny_codec.stop_token_ids)
     engine = ScriptedEngine(responses, tiny_tokenizer)
-    limits = Limits(max_turns=3, max_context_length=10**6, step_timeout=120, episode_timeout=600, retries=0)
+    limits = EpisodeLimits(max_turns=3, max_context_length=10**6, step_timeout=120, episode_timeout=600, retries=0)
     loops = {
         task: EpisodeLoop(engine, maker, partial(layout, tiny_codec), pool, limits) for task, maker in MAKERS.items()
     }

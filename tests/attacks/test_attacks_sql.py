@@ -9,7 +9,7 @@ import sql_attacks
 from attack_kit import MEGABYTE, ROOT, distinct, measured
 
 from envs.text_to_sql import FAMILY, scorer
-from mtrl.sandbox.sql import Limits
+from mtrl.sandbox.sql import QueryLimits
 from mtrl.types import FinishReason, Trajectory, Turn
 
 SCRIPT = """
@@ -40,7 +40,7 @@ def score(response):
 
 @pytest.fixture(autouse=True)
 def _low_limits_of_the_scorer(monkeypatch):
-    monkeypatch.setattr(scorer, "LIMITS", Limits(operations=OPERATIONS, seconds=SECONDS))
+    monkeypatch.setattr(scorer, "LIMITS", QueryLimits(operations=OPERATIONS, seconds=SECONDS))
 
 
 def check(turn, refused):
@@ -67,7 +67,7 @@ def check(turn, refused):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_hostile_queries_are_wrong_and_cheap(family, outside):
-    limit = Limits()
+    limit = QueryLimits()
     for attack in [attack for attack in QUERIES if attack.family == family]:
         text = outside.fill(attack.text)
         with measured() as usage:

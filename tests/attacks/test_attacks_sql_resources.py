@@ -8,14 +8,16 @@ import pytest
 from attack_kit import MEGABYTE, measured
 from sql_resource_attacks import ATTACKS
 
-from mtrl.sandbox.sql import HEAP_LIMIT, Limits, SqlSandbox
+from mtrl.sandbox.sql import HEAP_LIMIT, QueryLimits, SqlSandbox
 
 SCRIPT = """
 create table goods (fee integer, hue text);
 insert into goods values (12, 'RED'), (40, 'BLUE'), (25, 'RED'), (25, null);
 create view dear as select * from goods where fee > 20;
 """
-LIMITS = Limits(operations=100_000, seconds=20.0)  # no query takes so long, and the result of one that did could differ
+LIMITS = QueryLimits(
+    operations=100_000, seconds=20.0
+)  # no query takes so long, and the result of one that did could differ
 MARGIN_SECONDS = 30.0
 """Additional time on a busy machine, in seconds."""
 LARGEST = HEAP_LIMIT + 48 * MEGABYTE

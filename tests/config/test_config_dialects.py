@@ -57,7 +57,7 @@ ENTRIES = [(name, theirs) for name, table in FRAMEWORKS.items() for theirs in ta
 def proposal(theirs: str, value: str, framework: str | None = None) -> list[str]:
     """Return the proposal for `theirs=value` as words of a shell, empty if a sentence explains what to do."""
     name = framework or next(name for name, table in FRAMEWORKS.items() if theirs in table)
-    said = foreign.Found(name, theirs, FRAMEWORKS[name][theirs]).proposal(value)
+    said = foreign.ForeignKey(name, theirs, FRAMEWORKS[name][theirs]).proposal(value)
     return shlex.split(said) if said else []
 
 
@@ -75,7 +75,7 @@ def proposals() -> dict[str, str]:
     found = {}
     for name, theirs in ENTRIES:
         for value in (*values_for(FRAMEWORKS[name][theirs].partition("=")[0]), *VALUES_OF_FOREIGN_KEY.get(theirs, {})):
-            said = foreign.Found(name, theirs, FRAMEWORKS[name][theirs]).proposal(value)
+            said = foreign.ForeignKey(name, theirs, FRAMEWORKS[name][theirs]).proposal(value)
             if said:
                 found.setdefault(said, f"{theirs}={value}")
     return found

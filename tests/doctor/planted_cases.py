@@ -5,12 +5,12 @@ import signal
 import time
 from pathlib import Path
 
-from mtrl.doctor.self_test.outcome import Outcome
+from mtrl.doctor.self_test.outcome import CaseResult
 from mtrl.preflight.result import passed
 
 
 def passes(bench):
-    return Outcome(passed("fine"), {"tokens_per_second": 5.0})
+    return CaseResult(passed("fine"), {"tokens_per_second": 5.0})
 
 
 def raises(bench):

@@ -18,7 +18,7 @@ from mtrl.doctor.checklist import CHECKS, ESSENTIAL, run
 from mtrl.doctor.machine import Torch, cuda_fits
 from mtrl.doctor.packages import BASE, look, sort
 from mtrl.errors import UserError
-from mtrl.preflight.result import Result, failed, passed, warned
+from mtrl.preflight.result import CheckResult, failed, passed, warned
 from tests import forked
 
 ROOT = Path(__file__).parent.parent.parent
@@ -204,7 +204,7 @@ def test_a_port_that_is_taken(monkeypatch):
 
 def test_an_engine_whose_environment_is_broken(monkeypatch):
     monkeypatch.setenv("MTRL_VLLM_PYTHON", "/bin/false")
-    found: Result = checks.engine("vllm")()
+    found: CheckResult = checks.engine("vllm")()
     assert found.status == "warn" and "install_engine.py vllm" in found.fix
     monkeypatch.setenv("MTRL_VLLM_PYTHON", "/nonexistent")
     assert checks.engine("vllm")().status == "skip"

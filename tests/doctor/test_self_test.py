@@ -18,8 +18,8 @@ from mtrl.doctor.machine import Torch
 from mtrl.doctor.self_test import process, program, random_model, servers
 from mtrl.doctor.self_test.bench import GPU, QUICK, Bench
 from mtrl.doctor.self_test.case import CASES, MODEL, Case
-from mtrl.doctor.self_test.drift import Drift
-from mtrl.doctor.self_test.outcome import Outcome
+from mtrl.doctor.self_test.drift import DriftStatistics
+from mtrl.doctor.self_test.outcome import CaseResult
 from mtrl.doctor.self_test.recommend import recommend
 from mtrl.engines.local.engine import LocalEngine
 from mtrl.errors import UserError
@@ -250,26 +250,26 @@ def test_other_settings_are_refused(words, message):
 
 
 def test_the_gap_of_log_probs():
-    drift = Drift(torch.tensor([-1.0, -2.0, -3.0, -4.0]), torch.tensor([-1.0, -2.05, -3.0005, -4.0]))
+    drift = DriftStatistics(torch.tensor([-1.0, -2.0, -3.0, -4.0]), torch.tensor([-1.0, -2.05, -3.0005, -4.0]))
     assert drift.mean == pytest.approx(0.0505 / 4, rel=1e-3)
     assert "differ by 0.013 nats on average, more than 0.001" in drift.problem(torch.float32)
     assert not drift.problem(torch.bfloat16)
     counts = {each["from_nats"]: each["tokens"] for each in drift.figures()["gap_histogram"]}
     assert counts[0.0] == 2 and counts[1e-4] == 1 and counts[1e-2] == 1 and sum(counts.values()) == 4
-    assert Drift(torch.tensor([float("nan")]), torch.tensor([0.0])).problem(torch.bfloat16)
+    assert DriftStatistics(torch.tensor([float("nan")]), torch.tensor([0.0])).problem(torch.bfloat16)
 
 
 def test_recommended_settings_follow_from_cases_that_passed():
     rates = {"update float32": 100.0, "update bfloat16": 250.0, "update compiled": 252.0, "update flash": 300.0}
-    outcomes = {name: Outcome(passed(""), {"tokens_per_second": rate}) for name, rate in rates.items()}
+    outcomes = {name: CaseResult(passed(""), {"tokens_per_second": rate}) for name, rate in rates.items()}
     outcomes["update bfloat16"].figures["held_bytes"] = 8 * GIB
     outcomes["update flash"].figures["attn_implementation"] = "flash_attention_2"
-    outcomes["gradients"] = Outcome(passed(""))
+    outcomes["gradients"] = CaseResult(passed(""))
     by_tokens = {"4096": {"tokens_per_second": 200.0}, "8192": {"tokens_per_second": 250.0}}
-    outcomes["micro-batches"] = Outcome(passed(""), {"tokens": 8192, "by_tokens": by_tokens})
-    outcomes["local eager"] = Outcome(passed(""), {"tokens_per_second": 1000.0})
-    outcomes["vllm sleep"] = outcomes["vllm"] = Outcome(passed(""), {"tokens_per_second": 9000.0})
-    outcomes["sglang"] = Outcome(failed("", ""), {"tokens_per_second": 10_000.0})
+    outcomes["micro-batches"] = CaseResult(passed(""), {"tokens": 8192, "by_tokens": by_tokens})
+    outcomes["local eager"] = CaseResult(passed(""), {"tokens_per_second": 1000.0})
+    outcomes["vllm sleep"] = outcomes["vllm"] = CaseResult(passed(""), {"tokens_per_second": 9000.0})
+    outcomes["sglang"] = CaseResult(failed("", ""), {"tokens_per_second": 10_000.0})
     assert {setting.key: setting.value for setting in recommend(outcomes, 80 * GIB)} == {
         "trainer.fsdp.param_dtype": "bfloat16",
         "trainer.compile": "false",
@@ -278,7 +278,7 @@ def test_recommended_settings_follow_from_cases_that_passed():
         "generator": "vllm",
         "generator.gpu_memory_utilization": "0.80",
     }
-    outcomes["gradients"] = Outcome(failed("", ""))
+    outcomes["gradients"] = CaseResult(failed("", ""))
     assert "trainer.fsdp.param_dtype" not in {setting.key for setting in recommend(outcomes, 80 * GIB)}
     assert recommend({}, 0) == []
 

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from mtrl.engines.server.backend import Place
+from mtrl.engines.server.backend import ServerPlace
 from mtrl.engines.server.launch import Launch
 
 TOKEN = "0123456789abcdef"
-GPUS = Place(1234, TOKEN, devices=[2, 3])
+GPUS = ServerPlace(1234, TOKEN, devices=[2, 3])
 
 
 def launch(settings, **changes):

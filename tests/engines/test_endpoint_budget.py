@@ -18,7 +18,7 @@ from mtrl.engines.endpoints.budget import (
     Budget,
     BudgetSpentError,
     Spending,
-    Usage,
+    TokenUsage,
     check_spending,
     format_spending,
     format_usd,
@@ -32,7 +32,7 @@ from tests.engines.chat_server import ChatServer, Reply, always, chat_reply, ref
 
 PRICE = PriceConfig(input=2.0, cached=0.5, output=10.0)
 COUNTS = st.integers(0, 10**6)
-USAGES = st.builds(Usage, COUNTS, COUNTS, COUNTS)
+USAGES = st.builds(TokenUsage, COUNTS, COUNTS, COUNTS)
 PRICES = st.builds(PriceConfig, st.floats(0, 100), st.none() | st.floats(0, 100), st.floats(0, 100))
 
 
@@ -47,10 +47,10 @@ def _fast(monkeypatch):
 
 
 def test_the_cost_of_a_request():
-    assert Usage(1_000_000, 400_000, 200_000).cost(PRICE) == pytest.approx(0.6 * 2 + 0.4 * 0.5 + 0.2 * 10)
-    assert Usage(1_000_000, 400_000, 0).cost(PriceConfig(2.0, None, 10.0)) == pytest.approx(2.0)
-    assert Usage(10, 10**9, 0).cost(PRICE) == pytest.approx(10 * 0.5 / 1e6), "no more cached than there was"
-    assert Usage(5, 5, 5).cost(PriceConfig()) is None and Usage(5, 5, 5).cost(PriceConfig(0, 0, 0)) == 0
+    assert TokenUsage(1_000_000, 400_000, 200_000).cost(PRICE) == pytest.approx(0.6 * 2 + 0.4 * 0.5 + 0.2 * 10)
+    assert TokenUsage(1_000_000, 400_000, 0).cost(PriceConfig(2.0, None, 10.0)) == pytest.approx(2.0)
+    assert TokenUsage(10, 10**9, 0).cost(PRICE) == pytest.approx(10 * 0.5 / 1e6), "no more cached than there was"
+    assert TokenUsage(5, 5, 5).cost(PriceConfig()) is None and TokenUsage(5, 5, 5).cost(PriceConfig(0, 0, 0)) == 0
 
 
 @given(PRICES, USAGES, USAGES)
@@ -60,7 +60,7 @@ def test_costs_add_up(price, one, other):
 
 
 def test_the_cost_is_unknown_without_a_price():
-    spending = Spending(3, 1, Usage(10, 4, 5), 1, Usage(300, 0, 100))
+    spending = Spending(3, 1, TokenUsage(10, 4, 5), 1, TokenUsage(300, 0, 100))
     metrics = spending.metrics(PriceConfig())
     assert "cost" not in metrics and "USD" not in format_spending(metrics)
     assert format_spending(spending.metrics(PRICE)) == (
@@ -121,7 +121,7 @@ def test_a_budget_is_never_exceeded_and_used_as_far_as_possible(concurrency, req
 
     async def one(prompt, completion, share, is_answered):
         nonlocal highest
-        maximum = Usage(prompt, 0, completion)
+        maximum = TokenUsage(prompt, 0, completion)
         try:
             async with budget.reserve("me", maximum) as reservation:
                 spending = sum((each.spending for each in budget.in_flight), budget.total)
@@ -129,7 +129,7 @@ def test_a_budget_is_never_exceeded_and_used_as_far_as_possible(concurrency, req
                 for _ in range(generator.randrange(4)):
                     await asyncio.sleep(0)
                 if is_answered:
-                    reservation.settle(Usage(int(share * prompt), 0, int(share * completion)))
+                    reservation.settle(TokenUsage(int(share * prompt), 0, int(share * completion)))
         except BudgetSpentError:
             refused.append(maximum.prompt_tokens + maximum.completion_tokens)
 
@@ -154,16 +154,16 @@ def test_two_reservations_of_the_same_amount_are_distinct():
     budget = Budget("k", PRICE, BudgetConfig())
 
     async def run():
-        first, second = budget.reserve("me", Usage(9, 0, 9)), budget.reserve("me", Usage(9, 0, 9))
+        first, second = budget.reserve("me", TokenUsage(9, 0, 9)), budget.reserve("me", TokenUsage(9, 0, 9))
         one, two = await first.__aenter__(), await second.__aenter__()
-        two.settle(Usage(1, 0, 1))
+        two.settle(TokenUsage(1, 0, 1))
         await second.__aexit__(None, None, None)
-        assert budget.in_flight == (one,) and budget.total == Spending(1, 0, Usage(1, 0, 1))
-        one.settle(Usage(2, 0, 2))
+        assert budget.in_flight == (one,) and budget.total == Spending(1, 0, TokenUsage(1, 0, 1))
+        one.settle(TokenUsage(2, 0, 2))
         await first.__aexit__(None, None, None)
 
     asyncio.run(run())
-    assert budget.total == Spending(2, 0, Usage(3, 0, 3)) and not budget.in_flight
+    assert budget.total == Spending(2, 0, TokenUsage(3, 0, 3)) and not budget.in_flight
 
 
 def test_requests_in_flight_are_waited_for_and_not_counted_as_spent():
@@ -195,7 +195,7 @@ def test_no_request_is_sent_that_could_exceed_the_budget():
     with ChatServer(always(chat_reply("x", prompt=300, completion=20, cached=0))) as server:
         answers, engine = ask(server.url, 8, config)
     total = engine.budget.total
-    assert total.requests == len(server.requests) == 2 and total.counted == Usage(600, 0, 40)
+    assert total.requests == len(server.requests) == 2 and total.counted == TokenUsage(600, 0, 40)
     errors = [answer for answer in answers if isinstance(answer, Exception)]
     assert len(errors) == 6 and all(isinstance(error, BudgetSpentError | RunEndedError) for error in errors)
     assert str(errors[0]) == (
@@ -218,17 +218,17 @@ def test_a_budget_needs_a_limit_of_tokens(limit):
 
 # -- what counts ------------------------------------------------------------------------------------------------------
 
-FREE, MAXIMUM = Usage(), "maximum"
+FREE, MAXIMUM = TokenUsage(), "maximum"
 
 
 @pytest.mark.parametrize(
     ("reply", "counts"),
     [
-        (chat_reply("x", prompt=10, completion=5, cached=3), Usage(10, 3, 5)),
+        (chat_reply("x", prompt=10, completion=5, cached=3), TokenUsage(10, 3, 5)),
         (refusal(500, "oops"), FREE),
         (refusal(429, "slow down"), FREE),
-        (Reply(500, {"error": "late", "usage": {"prompt_tokens": 7, "completion_tokens": 2}}), Usage(7, 0, 2)),
-        (Reply(200, {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}), Usage(7, 0, 2)),
+        (Reply(500, {"error": "late", "usage": {"prompt_tokens": 7, "completion_tokens": 2}}), TokenUsage(7, 0, 2)),
+        (Reply(200, {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}), TokenUsage(7, 0, 2)),
         (Reply(200, {"choices": [{"message": {"content": "no count"}}]}), MAXIMUM),
         (Reply(200, b"{half a js"), MAXIMUM),
         (Reply(504, b"gateway"), MAXIMUM),
@@ -281,7 +281,7 @@ def test_the_spending_survives_the_process(tmp_path):
     with ChatServer(always(chat_reply("x"))) as server:
         ask(server.url, 2, config, Budget("k", PRICE, limits, path))
         reopened = Budget("k", PRICE, limits, path)
-        assert reopened.total == Spending(2, 0, Usage(22, 6, 10))
+        assert reopened.total == Spending(2, 0, TokenUsage(22, 6, 10))
         answers, _ = ask(server.url, 2, config, reopened)
     assert [isinstance(answer, BudgetSpentError) for answer in answers] == [False, True]
     assert len(server.requests) == 3 and Budget("k", PRICE, limits, path).total.requests == 3
@@ -309,13 +309,13 @@ def test_requests_in_flight_when_the_process_was_killed_count(tmp_path):
     path = tmp_path / "spent.json"
     assert subprocess.run([sys.executable, "-c", KILLED, str(path)], timeout=120, check=False).returncode == -9
     budget = Budget("k", PriceConfig(), BudgetConfig(), path)
-    assert budget.spending["a"] == Spending(2, 0, Usage(10, 0, 5), 1, Usage(100, 0, 50))
-    assert budget.spending["b"] == Spending(1, 1, Usage(), 1, Usage(200, 0, 70))
+    assert budget.spending["a"] == Spending(2, 0, TokenUsage(10, 0, 5), 1, TokenUsage(100, 0, 50))
+    assert budget.spending["b"] == Spending(1, 1, TokenUsage(), 1, TokenUsage(200, 0, 70))
     later = Budget("k", PriceConfig(), BudgetConfig())
-    later.spending["b"] = Spending(1, 0, Usage(7, 0, 1))
+    later.spending["b"] = Spending(1, 0, TokenUsage(7, 0, 1))
     stored = path.read_text()
     later.store(path)
-    assert later.total == budget.total + Spending(1, 0, Usage(7, 0, 1)) and path.read_text() == stored
+    assert later.total == budget.total + Spending(1, 0, TokenUsage(7, 0, 1)) and path.read_text() == stored
     assert later.spending["a"] == budget.spending["a"]
 
 
@@ -342,9 +342,9 @@ def test_many_threads_share_one_budget(tmp_path):
 
     async def one():
         try:
-            async with budget.reserve("me", Usage(1, 0, 1)) as reservation:
+            async with budget.reserve("me", TokenUsage(1, 0, 1)) as reservation:
                 await asyncio.sleep(0.001)
-                reservation.settle(Usage(1, 0, 1))
+                reservation.settle(TokenUsage(1, 0, 1))
         except BudgetSpentError:
             refused.append(1)
 
@@ -354,6 +354,6 @@ def test_many_threads_share_one_budget(tmp_path):
     threads = [threading.Thread(target=lambda: asyncio.run(fifty())) for _ in range(4)]
     [thread.start() for thread in threads]
     [thread.join(60) for thread in threads]
-    assert len(refused) == 50 and budget.total == Spending(150, 0, Usage(150, 0, 150))
+    assert len(refused) == 50 and budget.total == Spending(150, 0, TokenUsage(150, 0, 150))
     content = json.loads((tmp_path / "spent.json").read_text())
     assert content["spent"]["me"]["requests"] == 150 and content["on_its_way"] == []

@@ -14,11 +14,11 @@ from mtrl.engines.endpoints.wire import calls_from_wire, to_wire
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.environments.tools import ToolEnvironment, tool
 from mtrl.rollout.chat import ChatConversation
-from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.rollout.episode import EpisodeLimits, EpisodeLoop
 from mtrl.types import StopReason, to_json, trajectory_from_dict
 from tests.engines.chat_server import ChatServer, always, chat_reply, refusal
 
-LIMITS = Limits(max_turns=4, max_context_length=10_000, step_timeout=5, episode_timeout=20, retries=0)
+LIMITS = EpisodeLimits(max_turns=4, max_context_length=10_000, step_timeout=5, episode_timeout=20, retries=0)
 
 
 @pytest.fixture
@@ -145,7 +145,7 @@ def test_a_full_context_of_the_model_ends_the_episode(run_chat, counting):
 
 
 def test_the_configured_context_limit_ends_the_episode(run_chat, counting):
-    limits = Limits(4, 16, 5, 20, 0)
+    limits = EpisodeLimits(4, 16, 5, 20, 0)
     trajectory, server = run_chat(counting, always(chat_reply("a", prompt=11, completion=5)), limits)
     assert trajectory.stop_reason == StopReason.CONTEXT_LIMIT and len(server.requests) == 1
 

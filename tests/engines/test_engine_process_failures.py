@@ -10,7 +10,7 @@ from engine_processes import ask, has_ended, make_engine, run
 from toy_model import Refused, Stillborn, Unpicklable, weights_of
 
 from mtrl.engines.local import process
-from mtrl.engines.local.block import Block, Place
+from mtrl.engines.local.block import Block, TensorPlace
 from mtrl.engines.local.channel import Channel
 from mtrl.engines.local.child import Child
 from mtrl.errors import UserError
@@ -58,7 +58,7 @@ def test_a_block_that_the_process_cannot_map_ends_the_engine(monkeypatch):
     async def go():
         await engine.load_weights(weights_of(0), 0)
         block = Block.like(weights_of(1))
-        block.layout = block.layout | {"more": Place(1 << 50, (1,), torch.float32)}
+        block.layout = block.layout | {"more": TensorPlace(1 << 50, (1,), torch.float32)}
         monkeypatch.setattr(Block, "fits", lambda block, weights: False)
         monkeypatch.setattr(Block, "like", lambda weights: block)
         with pytest.raises(UserError, match="cannot start .*; generator.local.process=false"):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mtrl.engines.base import SamplingParams
 from mtrl.engines.local.engine import LocalEngine
 from mtrl.engines.local.prefill import common_length, passes, plan_prefill
-from mtrl.engines.local.session import Request, Session
+from mtrl.engines.local.session import EngineSession, SampleRequest
 
 GENERATOR = random.Random(0)
 
@@ -27,7 +27,9 @@ def test_prefill_passes_limit_padding(lengths, budget, padding):
         cells = len(chunk) * max(chunk)
         return len(chunk) == 1 or (cells <= budget and cells - sum(chunk) <= padding)
 
-    sessions = [Session(str(i), i, request=Request([0] * length, None, None)) for i, length in enumerate(lengths)]
+    sessions = [
+        EngineSession(str(i), i, request=SampleRequest([0] * length, None, None)) for i, length in enumerate(lengths)
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mtrl.engines.local.prefill.PREFILL_TOKENS", budget)
         chunks = [[len(s.request.context) for s in chunk] for chunk in passes(sessions, padding)]
@@ -82,7 +84,7 @@ def test_a_plan_feeds_each_context_once_and_shares_only_equal_beginnings(context
     sessions = []
     for i, context in enumerate(contexts):
         held = cached.draw(st.integers(0, len(context) - 1)) if cached.draw(st.booleans()) else 0
-        sessions.append(Session(str(i), i, ids=context[:held], request=Request(context, None, None)))
+        sessions.append(EngineSession(str(i), i, ids=context[:held], request=SampleRequest(context, None, None)))
     plan = plan_prefill(sessions, pass_cost)
     assert sorted(s.order for s in plan.sessions) == [*range(len(contexts))]
     assert all(not s.ids and s.request.context == source.request.context for s, source in plan.copies)
@@ -98,6 +100,8 @@ def test_a_plan_feeds_each_context_once_and_shares_only_equal_beginnings(context
 
 def test_prefixes_of_two_tasks_are_shared_apart():
     contexts = [[task] * 100 + [i] for task in (1, 2) for i in range(3)] + [[1] * 20 + [2] * 20]
-    plan = plan_prefill([Session(str(i), i, request=Request(c, None, None)) for i, c in enumerate(contexts)], 16)
+    plan = plan_prefill(
+        [EngineSession(str(i), i, request=SampleRequest(c, None, None)) for i, c in enumerate(contexts)], 16
+    )
     assert [([s.order for s in p.sessions], p.length) for p in plan.prefixes] == [([0, 1, 2], 100), ([3, 4, 5], 100)]
     assert common_length([1, 2, 3], [1, 2, 3, 4]) == 2

@@ -12,7 +12,7 @@ from mtrl.environments.factory import load_task
 from mtrl.environments.family import Recital
 from mtrl.errors import UserError
 from mtrl.models.demonstrations import demonstrate
-from mtrl.play.episode import Episode, Rules
+from mtrl.play.episode import Rules, TextEpisode
 from mtrl.scoring.heldout import score_groups
 from mtrl.types import Group
 
@@ -100,7 +100,7 @@ def test_each_row_is_played_and_scored_by_its_source_and_its_environment_is_clos
     CLOSED.clear()
 
     async def play(row, response):
-        episode = Episode(rules, row, "g")
+        episode = TextEpisode(rules, row, "g")
         opening = await episode.open()
         await episode.say(response)
         await episode.close()

@@ -21,8 +21,8 @@ from mtrl.evaluation.report_html import CONVERSATIONS, to_html
 from mtrl.evaluation.report_json import to_dict, to_json
 from mtrl.evaluation.report_markdown import escape, markdown_table, to_markdown
 from mtrl.evaluation.report_tables import Table
-from mtrl.scoring.agreement import Verdict
-from mtrl.scoring.measures import Episode
+from mtrl.scoring.agreement import TrajectoryAgreement
+from mtrl.scoring.measures import ScoredEpisode
 from mtrl.types import StopReason
 from tests.evaluation.made import config_of, family_of, made_episode, rollouts_of, scored
 
@@ -193,7 +193,15 @@ def assert_shown_as_text(text):
     """In the conversation of a disagreement, and in a cell of Markdown."""
     episode = made_episode(text, score=0.0, reward=1.0, final=[{"role": "user", "content": text}])
     disagreement = Disagreement(
-        "m", text, text, text, Verdict.LENIENT, 1.0, 0.0, text, Episode(episode, {"id": text, "ground_truth": text})
+        "m",
+        text,
+        text,
+        text,
+        TrajectoryAgreement.LENIENT,
+        1.0,
+        0.0,
+        text,
+        ScoredEpisode(episode, {"id": text, "ground_truth": text}),
     )
     page = assert_harmless(conversation(disagreement))
     assert page.text.count("turn 1 · reward") == 1

@@ -13,10 +13,10 @@ from mtrl.environments.tool_calls import format_call
 from mtrl.gateway.server import Gateway
 from mtrl.gateway.session import SessionLimits
 from mtrl.rollout.conversation import Conversation
-from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.rollout.episode import EpisodeLimits, EpisodeLoop
 
 CALLS = 8
-LIMITS = Limits(max_turns=CALLS, max_context_length=4000, step_timeout=30, episode_timeout=60, retries=0)
+LIMITS = EpisodeLimits(max_turns=CALLS, max_context_length=4000, step_timeout=30, episode_timeout=60, retries=0)
 
 
 def by_agent(runner, row, responses, codec, calls=CALLS):

@@ -15,7 +15,7 @@ from mtrl.config.schema import DataConfig
 from mtrl.environments.tool_calls import format_call
 from mtrl.gateway.server import Gateway
 from mtrl.gateway.session import SessionLimits
-from mtrl.rollout.episode import Limits
+from mtrl.rollout.episode import EpisodeLimits
 from mtrl.types import StopReason
 from tests.examples.agent_episodes import engine_of, run
 
@@ -44,7 +44,7 @@ def row():
 
 
 def play(agent, row, responses, codec):
-    limits = Limits(max_turns=8, max_context_length=CONTEXT, step_timeout=60, episode_timeout=120, retries=0)
+    limits = EpisodeLimits(max_turns=8, max_context_length=CONTEXT, step_timeout=60, episode_timeout=120, retries=0)
     gateway = Gateway(engine_of(responses, codec), codec, SessionLimits(8, 4, CONTEXT))
     loop = AgentLoop(gateway, CallableRunner(getattr(command_line, agent), 2), limits, max_concurrent=2)
     return asyncio.run(run(loop, row, codec))

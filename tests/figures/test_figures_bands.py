@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mtrl.errors import UserError
 from mtrl.figures.axis import Axis, cost, places
 from mtrl.figures.bands import band, keys_below, seed_band, window
-from mtrl.figures.groups import Group
+from mtrl.figures.groups import SeedGroup
 from tests.figures.made import MadeUpRun
 
 
@@ -24,20 +24,20 @@ def of(values, key="a"):
 
 
 def test_mean_lowest_and_highest_seed():
-    found = seed_band(Group("g", (of([1.0, 2.0]), of([3.0, 6.0]), of([2.0, 1.0]))), "a")
+    found = seed_band(SeedGroup("g", (of([1.0, 2.0]), of([3.0, 6.0]), of([2.0, 1.0]))), "a")
     assert found.steps == [0, 1]
     assert found.mean == [2.0, 3.0] and found.low == [1.0, 1.0] and found.high == [3.0, 6.0]
     assert found.seeds == [3, 3]
 
 
 def test_a_partial_seed_counts_as_far_as_it_goes():
-    found = seed_band(Group("g", (of([1.0, 1.0, 1.0, 1.0]), of([3.0, 3.0]))), "a")
+    found = seed_band(SeedGroup("g", (of([1.0, 1.0, 1.0, 1.0]), of([3.0, 3.0]))), "a")
     assert found.mean == [2.0, 2.0, 1.0, 1.0] and found.seeds == [2, 2, 1, 1]
     assert found.stretches() == [(0, 1, True), (1, 3, False)]
 
 
 def test_a_gap_is_bridged_and_an_end_is_not_drawn_on():
-    found = seed_band(Group("g", (of([1.0, math.nan, 2.0]), of([3.0, 3.0, None]))), "a")
+    found = seed_band(SeedGroup("g", (of([1.0, math.nan, 2.0]), of([3.0, 3.0, None]))), "a")
     assert found.mean == [2.0, 2.25, 2.0] and found.seeds == [2, 2, 1]
 
 
@@ -48,19 +48,19 @@ def test_evaluations_at_other_steps_are_compared_where_both_lie():
 
 
 def test_an_unmeasured_metric_is_empty():
-    found = seed_band(Group("g", (of([1.0]),)), "b")
+    found = seed_band(SeedGroup("g", (of([1.0]),)), "b")
     assert not found and found.most == 0 and found.stretches() == []
 
 
 def test_one_row_is_one_point():
-    found = seed_band(Group("g", (of([1.0]),)), "a", smooth=True)
+    found = seed_band(SeedGroup("g", (of([1.0]),)), "a", smooth=True)
     assert found.mean == [1.0] and found.stretches() == [(0, 0, True)]
 
 
 def test_seeds_are_smoothed_one_by_one():
     rising, flat = of([float(i) for i in range(40)]), of([0.0] * 40)
-    found = seed_band(Group("g", (rising, flat)), "a", smooth=True)
-    assert window(Group("g", (rising, flat)), "a") == 5
+    found = seed_band(SeedGroup("g", (rising, flat)), "a", smooth=True)
+    assert window(SeedGroup("g", (rising, flat)), "a") == 5
     assert found.high[10] == 10.0 and found.high[0] == 1.0 and found.low == [0.0] * 40
 
 
@@ -78,7 +78,7 @@ def test_bands_hold_their_mean_and_stretches_cover_every_step(seeds):
 
 
 def test_keys_below_a_prefix_are_those_of_any_seed():
-    group = Group("g", (run({"step": 1, "x/b": 1}), run({"step": 1, "x/a": 1, "y/c": 1})))
+    group = SeedGroup("g", (run({"step": 1, "x/b": 1}), run({"step": 1, "x/a": 1, "y/c": 1})))
     assert keys_below(group, "x/") == ["x/a", "x/b"]
 
 
@@ -105,4 +105,4 @@ def test_an_axis_that_was_not_measured_is_one_sentence():
 
 def test_seeds_are_drawn_at_their_mean_cost():
     cheap, dear = run({"step": 1, **COSTS}), run({"step": 1, **COSTS, "time/step": 108.0}, {"step": 2, **COSTS})
-    assert places(Group("g", (cheap, dear)), Axis.HOURS).of([1, 2]) == pytest.approx([0.02, 0.04])
+    assert places(SeedGroup("g", (cheap, dear)), Axis.HOURS).of([1, 2]) == pytest.approx([0.02, 0.04])

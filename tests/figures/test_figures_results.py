@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrl.figures.compare import compare_seeds, paired, tail, welch
-from mtrl.figures.groups import Group
+from mtrl.figures.groups import SeedGroup
 from mtrl.figures.results import latex, markdown, result, rows
 from tests.figures.made import MadeUpRun
 
@@ -19,7 +19,7 @@ def group(label, *values, seeds=None, before=0.25):
         found = [{"step": 0, "val/success/mean": before}, {"step": 9, "val/success/mean": value}, {"step": 10}]
         return MadeUpRun(f"run{seed}", {"seed": seed}, found)
 
-    return Group(
+    return SeedGroup(
         label, tuple(run(seed, value) for seed, value in zip(seeds or range(len(values)), values, strict=True))
     )
 
@@ -75,7 +75,7 @@ def test_rows_of_the_table():
 
 
 def test_a_group_without_evaluations_has_no_numbers():
-    empty = Group("none", (MadeUpRun("run", {"seed": 0}, [{"step": 3}]),))
+    empty = SeedGroup("none", (MadeUpRun("run", {"seed": 0}, [{"step": 3}]),))
     assert rows([group("grpo", 0.5), empty])[1] == ["none", "0", "–", "–", "–", "–", "–"]
     assert rows([empty, group("grpo", 0.5)])[1] == ["grpo", "1", "9", "0.250", "0.500", "–", "–"]
 

@@ -6,11 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrl.figures.spans import IDLE, Span, lanes, middle_steps, overlap, read_spans, shares, windows
+from mtrl.figures.spans import IDLE, TimelineSpan, lanes, middle_steps, overlap, read_spans, shares, windows
 
 
 def span(step, name, start, end, lane=None):
-    return Span(step, name, lane or ("generator" if name in ("generate", "evaluate") else "trainer"), start, end)
+    return TimelineSpan(
+        step, name, lane or ("generator" if name in ("generate", "evaluate") else "trainer"), start, end
+    )
 
 
 ONE_AFTER_THE_OTHER = [
@@ -71,7 +73,7 @@ def test_a_run_of_one_moment_or_of_none_has_no_time():
 def test_windows_partition_the_run_and_every_lane_fills_them(parts):
     spans = sorted(
         (
-            Span(step, name, f"lane{lane}", float(start), float(start + length))
+            TimelineSpan(step, name, f"lane{lane}", float(start), float(start + length))
             for step, name, lane, start, length in parts
         ),
         key=lambda s: s.start,

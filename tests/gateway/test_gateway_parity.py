@@ -26,7 +26,7 @@ from mtrl.gateway.session import SessionLimits
 from mtrl.models.sft import MixedOptimizer, batches, fine_tune, to_example
 from mtrl.models.tiny import make_model
 from mtrl.rollout.conversation import Conversation
-from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.rollout.episode import EpisodeLimits, EpisodeLoop
 from mtrl.trainer.data.batching import PACKED, PADDED, micro_batches
 from mtrl.trainer.data.samples import group_samples
 from mtrl.trainer.update.learner import Learner
@@ -36,7 +36,7 @@ from mtrl.types import Group
 
 TURNS, CONTEXT, TEMPERATURE = 3, 200, 0.9
 EPISODES = 12
-LIMITS = Limits(TURNS, CONTEXT, 20, 60, 0)
+LIMITS = EpisodeLimits(TURNS, CONTEXT, 20, 60, 0)
 LAYOUTS = pytest.mark.parametrize("layout", [PADDED, PACKED], ids=["padded", "packed"])
 
 

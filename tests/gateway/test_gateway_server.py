@@ -18,7 +18,7 @@ from mtrl.engines.base import EngineLostError, SamplingParams
 from mtrl.engines.scripted import ScriptedEngine
 from mtrl.errors import UserError
 from mtrl.gateway import session_manager as manager_module
-from mtrl.gateway.__main__ import KEY_VARIABLE, Settings, admin_key, main, make_output_folder, trajectory_file
+from mtrl.gateway.__main__ import KEY_VARIABLE, GatewaySettings, admin_key, main, make_output_folder, trajectory_file
 from mtrl.gateway.server import Gateway
 from mtrl.gateway.session_manager import SessionManager, names_in
 from mtrl.record.library import find_runs
@@ -299,7 +299,9 @@ async def all_written(manager):
 
 class TestProgram:
     def test_settings_are_parsed(self):
-        settings, overrides = Settings.of(["gateway.port=80", "seed=3", "+gateway.seconds=1.5", "gateway.model=x=y"])
+        settings, overrides = GatewaySettings.of(
+            ["gateway.port=80", "seed=3", "+gateway.seconds=1.5", "gateway.model=x=y"]
+        )
         assert (settings.port, settings.seconds, settings.model, overrides) == (80, 1.5, "x=y", ["seed=3"])
 
     @pytest.mark.parametrize(
@@ -315,7 +317,7 @@ class TestProgram:
     )
     def test_invalid_settings_are_refused(self, word, sentence):
         with pytest.raises(UserError, match=sentence):
-            Settings.of([word])
+            GatewaySettings.of([word])
 
     def test_a_public_address_needs_a_chosen_key(self, monkeypatch):
         monkeypatch.delenv(KEY_VARIABLE, raising=False)
@@ -330,11 +332,11 @@ class TestProgram:
         assert admin_key("0.0.0.0") == KEY
 
     def test_the_output_folder(self, tmp_path):
-        out = make_output_folder(Settings(out=str(tmp_path / "a" / "b")))
+        out = make_output_folder(GatewaySettings(out=str(tmp_path / "a" / "b")))
         assert trajectory_file(out).is_file()
         assert list(find_runs(tmp_path)) == [Path(out)]
         with pytest.raises(UserError, match="gateway.out=.*name another folder"):
-            make_output_folder(Settings(out=str(trajectory_file(out))))
+            make_output_folder(GatewaySettings(out=str(trajectory_file(out))))
 
     @pytest.fixture
     def model(self, make_tiny_model, tiny_tokenizer, tmp_path):

@@ -18,7 +18,7 @@ from mtrl.gateway.session import Session, SessionLimits
 from mtrl.models.plain_tokenizer import PlainTokenizer, plain
 from mtrl.models.renderer import make_renderer
 from mtrl.rollout.conversation import Codec, Conversation
-from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.rollout.episode import EpisodeLimits, EpisodeLoop
 from mtrl.trainer.data.samples import trajectory_samples
 from mtrl.types import FinishReason, StopReason, Trajectory
 
@@ -355,7 +355,7 @@ TURNS = 3
 def natively(model, codec, rows, sampling):
     async def scenario():
         engine = LocalEngine(model, codec.tokenizer, 8, 200)
-        limits = Limits(TURNS, 200, 20, 60, 0)
+        limits = EpisodeLimits(TURNS, 200, 20, 60, 0)
         pool = EnvironmentPool(4)
         loop = EpisodeLoop(engine, partial(Echo, TURNS), partial(Conversation, codec), pool, limits)
         try:

@@ -17,10 +17,10 @@ from mtrl.environments.family import get_family
 from mtrl.preflight import checklist, report
 from mtrl.preflight.__main__ import check, main
 from mtrl.preflight.checklist import CHEAP, CHECKS, cheap_checks, run
-from mtrl.preflight.context import Context, environment_factory
+from mtrl.preflight.context import CheckContext, environment_factory
 from mtrl.preflight.policy_checks import informative
 from mtrl.preflight.responses import FUZZ
-from mtrl.preflight.result import Result, Status, failed, passed, skipped, warned, worst
+from mtrl.preflight.result import CheckResult, Status, failed, passed, skipped, warned, worst
 from tests import forked
 
 ROOT = Path(__file__).parent.parent.parent
@@ -51,7 +51,7 @@ def context_of(*overrides, **changes):
     family = get_family(config.environment.name, config.environment.target)
     splits = family.load(config.data, config.seed, **config.environment.config)
     make = environment_factory(config, family, config.generator.max_turns)
-    return Context(config, family, splits, make, **{"max_rows": 8, "seconds": 20.0, **changes})
+    return CheckContext(config, family, splits, make, **{"max_rows": 8, "seconds": 20.0, **changes})
 
 
 def results_of(monkeypatch, *overrides):
@@ -184,9 +184,9 @@ def test_the_worst_line_decides():
 @pytest.mark.parametrize("width", [80, 120])
 def test_the_table_keeps_to_the_width_and_shows_everything(width):
     results = [
-        Result(Status.FAIL, "word " * 60, "mend " * 30, name="policy_agreement", seconds=12.3),
-        Result(Status.PASS, "short", name="gold", seconds=0.1),
-        Result(Status.WARN, "hostile \x1b[2J text\nin two lines", "look", name="x"),
+        CheckResult(Status.FAIL, "word " * 60, "mend " * 30, name="policy_agreement", seconds=12.3),
+        CheckResult(Status.PASS, "short", name="gold", seconds=0.1),
+        CheckResult(Status.WARN, "hostile \x1b[2J text\nin two lines", "look", name="x"),
     ]
     page = io.StringIO()
     report.console(page, width).print(report.table(results))

@@ -10,7 +10,7 @@ from mtrl.command.compose import compose
 from mtrl.environments.factory import environment_factory
 from mtrl.errors import UserError
 from mtrl.preflight import checklist
-from mtrl.preflight.context import Context
+from mtrl.preflight.context import CheckContext
 from mtrl.preflight.result import Status, passed
 from tests.preflight.broken.sound import Lookup, demonstrate, family, gold
 
@@ -42,7 +42,7 @@ def context_of(family, max_rows=16):
     overrides = ["experiment=null", "environment.name=x", "environment.target=tests.preflight.broken.sound.FAMILY"]
     config = OmegaConf.to_object(composed(*overrides))
     splits = family.load(config.data, config.seed)
-    return Context(config, family, splits, environment_factory(config, family), max_rows=max_rows, seconds=20.0)
+    return CheckContext(config, family, splits, environment_factory(config, family), max_rows=max_rows, seconds=20.0)
 
 
 def test_rows_that_the_familys_players_refuse_are_left_out():

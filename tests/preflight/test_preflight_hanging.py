@@ -3,7 +3,7 @@
 import threading
 from dataclasses import dataclass
 
-from mtrl.preflight.context import Context, lazy
+from mtrl.preflight.context import CheckContext, lazy
 
 
 @dataclass
@@ -49,4 +49,4 @@ def test_one_that_hangs_does_not_stop_another_instance():
 def test_shared_values_of_the_context_are_lazy():
     """Values that call code of a task may hang."""
     for name in ("gold", "gold_responses", "solved", "demonstrated", "fuzz", "wrong", "repeats"):
-        assert isinstance(vars(Context)[name], lazy), name
+        assert isinstance(vars(CheckContext)[name], lazy), name

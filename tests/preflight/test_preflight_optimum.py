@@ -14,7 +14,7 @@ from mtrl.environments.base import StepResult
 from mtrl.environments.factory import environment_factory
 from mtrl.environments.family import get_family
 from mtrl.preflight.checklist import CHECKS, run
-from mtrl.preflight.context import METHODS, Context
+from mtrl.preflight.context import METHODS, CheckContext
 from mtrl.preflight.optimum import best_unsolved, compare, local_optimum
 from mtrl.preflight.policy_checks import CHECKS as MODEL_CHECKS
 from mtrl.preflight.policy_checks import Baseline, policy_optimum
@@ -36,7 +36,7 @@ def context_of(*overrides, target=None, **changes):
     family = replace(get_family(config.environment.name, config.environment.target), **changes)
     splits = family.load(config.data, config.seed, **config.environment.config)
     make = environment_factory(config, family, config.generator.max_turns)
-    return Context(config, family, splits, make, max_rows=4, seconds=20.0)
+    return CheckContext(config, family, splits, make, max_rows=4, seconds=20.0)
 
 
 FEW_ROWS = ("data.synthetic_train_rows=128", "data.synthetic_test_rows=32")

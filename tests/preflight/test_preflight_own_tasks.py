@@ -15,7 +15,7 @@ from mtrl.environments.factory import load_task
 from mtrl.environments.family import Family
 from mtrl.errors import UserError
 from mtrl.preflight.checklist import CHECKS, run
-from mtrl.preflight.context import Context
+from mtrl.preflight.context import CheckContext
 from mtrl.preflight.result import Status
 from tests.preflight.broken import sound
 
@@ -163,7 +163,7 @@ def result_of(family, check, seconds=30.0):
     config = copy.deepcopy(composed())
     config.environment.target = f"{__name__}.{family}"
     task = load_task(config)
-    context = Context(config, task.family, task.splits, task.make_environment, 16, seconds)
+    context = CheckContext(config, task.family, task.splits, task.make_environment, 16, seconds)
     (result,) = run(context, [(check, CHECKS[check])])
     return result
 

@@ -10,7 +10,7 @@ from mtrl.command.compose import compose
 from mtrl.datasets import Splits
 from mtrl.environments.factory import load_task
 from mtrl.preflight.checklist import CHECKS
-from mtrl.preflight.context import Context
+from mtrl.preflight.context import CheckContext
 from mtrl.preflight.result import Status
 
 FULL = ["environment.prompt=full", "data.synthetic_train_rows=6", "data.synthetic_test_rows=4"]
@@ -35,7 +35,7 @@ def result_of(*overrides, changes=(), **family):
     )
     splits = Splits(task.splits.train, task.splits.test)
     known = replace(task.family, **family)
-    context = Context(config, known, splits, task.make_environment, max_rows=4, seconds=60.0)
+    context = CheckContext(config, known, splits, task.make_environment, max_rows=4, seconds=60.0)
     return CHECKS["worked_example"](context)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtrl.retrieval import Hit, Passage
-from mtrl.retrieval.wire import Request, parse_answer, parse_request, write_answer
+from mtrl.retrieval.wire import SearchRequest, parse_answer, parse_request, write_answer
 
 HITS = [[Hit(Passage("7", "Ada", "She wrote\nnotes."), 1.5), Hit(Passage("8", "", "Zürich"), 0.25)], []]
 DOCUMENT = '{"id": "7", "title": "Ada", "text": "She wrote\\nnotes.", "contents": "Ada\\nShe wrote\\nnotes."}'
@@ -37,12 +37,12 @@ def test_documents_of_other_servers():
 
 
 SENT = {
-    '{"queries": ["a", "b"], "topk": 2, "return_scores": true}': Request(["a", "b"], 2, True),
-    '{"query": "a"}': Request(["a"]),
-    '{"query": ["a"], "topk": null}': Request(["a"]),
-    '{"queries": "a", "topk": 100}': Request(["a"], 100),
-    '{"queries": [], "return_scores": false, "user": "me"}': Request([]),
-    '{"query": "\\u0000\\ud800"}': Request(["\0\ud800"]),
+    '{"queries": ["a", "b"], "topk": 2, "return_scores": true}': SearchRequest(["a", "b"], 2, True),
+    '{"query": "a"}': SearchRequest(["a"]),
+    '{"query": ["a"], "topk": null}': SearchRequest(["a"]),
+    '{"queries": "a", "topk": 100}': SearchRequest(["a"], 100),
+    '{"queries": [], "return_scores": false, "user": "me"}': SearchRequest([]),
+    '{"query": "\\u0000\\ud800"}': SearchRequest(["\0\ud800"]),
 }
 
 

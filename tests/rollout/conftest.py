@@ -12,7 +12,7 @@ from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.rollout.conversation import Conversation
-from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.rollout.episode import EpisodeLimits, EpisodeLoop
 from mtrl.types import FinishReason
 
 
@@ -121,7 +121,7 @@ def make_loop(tiny_tokenizer, tiny_codec):
         pools.append(EnvironmentPool(4))
         engine = engine or ScriptedEngine(respond, tiny_tokenizer)
         return EpisodeLoop(
-            engine, environment, partial(layout, tiny_codec), pools[-1], Limits(**{**standard, **limits})
+            engine, environment, partial(layout, tiny_codec), pools[-1], EpisodeLimits(**{**standard, **limits})
         )
 
     yield make

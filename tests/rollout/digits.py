@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from types import SimpleNamespace
 
 from mtrl.engines.base import EngineStats
-from mtrl.rollout.episode import Episodes, Limits, Occupancy
+from mtrl.rollout.episode import BaseLoop, EpisodeLimits, Occupancy
 from mtrl.types import FinishReason, StopReason, Turn
 
 
@@ -23,12 +23,12 @@ class Engine:
         pass
 
 
-class Digits(Episodes):
+class Digits(BaseLoop):
     """Each turn samples digits that depend on the seed of the episode alone, after `pause` seconds."""
 
     def __init__(self, turns=3, pause=0.0):
-        self.engine, self.sampling, self.turns, self.pause = Engine(), Occupancy(), turns, pause
-        self.limits = Limits(turns, 100, 60.0, 600.0, 0)
+        self.engine, self.sampling_clock, self.turns, self.pause = Engine(), Occupancy(), turns, pause
+        self.limits = EpisodeLimits(turns, 100, 60.0, 600.0, 0)
 
     @asynccontextmanager
     async def _open_trajectory(self, trajectory_id, sampling):

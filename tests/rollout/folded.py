@@ -9,7 +9,7 @@ from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.rollout.conversation import Conversation
-from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.rollout.episode import EpisodeLimits, EpisodeLoop
 from mtrl.rollout.folding import REQUEST
 from mtrl.types import Trajectory
 
@@ -59,7 +59,7 @@ class Played:
 def play(codec, fold, turns=3, index=0, max_context_length=2000, more=1):
     """Play one episode of at most this many turns; `more` is the length of the observations."""
     pool, engine = EnvironmentPool(1), Recorder(codec, ("abcdefgh", "ijklmnop")[index])
-    limits = Limits(turns, max_context_length, step_timeout=60, episode_timeout=300, retries=0)
+    limits = EpisodeLimits(turns, max_context_length, step_timeout=60, episode_timeout=300, retries=0)
     loop = EpisodeLoop(engine, partial(Talker, more), partial(Conversation, codec), pool, limits, fold=fold)
     sampling = SamplingParams(max_generate_length=40, stop_token_ids=codec.stop_token_ids)
     try:

@@ -15,11 +15,11 @@ from test_ray_workers import ROWS, SAMPLING, ids, pids
 import mtrl
 from mtrl.errors import UserError
 from mtrl.rollout.cluster import RayCluster
-from mtrl.rollout.resources import Resources
+from mtrl.rollout.resources import WorkerResources
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.rollout.workers import WorkerRollouts, Workers
 
-LICENSED, OLD = Resources(1.0, custom={"license": 1}), Resources(1.0, custom={"old": 1})
+LICENSED, OLD = WorkerResources(1.0, custom={"license": 1}), WorkerResources(1.0, custom={"old": 1})
 SMALL = {"num_cpus": 4, "object_store_memory": 80 * 2**20, "include_dashboard": False}
 
 

@@ -12,11 +12,11 @@ from digits import Digits
 from toy_turns import ToyTurns
 
 from mtrl.engines.base import SamplingParams
-from mtrl.engines.server.backend import Backend
+from mtrl.engines.server.backend import ServerBackend
 from mtrl.engines.server.remote import RemoteServerEngine
 from mtrl.errors import UserError
 from mtrl.rollout.cluster import RayCluster
-from mtrl.rollout.resources import Resources
+from mtrl.rollout.resources import WorkerResources
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.rollout.served_workers import ServedWorkers
 from mtrl.rollout.workers import WorkerRollouts, Workers
@@ -24,7 +24,7 @@ from tests.engines.server.toy_http_api import HttpApi, make_http_engine
 from tests.engines.server.toy_servers import CONTEXT, VOCABULARY, weights_of
 
 ROWS = [{"id": f"row{n}", "prompt": [{"role": "user", "content": "hi"}], "ground_truth": {}} for n in range(40)]
-RESOURCES = Resources(1.0, memory=2**20, custom={"license": 0.5})
+RESOURCES = WorkerResources(1.0, memory=2**20, custom={"license": 0.5})
 SAMPLING = SamplingParams(max_generate_length=4)
 
 
@@ -111,7 +111,7 @@ def test_workers_of_ray(monkeypatch):
 
     cluster = RayCluster((make, 0), 2, RESOURCES, 4000)
     with pytest.raises(UserError, match="each worker reserves 1 CPUs, 2 license, and Ray has room for 0 of them"):
-        RayCluster((make, 0), 2, Resources(custom={"license": 2}), 4000)
+        RayCluster((make, 0), 2, WorkerResources(custom={"license": 2}), 4000)
     workers = Workers(cluster, 2, 600.0)
     asyncio.run(workers.start())
     assert signal.getsignal(signal.SIGTERM) is handler
@@ -133,7 +133,7 @@ def test_workers_of_ray(monkeypatch):
 
 def served_turns(settings):
     """Make the loop of the episodes of a worker whose turns are sampled by servers of the toy model."""
-    backend = Backend("toy", settings, HttpApi, lambda place: None)
+    backend = ServerBackend("toy", settings, HttpApi, lambda place: None)
     return ToyTurns(RemoteServerEngine(backend, vocabulary=VOCABULARY, context=CONTEXT, limit=4))
 
 
@@ -159,7 +159,7 @@ def test_workers_of_ray_send_their_turns_to_servers(monkeypatch, tmp_path):
         await workers.close()
         return first, second, stats, running
 
-    cluster = RayCluster((partial(served_turns, servers.backend.settings), 0), 2, Resources(1.0), 4000)
+    cluster = RayCluster((partial(served_turns, servers.backend.settings), 0), 2, WorkerResources(1.0), 4000)
     workers = ServedWorkers(cluster, 2, 600.0, servers)
     asyncio.run(workers.start())
     first, second, stats, running = asyncio.run(play(workers))

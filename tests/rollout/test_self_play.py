@@ -12,7 +12,7 @@ from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.environments.roles import SELF_PLAY
 from mtrl.rollout.conversation import Conversation
-from mtrl.rollout.episode import Limits
+from mtrl.rollout.episode import EpisodeLimits
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.rollout.self_play import SelfPlayLoop
 from mtrl.trainer.data.samples import trajectory_samples
@@ -39,7 +39,7 @@ def play(tiny_tokenizer, tiny_codec):
             make,
             partial(Conversation, tiny_codec),
             pool,
-            Limits(**limits, retries=0),
+            EpisodeLimits(**limits, retries=0),
             roles=TicTacToeEnv.roles,
             frozen=frozen and Frozen({"g/3": frozen}, tiny_tokenizer),
         )
@@ -147,7 +147,7 @@ def test_a_group_holds_the_trajectories_of_both_roles(tiny_tokenizer, tiny_codec
         TicTacToeEnv,
         partial(Conversation, tiny_codec),
         EnvironmentPool(2),
-        Limits(5, 400, 30, 60, 0),
+        EpisodeLimits(5, 400, 30, 60, 0),
         roles=TicTacToeEnv.roles,
     )
     rollouts = Rollouts(loop, 0, 0.0)

@@ -9,7 +9,7 @@ from in_memory import InMemoryCluster
 from toy_turns import ToyTurns
 
 from mtrl.engines.base import EngineLostError, SamplingParams
-from mtrl.engines.server.backend import Backend
+from mtrl.engines.server.backend import ServerBackend
 from mtrl.engines.server.remote import RemoteServerEngine
 from mtrl.errors import UserError
 from mtrl.rollout.served_workers import ServedWorkers
@@ -42,7 +42,9 @@ class Run:
     def __init__(self, monkeypatch, workers=2, in_flight="continue", cluster=None, sync=None, **settings):
         self.machine = cluster or Cluster()
         self.servers = make_engine(monkeypatch, self.machine, sync, in_flight=in_flight, **settings)
-        backend = Backend("toy", self.servers.backend.settings, lambda url, token: ToyApi(self.machine, url), None)
+        backend = ServerBackend(
+            "toy", self.servers.backend.settings, lambda url, token: ToyApi(self.machine, url), None
+        )
         engine = partial(RemoteServerEngine, backend, vocabulary=VOCABULARY, context=CONTEXT, limit=2)
         self.processes = InMemoryCluster(lambda: ToyTurns(engine()))
         self.workers = ServedWorkers(self.processes, workers, 600.0, self.servers)

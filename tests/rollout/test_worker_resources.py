@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrl.rollout.resources import Resources, byte_count
+from mtrl.rollout.resources import WorkerResources, byte_count
 
 AMOUNTS = st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0])
 NODES = st.lists(
@@ -25,21 +25,21 @@ def placed(wanted, nodes):
 
 @given(cpus=st.sampled_from([0.25, 1.0, 3.0]), memory=st.integers(0, 4), licenses=AMOUNTS, nodes=NODES)
 def test_room_is_the_number_of_workers_that_can_be_placed(cpus, memory, licenses, nodes):
-    resources = Resources(cpus, memory=memory, custom={"license": licenses})
+    resources = WorkerResources(cpus, memory=memory, custom={"license": licenses})
     assert resources.room(nodes) == placed({"CPU": cpus, "memory": memory, "license": licenses}, nodes)
 
 
 @given(count=st.integers(1, 20), cpus=AMOUNTS, licenses=AMOUNTS)
 def test_a_cluster_of_the_run_has_room_for_its_workers(count, cpus, licenses):
-    resources = Resources(cpus, custom={"license": licenses})
+    resources = WorkerResources(cpus, custom={"license": licenses})
     own = resources.own_cluster(count)
     node = {"CPU": own["num_cpus"], **own["resources"]}
     assert all(isinstance(amount, int) for amount in node.values()) and resources.room([node]) >= count
 
 
 def test_a_reservation_in_words():
-    assert str(Resources(1.5, 1, 3 * 2**29, {"license": 2})) == "1.5 CPUs, 1 GPUs, 1.5 GiB of memory, 2 license"
-    assert str(Resources(0)) == "nothing"
+    assert str(WorkerResources(1.5, 1, 3 * 2**29, {"license": 2})) == "1.5 CPUs, 1 GPUs, 1.5 GiB of memory, 2 license"
+    assert str(WorkerResources(0)) == "nothing"
 
 
 @pytest.mark.parametrize(

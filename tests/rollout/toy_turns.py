@@ -3,17 +3,17 @@
 import os
 from contextlib import asynccontextmanager
 
-from mtrl.rollout.episode import Episodes, Limits, Occupancy
+from mtrl.rollout.episode import BaseLoop, EpisodeLimits, Occupancy
 from mtrl.types import FinishReason, StopReason, Turn
 from tests.engines.server.toy_servers import CONTEXT, PROMPT, VOCABULARY, check_turn
 
 
-class ToyTurns(Episodes):
+class ToyTurns(BaseLoop):
     """Each turn continues after the tokens of the turn before, and is checked token by token."""
 
     def __init__(self, engine, turns=3):
-        self.engine, self.sampling, self.turns = engine, Occupancy(), turns
-        self.limits = Limits(turns, CONTEXT, 3600.0, 3600.0, 0)
+        self.engine, self.sampling_clock, self.turns = engine, Occupancy(), turns
+        self.limits = EpisodeLimits(turns, CONTEXT, 3600.0, 3600.0, 0)
 
     @asynccontextmanager
     async def _open_trajectory(self, trajectory_id, sampling):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mtrl.errors import UserError
 from mtrl.sandbox import sql as module
-from mtrl.sandbox.sql import Limits, SqlSandbox
+from mtrl.sandbox.sql import QueryLimits, SqlSandbox
 
 SCRIPT = "create table t(a integer, b text); insert into t values (3, 'x'), (1, 'y'), (2, 'x'), (1, 'y');"
 FOREVER = "with recursive c(n) as (select 1 union all select n + 1 from c) select max(n) from c"
@@ -122,13 +122,13 @@ def test_tables_do_not_depend_on_earlier_queries(sandbox):
 
 
 def test_the_limit_of_instructions_does_not_depend_on_the_clock():
-    sandbox = SqlSandbox.from_script(SCRIPT, Limits(operations=50_000, seconds=60))
+    sandbox = SqlSandbox.from_script(SCRIPT, QueryLimits(operations=50_000, seconds=60))
     assert sandbox.run(FOREVER).error == "the query takes more than 50000 instructions"
     assert sandbox.run("select count(*) from t").rows == [(4,)], "the limit applies to each query separately"
 
 
 def test_wall_time_is_the_backstop():
-    sandbox = SqlSandbox.from_script(SCRIPT, Limits(operations=10**12, seconds=0.05))
+    sandbox = SqlSandbox.from_script(SCRIPT, QueryLimits(operations=10**12, seconds=0.05))
     start = time.monotonic()
     assert sandbox.run(FOREVER).error == "the query takes more than 0.05 seconds"
     assert time.monotonic() - start < 5
@@ -137,7 +137,7 @@ def test_wall_time_is_the_backstop():
 def test_the_memory_of_a_query_is_limited():
     """Sorts stay in memory, below the heap limit; the environment of SkyRL used 2 GiB for this query."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    sandbox = SqlSandbox.from_script(SCRIPT, Limits(seconds=3))
+    sandbox = SqlSandbox.from_script(SCRIPT, QueryLimits(seconds=3))
     grow = (
         "with recursive c(n) as (select 1 union all select n + 1 from c) select printf('%10000d', n) from c order by 1"
     )
@@ -147,13 +147,13 @@ def test_the_memory_of_a_query_is_limited():
 
 def test_results_are_bounded_in_rows_values_and_bytes():
     many = "with recursive c(n) as (select 1 union all select n + 1 from c) select n, printf('%1000d', n) from c"
-    sandbox = SqlSandbox.from_script(SCRIPT, Limits(rows=7, result_bytes=10_000))
+    sandbox = SqlSandbox.from_script(SCRIPT, QueryLimits(rows=7, result_bytes=10_000))
     assert (len(sandbox.run(many).rows), sandbox.run(many).truncated) == (7, True)
     assert len(sandbox.run(many, rows=3).rows) == 3
     assert not sandbox.run("select a from t", rows=4).truncated, "exactly the requested number of rows"
-    sandbox = SqlSandbox.from_script(SCRIPT, Limits(result_bytes=10_000))
+    sandbox = SqlSandbox.from_script(SCRIPT, QueryLimits(result_bytes=10_000))
     assert (len(sandbox.run(many).rows), sandbox.run(many).truncated) == (9, True)
-    assert SqlSandbox.from_script(SCRIPT, Limits(value_bytes=99)).run("select hex(zeroblob(50))").error
+    assert SqlSandbox.from_script(SCRIPT, QueryLimits(value_bytes=99)).run("select hex(zeroblob(50))").error
 
 
 def test_results_never_contain_the_path_of_a_copied_file(file):
@@ -215,7 +215,7 @@ def test_sandboxes_are_private():
 
 
 def test_close_from_another_thread_stops_a_running_query():
-    sandbox = SqlSandbox.from_script(SCRIPT, Limits(operations=10**12, seconds=60))
+    sandbox = SqlSandbox.from_script(SCRIPT, QueryLimits(operations=10**12, seconds=60))
     results = []
     thread = threading.Thread(target=lambda: results.append(sandbox.run(FOREVER)))
     thread.start()
@@ -262,7 +262,7 @@ def test_same_bytes_in_every_process():
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=60))
 def test_any_text_gives_a_result_and_changes_nothing(text):
-    sandbox = SqlSandbox.from_script(SCRIPT, Limits(operations=100_000))
+    sandbox = SqlSandbox.from_script(SCRIPT, QueryLimits(operations=100_000))
     result = sandbox.run(text)
     assert (result.error is None) or not result.rows
     assert sandbox.run("select count(*) from t").rows == [(4,)]
@@ -339,7 +339,7 @@ def test_virtual_tables_are_read_and_never_written(kind, query, rows, in_place, 
 @pytest.mark.parametrize("kind", ["fts4(a, content=endless)", "fts5(a, content='endless')"])
 def test_a_virtual_table_over_an_endless_view_does_not_end_the_sandbox(kind):
     script = f'create view endless(a) as {FOREVER}; create virtual table "a""b" using {kind}; create table t(a)'
-    sandbox = SqlSandbox.from_script(script, Limits(operations=10_000))
+    sandbox = SqlSandbox.from_script(script, QueryLimits(operations=10_000))
     assert sandbox.run("select count(*) from t").rows == [(0,)]
     assert sandbox.run('select count(*) from "a""b"').error
     sandbox.close()

@@ -3,7 +3,7 @@
 import pytest
 
 from mtrl.config.schema import EvaluationConfig
-from mtrl.scoring.agreement import Thresholds, Verdict, claimed, succeeded
+from mtrl.scoring.agreement import Thresholds, TrajectoryAgreement, claimed, succeeded
 from mtrl.types import FinishReason, Trajectory, Turn
 
 
@@ -15,12 +15,12 @@ def rewarded(reward: float, score: float | None) -> Trajectory:
 @pytest.mark.parametrize(
     ("reward", "score", "verdict"),
     [
-        (1.0, 1.0, Verdict.AGREE),
-        (0.3, 0.0, Verdict.AGREE),
-        (1.0, 0.0, Verdict.LENIENT),
-        (0.99, 1.0, Verdict.STRICT),
-        (1.0, None, Verdict.AGREE),  # not scored
-        (0.0, 0.5, Verdict.AGREE),  # a partial score is no success
+        (1.0, 1.0, TrajectoryAgreement.AGREE),
+        (0.3, 0.0, TrajectoryAgreement.AGREE),
+        (1.0, 0.0, TrajectoryAgreement.LENIENT),
+        (0.99, 1.0, TrajectoryAgreement.STRICT),
+        (1.0, None, TrajectoryAgreement.AGREE),  # not scored
+        (0.0, 0.5, TrajectoryAgreement.AGREE),  # a partial score is no success
     ],
 )
 def test_the_verdicts(reward, score, verdict):
@@ -39,5 +39,5 @@ def test_the_reward_has_a_threshold_of_its_own_where_the_configuration_gives_one
     assert Thresholds.of(EvaluationConfig(success_threshold=0.5)) == Thresholds(0.5, 0.5)
     own = Thresholds.of(EvaluationConfig(success_threshold=1.0, claim_threshold=2.0))
     assert own == Thresholds(1.0, 2.0)
-    assert own.verdict(rewarded(1.5, 0.0)) == Verdict.AGREE
-    assert own.verdict(rewarded(2.0, 0.0)) == Verdict.LENIENT
+    assert own.verdict(rewarded(1.5, 0.0)) == TrajectoryAgreement.AGREE
+    assert own.verdict(rewarded(2.0, 0.0)) == TrajectoryAgreement.LENIENT

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from mtrl.config.schema import EvaluationConfig
 from mtrl.errors import RunEndedError, UserError
-from mtrl.scoring.agreement import EPSILON, Thresholds, Verdict
+from mtrl.scoring.agreement import EPSILON, Thresholds, TrajectoryAgreement
 from mtrl.scoring.heldout import score_groups
 from mtrl.scoring.measures import (
     Spread,
@@ -100,7 +100,7 @@ def test_the_claim_has_a_threshold_of_its_own():
     low = val_metrics(groups, EvaluationConfig(claim_threshold=0.5), family_of())
     assert (high["val/claims/mean"], high["val/lenient_frac"], high["val/strict_frac"]) == (0.0, 0.0, 0.5)
     assert (low["val/claims/mean"], low["val/lenient_frac"], low["val/strict_frac"]) == (1.0, 0.5, 0.0)
-    assert Thresholds.of(EvaluationConfig()).verdict(groups["greedy"][0].trajectories[0]) == Verdict.STRICT
+    assert Thresholds.of(EvaluationConfig()).verdict(groups["greedy"][0].trajectories[0]) == TrajectoryAgreement.STRICT
 
 
 def test_pass_at_k_of_the_reward_is_that_of_the_reward():

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import mtrl
-from mtrl.sweep.outcome import Outcome
+from mtrl.sweep.outcome import JobResult
 from tests import forked
 
 ROOT = Path(mtrl.__file__).parent.parent
@@ -89,7 +89,7 @@ def program(folder, *words, module="mtrl.main", run=forked.run):
 
 def make_job(folder, number, overrides, value=None, status="finished", said="", **more):
     """Write the outcome of a finished job."""
-    outcome = Outcome.begin(number, overrides, "success_after", more.pop("direction", "maximize"))
+    outcome = JobResult.begin(number, overrides, "success_after", more.pop("direction", "maximize"))
     outcome.end(status, said, value)
     outcome.started, outcome.ended = 100.0, 112.5
     outcome.write(folder / str(number))

@@ -97,24 +97,24 @@ def test_a_stopped_sweep_resumes(trained, tmp_path, capsys):
 
 def test_a_job_that_its_scheduler_starts_again_resumes(trained, tmp_path, monkeypatch):
     """SLURM repeats the first command, so that a job starts in the folder of a job."""
-    from mtrl.sweep.outcome import Outcome
+    from mtrl.sweep.outcome import JobResult
 
     def train(cfg, on_evaluation):
         (tmp_path / cfg.run_dir / "metrics.jsonl").touch()
         return {"success_after": 1.0}
 
     trained.train = train
-    begin = Outcome.begin
+    begin = JobResult.begin
 
     def begun_before(number, *rest):
         (tmp_path / "sweep" / "0" / "metrics.jsonl").touch()
         return begin(number, *rest)
 
-    start = Outcome.begin(0, ["seed=0"], "success_after", "maximize")
+    start = JobResult.begin(0, ["seed=0"], "success_after", "maximize")
     monkeypatch.setattr(
         "mtrl.main.check_jobs", lambda overrides, config_dir: start.write(tmp_path / "sweep/0") or "sweep"
     )
-    monkeypatch.setattr(Outcome, "begin", begun_before)
+    monkeypatch.setattr(JobResult, "begin", begun_before)
     main_module.cli(["-m", "seed=0", "run_dir=sweep"])
     assert [cfg.resume for cfg in trained.cfgs] == ["latest"]
 

@@ -31,7 +31,7 @@ from mtrl.config.schema import TrackerConfig
 from mtrl.errors import UserError
 from mtrl.record.metrics import MetricsLog
 from mtrl.trackers import check_trackers, followers, start_followers
-from mtrl.trackers.backend import RefusedError, ReopenError
+from mtrl.trackers.backend import RefusedItemError, ReopenError
 from mtrl.trackers.folder import Reading
 from mtrl.trackers.follower import Follower
 from mtrl.trackers.items import step_of
@@ -268,7 +268,7 @@ def test_a_refused_piece_does_not_block_the_others(tmp_path):
     class Picky(Memory):
         def send_rows(self, rows):
             if any(row.step == 1 for row in rows):
-                raise RefusedError("not this one")
+                raise RefusedItemError("not this one")
             super().send_rows(rows)
 
     run, store = make_run(tmp_path / "run", steps=3), []

@@ -15,7 +15,7 @@ pytest.importorskip("tensorboard")
 import mtrl
 from mtrl.command.program import one_sentence
 from mtrl.track import main, parse
-from mtrl.trackers.sending import Outcome, lines
+from mtrl.trackers.sending import SendResult, lines
 from mtrl.trackers.settings import run_at, tracker_of
 from mtrl.trackers.start import follower_of
 from tests import forked
@@ -118,9 +118,9 @@ def test_a_folder_without_a_configuration_is_no_run(tmp_path, capsys):
 def test_columns_are_aligned():
     shown = lines(
         [
-            Outcome("mlflow", 1200, {"rows": 3, "files": 1}, url="http://a"),
-            Outcome("tensorboard", 5, {}, refused=2, url="b"),
-            Outcome("wandb", is_busy=True),
+            SendResult("mlflow", 1200, {"rows": 3, "files": 1}, url="http://a"),
+            SendResult("tensorboard", 5, {}, refused=2, url="b"),
+            SendResult("wandb", is_busy=True),
         ]
     )
     assert shown == [

@@ -16,7 +16,7 @@ from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.rewards.compose import RewardComposer
 from mtrl.rollout.conversation import Conversation
-from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.rollout.episode import EpisodeLimits, EpisodeLoop
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.trainer.data.experience import Collector
 from mtrl.trainer.data.stream import Stream
@@ -87,7 +87,7 @@ def play(tiny_tokenizer, tiny_codec):
         Slow.made = []
         pools.append(EnvironmentPool(4))
         loop = EpisodeLoop(
-            engine, environment, partial(Conversation, tiny_codec), pools[-1], Limits(3, 200, 30, 60, retries=0)
+            engine, environment, partial(Conversation, tiny_codec), pools[-1], EpisodeLimits(3, 200, 30, 60, retries=0)
         )
         config = Config(run_dir="unused")
         config.trainer.prompts_per_step = 2

@@ -8,7 +8,7 @@ from helpers import make_group
 from mtrl.trainer.data.batching import PACKED, PADDED, micro_batches
 from mtrl.trainer.data.samples import group_samples
 from mtrl.trainer.flops import ModelFlops
-from mtrl.trainer.throughput import Throughput, Work, forwarded, trained, turn_metrics
+from mtrl.trainer.throughput import Computation, Throughput, forwarded, trained, turn_metrics
 
 MODEL = ModelFlops(body=100, body_trained=100, head=10, head_trained=10, width=3, windows=(None,))
 
@@ -23,20 +23,20 @@ def batches(layout, max_tokens=64):
 @pytest.mark.parametrize("layout", [PADDED, PACKED])
 def test_work_does_not_depend_on_the_layout(layout):
     samples, found = batches(layout)
-    work = sum((trained(MODEL, batch) for batch in found), Work())
+    work = sum((trained(MODEL, batch) for batch in found), Computation())
     lengths = [len(sample.token_ids) for sample in samples]
     assert work.tokens == sum(lengths)
     assert work.cells == sum(batch.token_ids.numel() for batch in found)
     assert (work.cells == work.tokens) == (layout is PACKED)
     assert work.flops == pytest.approx(MODEL.training(lengths, sum(s.action_tokens for s in samples)))
-    ahead = sum((forwarded(MODEL, batch) for batch in found), Work())
+    ahead = sum((forwarded(MODEL, batch) for batch in found), Computation())
     assert (ahead.tokens, ahead.cells) == (0, 0) and ahead.flops == pytest.approx(work.flops / 3)
 
 
 def test_a_filler_counts_only_as_padding():
     batch = batches(PADDED)[1][0]
-    assert trained(MODEL, batch.filler()) == Work(cells=batch.token_ids.numel())
-    assert forwarded(MODEL, batch.filler()) == Work()
+    assert trained(MODEL, batch.filler()) == Computation(cells=batch.token_ids.numel())
+    assert forwarded(MODEL, batch.filler()) == Computation()
 
 
 def timed_group():
@@ -50,7 +50,7 @@ def timed_group():
 def test_metrics_of_alternating_rollouts_and_updates():
     group, turns = timed_group()
     seconds = {"generate": 4.0, "credit": 0.5, "update": 5.0, "sync": 0.5}
-    works = [Work(300, 400, 2e9), Work(200, 400, 1e9)]
+    works = [Computation(300, 400, 2e9), Computation(200, 400, 1e9)]
     found = Throughput(peak=1e9).metrics(seconds, [group], works)
     sampled = sum(len(turn.action_ids) for turn in turns)
     assert {name: found[f"time/{name}"] for name in seconds} == seconds and found["time/step"] == 10.0
@@ -67,7 +67,7 @@ def test_metrics_of_overlapping_rollouts_and_updates():
     """The trainer waits for a tenth of the step, and turns are sampled for nine tenths of it."""
     group, turns = timed_group()
     seconds = {"wait": 1.0, "credit": 0.5, "update": 8.0, "sync": 0.5}
-    found = Throughput().metrics(seconds, [group], [Work(300, 400, 2e9)], sampling_seconds=9.0)
+    found = Throughput().metrics(seconds, [group], [Computation(300, 400, 2e9)], sampling_seconds=9.0)
     assert found["perf/idle_frac"] == pytest.approx(0.1)
     assert found["perf/rollout_idle_frac"] == pytest.approx(0.1)
     assert found["perf/rollout_tokens_per_second"] == pytest.approx(sum(len(t.action_ids) for t in turns) / 9)
@@ -89,7 +89,11 @@ def test_times_of_turns_are_averaged_and_summed():
 
 @pytest.mark.parametrize(
     ("groups", "works", "seconds"),
-    list(itertools.product([[], [timed_group()[0]]], [[], [Work()], [Work()] * 2], [{}, {"wait": 0.0, "update": 0.0}])),
+    list(
+        itertools.product(
+            [[], [timed_group()[0]]], [[], [Computation()], [Computation()] * 2], [{}, {"wait": 0.0, "update": 0.0}]
+        )
+    ),
 )
 def test_metrics_that_do_not_apply_are_absent(groups, works, seconds):
     found = Throughput(peak=1e9).metrics(seconds, groups, works, sampling_seconds=0.0)

@@ -9,7 +9,7 @@ from mtrl.config.schema import Config
 from mtrl.errors import JobLost
 from mtrl.record.row_results import RowResults
 from mtrl.record.timeline import Timeline
-from mtrl.trainer.loop import Progress, Trainer
+from mtrl.trainer.loop import RunProgress, Trainer
 from mtrl.trainer.work_thread import WorkThread
 
 
@@ -37,7 +37,7 @@ def trainer(tmp_path):
     trainer.work_thread = WorkThread(beside_rollouts=False)
     trainer.learners = SimpleNamespace(is_saving=False, wait_saved=wait_saved, save=save)
     trainer.progress, trainer.saved_step, trainer.rows = (
-        Progress(step=3, rows_drawn=12),
+        RunProgress(step=3, rows_drawn=12),
         0,
         SimpleNamespace(drawn=17, state=dict),
     )

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mtrl.record.trajectories import kind_and_step, write_groups
 from mtrl.scoring.agreement import Thresholds
 from mtrl.types import Group, StopReason, read_trajectories, to_json
-from mtrl.view.query import Query, Refusal
+from mtrl.view.query import Query, QueryRefusal
 from mtrl.view.select import SORT_NAMES
 from mtrl.view.server import to_json as to_strict_json
 from tests.view.made_runs import HOSTILE, make_run, make_trajectory, make_turn
@@ -214,7 +214,7 @@ def test_groups_are_sorted(answers, name):
     ],
 )
 def test_invalid_parameters_are_refused(answers, what, words, sentence):
-    with pytest.raises(Refusal, match=sentence) as refusal:
+    with pytest.raises(QueryRefusal, match=sentence) as refusal:
         answers(what, **words)
     assert refusal.value.status == 400
 
@@ -317,7 +317,7 @@ def test_neighbours_are_those_of_the_group(api_of, tmp_path):
     [("nowhere", "0"), ("../config", "0"), ("", "0"), *(("broken", n) for n in ("2", "-1", "9" * 40, "x", "²", ""))],
 )
 def test_trajectories_that_are_not_there(answers, file, line):
-    with pytest.raises(Refusal, match="no such trajectory") as refusal:
+    with pytest.raises(QueryRefusal, match="no such trajectory") as refusal:
         answers.api.trajectory(answers.run, file, line, Query())
     assert refusal.value.status == 404
 
@@ -344,14 +344,14 @@ json_values = (
 @given(st.data())
 def test_any_line_can_be_shown(data):
     """A line with any value in any place is shown or reported as unreadable, in strict JSON."""
-    from mtrl.view.detail import Unreadable, parse, turns_of
+    from mtrl.view.detail import UnreadableLine, parse, turns_of
 
     tree = json.loads(to_json(make_trajectory(turns=[make_turn(advantages=[1.0], trainer_logprobs=[-1.0] * 3)])))
     target = data.draw(st.sampled_from([tree, tree["turns"][0], tree["turns"][0]["message"]]))
     target[data.draw(st.sampled_from(sorted(target)))] = data.draw(json_values)
     try:
         shown = turns_of(parse(json.dumps(tree).encode()), "train", None)
-    except Unreadable:
+    except UnreadableLine:
         return
     assert len(json.loads(to_strict_json(shown))) == len(tree["turns"])
     for turn in shown:

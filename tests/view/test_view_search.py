@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mtrl.record.trajectories import write_groups
 from mtrl.types import Group, read_trajectories, to_json
-from mtrl.view.query import Query, Refusal
+from mtrl.view.query import Query, QueryRefusal
 from mtrl.view.search import SECONDS, Needle, resume, search, texts_of
 from tests.view.made_runs import HOSTILE, make_run, make_trajectory, make_turn
 
@@ -119,7 +119,7 @@ def test_a_cursor_survives_new_trajectories(api_of, made_run):
     assert resume(rows, cursor) == (8, 8)
     assert resume(rows[5:], cursor) == (3, 8)
     assert resume([*rows[20:30], *rows], cursor) == (18, 8)
-    with pytest.raises(Refusal, match="search again"):
+    with pytest.raises(QueryRefusal, match="search again"):
         resume(rows[8:], cursor)
 
 

@@ -6,14 +6,14 @@ from itertools import pairwise
 import pytest
 from playwright.sync_api import expect
 
-from mtrl.sweep.outcome import Outcome
+from mtrl.sweep.outcome import JobResult
 from mtrl.view.query import Query
 from tests.view.made_runs import HOSTILE, TOKEN, make_run, viewing
 from tests.view.page_browser import fits, opened
 
 
 def add_job(run, number, words, value, status="finished", reason=""):
-    outcome = Outcome.begin(number, words, "success_after", "maximize")
+    outcome = JobResult.begin(number, words, "success_after", "maximize")
     outcome.end(status, reason, value)
     outcome.write(run)
 
@@ -74,7 +74,7 @@ def test_the_end_of_a_job_is_shown(browser, tmp_path):
     """A job writes its outcome last, after all metrics."""
     for number in (0, 1):
         run = make_run(tmp_path / "sweep" / str(number), steps=1, groups=1, size=1, seed=number)
-        outcome = Outcome.begin(number, [f"seed={number}"], "success_after", "maximize")
+        outcome = JobResult.begin(number, [f"seed={number}"], "success_after", "maximize")
         outcome.write(run)
     with (
         viewing(tmp_path) as client,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from mtrl.diagnose.disagreement import Disagreement, disagreement
+from mtrl.diagnose.disagreement import RewardAgreement, disagreement
 from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.gap import find_gap
 from mtrl.diagnose.record import Record
@@ -182,7 +182,7 @@ def _proposals(record: Record, schemes: list[str]) -> tuple[Proposal, ...]:
     return (*grown, *others)
 
 
-def _misfit(record: Record, signs: _Signs, seen: Disagreement) -> Finding:
+def _misfit(record: Record, signs: _Signs, seen: RewardAgreement) -> Finding:
     """Return the finding for a wrong claim threshold: successes earn clearly more than lenient trajectories, so the
     threshold is wrong and not the reward."""
     return Finding(

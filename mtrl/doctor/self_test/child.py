@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 
 from mtrl.doctor.self_test.bench import Bench
-from mtrl.doctor.self_test.outcome import FIX, Outcome
+from mtrl.doctor.self_test.outcome import FIX, CaseResult
 from mtrl.errors import JobLost
 from mtrl.preflight.result import failed
 from mtrl.utils.process import is_follower
@@ -32,7 +32,7 @@ def main(function: str, bench: str, outcome: str) -> None:
             raise
         traceback.print_exc()
         first = next(iter(str(error).strip().splitlines()), "")
-        found = Outcome(failed(f"{type(error).__name__}: {first}", FIX))
+        found = CaseResult(failed(f"{type(error).__name__}: {first}", FIX))
     if found is not None and not is_follower():
         partial = Path(f"{outcome}.partial")
         partial.write_text(found.to_json(), encoding="utf-8")

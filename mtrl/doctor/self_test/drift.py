@@ -16,7 +16,7 @@ HALF_LIMIT = 0.1
 """Largest mean gap of a correct engine in half precision, in nats."""
 
 
-class Drift:
+class DriftStatistics:
     """Statistics of the gaps of all tokens."""
 
     def __init__(self, engine: Tensor, trainer: Tensor):

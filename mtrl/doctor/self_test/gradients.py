@@ -9,14 +9,14 @@ from torch import Tensor
 
 from mtrl.algorithms.losses import weighted_sum
 from mtrl.doctor.self_test.bench import Bench
-from mtrl.doctor.self_test.outcome import Outcome, judged
+from mtrl.doctor.self_test.outcome import CaseResult, judged
 from mtrl.doctor.self_test.workload import batches_of, make_samples, new_learner, vocabulary
 
 LEAST_COSINE = 0.98
 """Smallest cosine between the two gradients of a correct machine."""
 
 
-def gradients(bench: Bench) -> Outcome:
+def gradients(bench: Bench) -> CaseResult:
     """Compare the gradients of the same micro-batch."""
     exact = _gradients(bench, "trainer.fsdp.param_dtype=float32")
     half = _gradients(bench, bench.half)

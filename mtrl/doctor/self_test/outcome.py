@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from mtrl.preflight.result import Result, Status, failed, passed
+from mtrl.preflight.result import CheckResult, Status, failed, passed
 
 FIX = "read the end of its output in the JSON file, under details"
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CaseResult:
     """The result of one case."""
 
-    result: Result
+    result: CheckResult
     figures: dict[str, Any] = field(default_factory=dict)
     """Measured numbers by name; a name ends with its unit."""
 
@@ -28,13 +28,13 @@ class Outcome:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> Outcome:
+    def from_json(cls, text: str) -> CaseResult:
         fields = json.loads(text)
         result = fields["result"]
-        return cls(Result(**{**result, "status": Status(result["status"])}), fields["figures"])
+        return cls(CheckResult(**{**result, "status": Status(result["status"])}), fields["figures"])
 
 
-def judged(problem: str, evidence: str, figures: Mapping[str, Any]) -> Outcome:
+def judged(problem: str, evidence: str, figures: Mapping[str, Any]) -> CaseResult:
     """Return a passed outcome if `problem` is empty, else a failed one that names the problem before the evidence."""
     result = failed(f"{problem}; {evidence}", FIX) if problem else passed(evidence)
-    return Outcome(result, dict(figures))
+    return CaseResult(result, dict(figures))

@@ -17,7 +17,7 @@ from pathlib import Path
 from mtrl.doctor.checks import LAUNCH_VARIABLES
 from mtrl.doctor.self_test.bench import Bench
 from mtrl.doctor.self_test.case import Case
-from mtrl.doctor.self_test.outcome import FIX, Outcome
+from mtrl.doctor.self_test.outcome import FIX, CaseResult
 from mtrl.preflight.result import Status, failed, skipped
 from mtrl.utils.signals import Interrupt
 
@@ -32,7 +32,7 @@ PAUSE = 0.05
 """Seconds between two looks at the processes."""
 
 
-def run_case(case: Case, bench: Bench, seconds: float, interrupt: Interrupt) -> Outcome:
+def run_case(case: Case, bench: Bench, seconds: float, interrupt: Interrupt) -> CaseResult:
     """Run a case in processes of its own, and return its outcome.
 
     Args:
@@ -41,11 +41,11 @@ def run_case(case: Case, bench: Bench, seconds: float, interrupt: Interrupt) -> 
     """
     start = time.monotonic()
     reason = case.reason_to_skip(bench)
-    outcome = Outcome(skipped(reason)) if reason else _run(case, bench, seconds, interrupt)
+    outcome = CaseResult(skipped(reason)) if reason else _run(case, bench, seconds, interrupt)
     return replace(outcome, result=outcome.result.named(case.name, time.monotonic() - start))
 
 
-def _run(case: Case, bench: Bench, seconds: float, interrupt: Interrupt) -> Outcome:
+def _run(case: Case, bench: Bench, seconds: float, interrupt: Interrupt) -> CaseResult:
     with tempfile.TemporaryDirectory(dir=bench.scratch, ignore_cleanup_errors=True) as name:
         folder = Path(name)
         log = folder / "output.log"
@@ -58,13 +58,13 @@ def _run(case: Case, bench: Bench, seconds: float, interrupt: Interrupt) -> Outc
         return _outcome(folder, log, problem)
 
 
-def _outcome(folder: Path, log: Path, problem: str) -> Outcome:
+def _outcome(folder: Path, log: Path, problem: str) -> CaseResult:
     """Return the outcome that the leader wrote, or a failed one if it wrote none or if a process failed afterwards."""
     written, output = folder / OUTCOME, _tail(log)
-    outcome = Outcome.from_json(written.read_text(encoding="utf-8")) if written.exists() else None
+    outcome = CaseResult.from_json(written.read_text(encoding="utf-8")) if written.exists() else None
     if outcome is None or (problem and outcome.passed):
         last = f": {output[-1]}" if output and problem.startswith("exit") else ""
-        outcome = Outcome(failed(f"{problem or 'it wrote no result'}{last}", FIX))
+        outcome = CaseResult(failed(f"{problem or 'it wrote no result'}{last}", FIX))
     if outcome.result.status != Status.FAIL:
         return outcome
     of_servers = [f"{file.name}: {line}" for file in _server_logs(folder) for line in _tail(file)]

@@ -7,7 +7,7 @@ import time
 import torch
 
 from mtrl.doctor.self_test.bench import Bench
-from mtrl.doctor.self_test.outcome import Outcome
+from mtrl.doctor.self_test.outcome import CaseResult
 from mtrl.preflight.result import passed
 from mtrl.trainer.flops import peak_flops
 
@@ -17,7 +17,7 @@ SECONDS = 0.5
 """Duration of a measurement on a GPU, in seconds."""
 
 
-def products(bench: Bench) -> Outcome:
+def products(bench: Bench) -> CaseResult:
     """Measure the rate of each dtype, beside that of the table of known GPUs."""
     device = torch.device("cuda" if bench.on_gpu else "cpu")
     figures: dict[str, float] = {}
@@ -31,7 +31,7 @@ def products(bench: Bench) -> Outcome:
             figures[f"{name}_data_sheet_tflops_per_second"] = listed / 1e12
             text += f" ({rate / listed:.0%} of the data sheet)"
         texts.append(text)
-    return Outcome(passed(", ".join(texts)), figures)
+    return CaseResult(passed(", ".join(texts)), figures)
 
 
 def peak_rate(device: torch.device, dtype: torch.dtype) -> float:

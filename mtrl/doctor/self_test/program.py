@@ -21,9 +21,9 @@ from rich.text import Text
 from mtrl.doctor import checks, machine
 from mtrl.doctor.self_test.bench import CPU, GPU, QUICK, Bench
 from mtrl.doctor.self_test.case import CASES, MODEL, Case
-from mtrl.doctor.self_test.outcome import Outcome
+from mtrl.doctor.self_test.outcome import CaseResult
 from mtrl.doctor.self_test.process import run_case
-from mtrl.doctor.self_test.recommend import Setting, recommend
+from mtrl.doctor.self_test.recommend import RecommendedSetting, recommend
 from mtrl.errors import UserError
 from mtrl.preflight import report
 from mtrl.preflight.result import Status, skipped, worst
@@ -94,7 +94,7 @@ def self_test(args: argparse.Namespace, cases: Sequence[Case] = CASES) -> int:
             scratch=folder,
         )
         print_start(args.model, gpus)
-        outcomes: dict[str, Outcome] = {}
+        outcomes: dict[str, CaseResult] = {}
         try:
             run_cases(bench, cases if args.model else (MODEL, *cases), interrupt, outcomes)
         finally:  # a signal leaves the results so far
@@ -105,7 +105,7 @@ def self_test(args: argparse.Namespace, cases: Sequence[Case] = CASES) -> int:
     return int(worst([outcome.result for outcome in outcomes.values()]) == Status.FAIL)
 
 
-def run_cases(bench: Bench, cases: Sequence[Case], interrupt: Interrupt, outcomes: dict[str, Outcome]) -> None:
+def run_cases(bench: Bench, cases: Sequence[Case], interrupt: Interrupt, outcomes: dict[str, CaseResult]) -> None:
     """Run the cases one after another, print the line of each as it ends, and add its outcome to `outcomes`. Without a
     model all others are skipped.
 
@@ -129,8 +129,8 @@ def run_cases(bench: Bench, cases: Sequence[Case], interrupt: Interrupt, outcome
         screen.print(report.table([outcome.result]))
 
 
-def _left_out(case: Case, reason: str) -> Outcome:
-    return Outcome(replace(skipped(reason), name=case.name))
+def _left_out(case: Case, reason: str) -> CaseResult:
+    return CaseResult(replace(skipped(reason), name=case.name))
 
 
 def print_start(model: str | None, gpus: Gpus) -> None:
@@ -140,7 +140,7 @@ def print_start(model: str | None, gpus: Gpus) -> None:
     report.console().print(f"self-test on {where}, {what}; ten minutes at most\n", soft_wrap=True)
 
 
-def print_end(outcomes: dict[str, Outcome], settings: Sequence[Setting], file: Path) -> None:
+def print_end(outcomes: dict[str, CaseResult], settings: Sequence[RecommendedSetting], file: Path) -> None:
     screen = report.console()
     results = [outcome.result for outcome in outcomes.values()]
     screen.print()
@@ -155,7 +155,7 @@ def print_end(outcomes: dict[str, Outcome], settings: Sequence[Setting], file: P
 
 
 def to_json(
-    model: str | None, bench: Bench, gpus: Gpus, outcomes: dict[str, Outcome], settings: Sequence[Setting]
+    model: str | None, bench: Bench, gpus: Gpus, outcomes: dict[str, CaseResult], settings: Sequence[RecommendedSetting]
 ) -> dict[str, Any]:
     """Return the content of the JSON file; `model` is null for random weights."""
     results = [outcome.result for outcome in outcomes.values()]

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from mtrl.doctor.architecture import table
 from mtrl.doctor.self_test.bench import Bench, Sizes
-from mtrl.doctor.self_test.outcome import Outcome
+from mtrl.doctor.self_test.outcome import CaseResult
 from mtrl.models.renderer import END, TINY_TEMPLATE
 from mtrl.models.tiny import save
 from mtrl.preflight.result import passed
@@ -21,7 +21,7 @@ HEAD = 32
 """Width of a head of a small model."""
 
 
-def build(bench: Bench) -> Outcome:
+def build(bench: Bench) -> CaseResult:
     """Write the model to `bench.model`."""
     fields, what = shapes(bench.sizes)
     tokenizer = make_tokenizer(fields["vocab_size"])
@@ -34,7 +34,7 @@ def build(bench: Bench) -> Outcome:
     save(model, tokenizer, Path(bench.model))
     parameters = sum(p.numel() for p in model.parameters())
     evidence = f"{what}, {parameters / 1e6:,.1f} M random weights"
-    return Outcome(passed(evidence), {"parameters": parameters})
+    return CaseResult(passed(evidence), {"parameters": parameters})
 
 
 def shapes(sizes: Sizes) -> tuple[dict[str, Any], str]:

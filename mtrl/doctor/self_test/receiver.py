@@ -22,7 +22,7 @@ SECONDS = 60.0
 """Time limit of each step, in seconds."""
 
 
-class Receiver:
+class ReceiverProcess:
     """The trainer's side: it passes each step of an update to the process."""
 
     url = "http://127.0.0.1:1"
@@ -101,7 +101,7 @@ class _Worker:
     def __init__(self, device: str):
         self._device = device
         self._weights: dict[str, Tensor] = {}
-        self._groups: dict[str, broadcast.Group] = {}
+        self._groups: dict[str, broadcast.GroupMembership] = {}
 
     def begin(self) -> None:
         self._weights = {}

@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from mtrl.doctor.self_test.bench import Bench
-from mtrl.doctor.self_test.outcome import Outcome, judged
+from mtrl.doctor.self_test.outcome import CaseResult, judged
 from mtrl.doctor.self_test.workload import make_samples, new_learner, update, vocabulary
 from mtrl.trainer.checkpoint.checkpoint import Checkpoints
 from mtrl.trainer.update.learner import alone
 
 
-def resume(bench: Bench) -> Outcome:
+def resume(bench: Bench) -> CaseResult:
     """Save after an update, go on, load in another learner, and go on there."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # products with the same bits each time
     # With mere warnings the flash kernel stays in its other mode, which adds gradients in any order.
@@ -48,7 +48,7 @@ def resume(bench: Bench) -> Outcome:
     return _outcome(sum(value.nbytes for value in saved.values()), writing, reading, lost, drifted)
 
 
-def _outcome(size: int, writing: float, reading: float, lost: list[str], drifted: list[str]) -> Outcome:
+def _outcome(size: int, writing: float, reading: float, lost: list[str], drifted: list[str]) -> CaseResult:
     problem = ""
     if lost:
         problem = f"{len(lost)} tensors of the checkpoint have other bits, such as {lost[0]}"

@@ -14,8 +14,8 @@ from torch import Tensor
 from mtrl.config.schema import Config
 from mtrl.distributed.world import World
 from mtrl.doctor.self_test.bench import Bench
-from mtrl.doctor.self_test.drift import Drift
-from mtrl.doctor.self_test.outcome import Outcome, judged
+from mtrl.doctor.self_test.drift import DriftStatistics
+from mtrl.doctor.self_test.outcome import CaseResult, judged
 from mtrl.doctor.self_test.workload import GIB, logprobs_of, make_samples, new_learner, update, vocabulary
 from mtrl.engines.base import Generation, SamplingParams
 from mtrl.trainer.data.batching import PADDED
@@ -25,17 +25,17 @@ from mtrl.trainer.update.learner import Learner, alone
 from mtrl.types import Sample
 
 
-def local_eager(bench: Bench) -> Outcome:
+def local_eager(bench: Bench) -> CaseResult:
     """Sample with the local engine, without CUDA graphs."""
     return _local(bench, "generator.local.cuda_graphs=false")
 
 
-def local_graphs(bench: Bench) -> Outcome:
+def local_graphs(bench: Bench) -> CaseResult:
     """Sample with the local engine by CUDA graphs."""
     return _local(bench, "generator.local.cuda_graphs=true")
 
 
-def _local(bench: Bench, override: str) -> Outcome:
+def _local(bench: Bench, override: str) -> CaseResult:
     config = bench.config(*([bench.half] if bench.on_gpu else []), override)
     learner = new_learner(bench, config)
     engine = training_engine(config, World(), bench.model, learner.policy, bench.sizes.context)
@@ -49,7 +49,7 @@ async def sample_before_and_after_update(
     engine: Any,
     sends_weights: bool,
     asleep: Callable[[Callable[[], Any]], Awaitable[None]] | None = None,
-) -> Outcome:
+) -> CaseResult:
     """Sample, update the policy, send the weights to the engine and sample again; compare log-probs both times.
 
     Args:
@@ -109,11 +109,11 @@ async def sampled(bench: Bench, learner: Learner, engine: Any) -> list[Sample]:
     return [_sample(prompt, turn) for prompt, turn in zip(prompts, turns, strict=True)]
 
 
-def drift_of(bench: Bench, learner: Learner, turns: list[Sample]) -> Drift:
+def drift_of(bench: Bench, learner: Learner, turns: list[Sample]) -> DriftStatistics:
     """Compare the log-probs of sampled turns with the trainer's."""
     engine = [logprob for turn in turns for logprob, own in zip(turn.logprobs, turn.loss_mask, strict=True) if own]
     trainer: Tensor = logprobs_of(bench, alone(learner), turns, PADDED)
-    return Drift(torch.tensor(engine), trainer.cpu())
+    return DriftStatistics(torch.tensor(engine), trainer.cpu())
 
 
 def _sample(prompt: list[int], turn: Generation) -> Sample:

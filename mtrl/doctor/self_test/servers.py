@@ -12,7 +12,7 @@ import torch
 from mtrl.config.schema import Config
 from mtrl.distributed.world import World
 from mtrl.doctor.self_test.bench import Bench
-from mtrl.doctor.self_test.outcome import FIX, Outcome
+from mtrl.doctor.self_test.outcome import FIX, CaseResult
 from mtrl.doctor.self_test.process import SERVER_LOGS
 from mtrl.doctor.self_test.rollouts import sample_before_and_after_update
 from mtrl.doctor.self_test.workload import GIB, new_learner
@@ -27,29 +27,29 @@ LEAST_FREED = 0.5
 """Share of the server's memory that sleep must free at least."""
 
 
-def vllm(bench: Bench) -> Outcome:
+def vllm(bench: Bench) -> CaseResult:
     return _awake(bench, "vllm")
 
 
-def vllm_sleep(bench: Bench) -> Outcome:
+def vllm_sleep(bench: Bench) -> CaseResult:
     return _asleep(bench, "vllm")
 
 
-def sglang(bench: Bench) -> Outcome:
+def sglang(bench: Bench) -> CaseResult:
     return _awake(bench, "sglang")
 
 
-def sglang_sleep(bench: Bench) -> Outcome:
+def sglang_sleep(bench: Bench) -> CaseResult:
     return _asleep(bench, "sglang")
 
 
-def _awake(bench: Bench, name: str) -> Outcome:
+def _awake(bench: Bench, name: str) -> CaseResult:
     """Sample on a server that has a GPU of its own if there are two."""
     config, learner, engine = _start(bench, name, colocate=bench.gpus == 1)
     return asyncio.run(sample_before_and_after_update(bench, config, learner, engine, True))
 
 
-def _asleep(bench: Bench, name: str) -> Outcome:
+def _asleep(bench: Bench, name: str) -> CaseResult:
     """Sample on a server that shares the trainer's GPU and sleeps during the update."""
     config, learner, engine = _start(bench, name, colocate=True)
     sleep = Sleep(config, learner, engine)
@@ -96,12 +96,12 @@ class Sleep:
         self._learner.release()
         await self._engine.wake()
 
-    def judged(self, outcome: Outcome) -> Outcome:
+    def judged(self, outcome: CaseResult) -> CaseResult:
         """Return the outcome of the sampling, with the freed memory."""
         figures = {**outcome.figures, "freed_bytes": self.freed, "server_bytes": self._share}
         evidence = f"sleep frees {self.freed / GIB:.1f} of {self._share / GIB:.1f} GiB; {outcome.result.evidence}"
         if not outcome.passed:
-            return Outcome(failed(evidence, outcome.result.fix), figures)
+            return CaseResult(failed(evidence, outcome.result.fix), figures)
         if self.freed < LEAST_FREED * self._share:
-            return Outcome(failed(f"the server keeps its memory: {evidence}", FIX), figures)
-        return Outcome(passed(evidence), figures)
+            return CaseResult(failed(f"the server keeps its memory: {evidence}", FIX), figures)
+        return CaseResult(passed(evidence), figures)

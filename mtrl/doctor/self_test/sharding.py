@@ -14,7 +14,7 @@ from mtrl.config.schema import Config
 from mtrl.distributed.rank_group import RankGroup
 from mtrl.distributed.world import World
 from mtrl.doctor.self_test.bench import Bench
-from mtrl.doctor.self_test.outcome import Outcome, judged
+from mtrl.doctor.self_test.outcome import CaseResult, judged
 from mtrl.doctor.self_test.workload import make_samples, memory_text, planned, update, vocabulary
 from mtrl.trainer.setup.loading import fit_attention, load_model
 from mtrl.trainer.setup.models import make_learner
@@ -31,15 +31,15 @@ LARGEST_ERROR = 0.05
 each gradient by its magnitude, so that the sign of a tiny gradient may change."""
 
 
-def fsdp(bench: Bench) -> Outcome | None:
+def fsdp(bench: Bench) -> CaseResult | None:
     return _compared(bench)
 
 
-def fsdp_offload(bench: Bench) -> Outcome | None:
+def fsdp_offload(bench: Bench) -> CaseResult | None:
     return _compared(bench, "trainer.fsdp.cpu_offload=true")
 
 
-def _compared(bench: Bench, *overrides: str) -> Outcome | None:
+def _compared(bench: Bench, *overrides: str) -> CaseResult | None:
     """Return the outcome on the leader; followers take part in its updates and return None."""
     world = World.join(JOIN)
     with closing(world):
@@ -84,7 +84,7 @@ def _update_twice(bench: Bench, config: Config, learners: Learners, samples: lis
     return Sharded(before, after, sum(work.tokens for work in works) / seconds, peak, planned(bench, config))
 
 
-def _outcome(sharded: Sharded, expected: Mapping[str, Tensor]) -> Outcome:
+def _outcome(sharded: Sharded, expected: Mapping[str, Tensor]) -> CaseResult:
     error = _distance(sharded.after, expected) / _distance(expected, sharded.before)
     problem = "" if error <= LARGEST_ERROR else f"weights differ from those of one process by {error:.1%} of the update"
     same = f"weights of one process up to {error:.0e} of the update" if error else "same weights as one process"

@@ -10,8 +10,8 @@ import torch
 from mtrl.config.engine_schema import VllmConfig
 from mtrl.distributed.gathered import layout_of
 from mtrl.doctor.self_test.bench import Bench
-from mtrl.doctor.self_test.outcome import Outcome, judged
-from mtrl.doctor.self_test.receiver import SECONDS, Receiver
+from mtrl.doctor.self_test.outcome import CaseResult, judged
+from mtrl.doctor.self_test.receiver import SECONDS, ReceiverProcess
 from mtrl.doctor.self_test.workload import new_learner
 from mtrl.engines.server.checksum import checksum
 from mtrl.engines.server.export import FullWeights
@@ -19,23 +19,23 @@ from mtrl.engines.server.sync import make_sync
 from mtrl.trainer.update.learner import alone
 
 
-def by_file(bench: Bench) -> Outcome:
+def by_file(bench: Bench) -> CaseResult:
     return asyncio.run(_sent(bench, "disk", "files", "cpu"))
 
 
-def by_memory(bench: Bench) -> Outcome:
+def by_memory(bench: Bench) -> CaseResult:
     """CUDA IPC on a GPU, else shared memory."""
     how = ("CUDA IPC", "cuda:0") if bench.on_gpu else ("shared memory", "cpu")
     return asyncio.run(_sent(bench, "tensor", *how))
 
 
-def by_broadcast(bench: Bench) -> Outcome:
+def by_broadcast(bench: Bench) -> CaseResult:
     """NCCL between two GPUs, else gloo."""
     how = ("NCCL", "cuda:1") if bench.on_gpu else ("gloo", "cpu")
     return asyncio.run(_sent(bench, "distributed", *how))
 
 
-async def _sent(bench: Bench, weight_sync: str, how: str, device: str) -> Outcome:
+async def _sent(bench: Bench, weight_sync: str, how: str, device: str) -> CaseResult:
     """Send the weights twice; the second time is measured, since groups and folders then exist."""
     dtype = "bfloat16" if bench.on_gpu else "float32"
     learner = new_learner(bench, bench.config(*([bench.half] if bench.on_gpu else [])))
@@ -44,7 +44,7 @@ async def _sent(bench: Bench, weight_sync: str, how: str, device: str) -> Outcom
     size = sum(value.numel() for value in layout_of(weights).values()) * getattr(torch, dtype).itemsize
     settings = VllmConfig(weight_sync=weight_sync, sync_timeout=SECONDS)
     sync = make_sync(settings, model=bench.model, dtype=dtype, lora_scaling=None)
-    receiver = Receiver(device)
+    receiver = ReceiverProcess(device)
     try:
         seconds = 0.0
         for version in (1, 2):

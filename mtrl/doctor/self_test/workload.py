@@ -20,12 +20,12 @@ from mtrl.doctor.memory import Memory
 from mtrl.doctor.self_test.bench import Bench
 from mtrl.doctor.self_test.products import peak_rate
 from mtrl.errors import UserError
-from mtrl.trainer.data.batching import Layout, MicroBatch, micro_batches
+from mtrl.trainer.data.batching import MicroBatch, RowLayout, micro_batches
 from mtrl.trainer.setup.loading import compute_dtype
 from mtrl.trainer.setup.models import make_learner
-from mtrl.trainer.throughput import Work
+from mtrl.trainer.throughput import Computation
 from mtrl.trainer.update.learner import Learner, Learners, alone
-from mtrl.trainer.update.update import Update, Updater, per_sample
+from mtrl.trainer.update.update import Updater, UpdateResult, per_sample
 from mtrl.types import Sample
 
 GIB = 2**30
@@ -70,7 +70,7 @@ def make_samples(bench: Bench, vocabulary: int) -> list[Sample]:
     return samples
 
 
-def update(bench: Bench, config: Config, learners: Learners, samples: list[Sample], step: int) -> Update:
+def update(bench: Bench, config: Config, learners: Learners, samples: list[Sample], step: int) -> UpdateResult:
     """Make one optimiser step.
 
     Raises:
@@ -79,7 +79,7 @@ def update(bench: Bench, config: Config, learners: Learners, samples: list[Sampl
     return Updater(config, learners, Path(bench.scratch) / "nonfinite.jsonl").run(samples, step)
 
 
-def batches_of(bench: Bench, samples: Sequence[Sample], layout: Layout) -> list[MicroBatch]:
+def batches_of(bench: Bench, samples: Sequence[Sample], layout: RowLayout) -> list[MicroBatch]:
     """Return the micro-batches of samples, with equal weights."""
     import numpy as np
 
@@ -87,7 +87,7 @@ def batches_of(bench: Bench, samples: Sequence[Sample], layout: Layout) -> list[
     return micro_batches(samples, weights, bench.sizes.micro_batch_tokens, layout=layout)
 
 
-def logprobs_of(bench: Bench, learners: Learners, samples: Sequence[Sample], layout: Layout) -> Tensor:
+def logprobs_of(bench: Bench, learners: Learners, samples: Sequence[Sample], layout: RowLayout) -> Tensor:
     """Return the trainer's log-probs of all sampled tokens, in the order of the samples."""
     batches = batches_of(bench, samples, layout)
     found = learners.logprobs(batches)
@@ -97,7 +97,7 @@ def logprobs_of(bench: Bench, learners: Learners, samples: Sequence[Sample], lay
 
 
 @dataclass(frozen=True)
-class Rate:
+class UpdateRate:
     """The speed and the memory of an update."""
 
     tokens_per_second: float
@@ -117,14 +117,14 @@ class Rate:
         return text + f"{self.peak_share:.0%} of the peak{memory_text(self.peak_bytes, self.planned_bytes)}"
 
 
-def timed_updates(bench: Bench, config: Config, learner: Learner, samples: list[Sample]) -> Rate:
+def timed_updates(bench: Bench, config: Config, learner: Learner, samples: list[Sample]) -> UpdateRate:
     """Make an update that is not timed, since kernels are loaded in it, and then timed ones."""
     learners = alone(learner)
     update(bench, config, learners, samples, 0)
     if bench.on_gpu:
         torch.cuda.reset_peak_memory_stats()
     _finish(bench)
-    start, seconds, works, step = time.perf_counter(), 0.0, Work(), 1
+    start, seconds, works, step = time.perf_counter(), 0.0, Computation(), 1
     while seconds < bench.sizes.seconds and step < 20:
         works = sum(update(bench, config, learners, samples, step).works, works)
         _finish(bench)
@@ -132,7 +132,7 @@ def timed_updates(bench: Bench, config: Config, learner: Learner, samples: list[
         seconds = time.perf_counter() - start
     peak = torch.cuda.max_memory_allocated() if bench.on_gpu else 0
     rate = works.flops / seconds
-    return Rate(
+    return UpdateRate(
         tokens_per_second=works.tokens / seconds,
         tflops_per_second=rate / 1e12,
         peak_share=rate / peak_rate(learner.policy.device, compute_dtype(config)),

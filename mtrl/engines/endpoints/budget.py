@@ -38,7 +38,7 @@ class BudgetSpentError(RunEndedError):
 
 
 @dataclass(frozen=True)
-class Usage:
+class TokenUsage:
     """Token counts of one request, as the provider reports them. Cached tokens are part of the prompt tokens."""
 
     prompt_tokens: int = 0
@@ -54,8 +54,8 @@ class Usage:
         prompt = (self.prompt_tokens - cached) * price.input + cached * cached_price
         return (prompt + self.completion_tokens * price.output) / MILLION
 
-    def __add__(self, other: Usage) -> Usage:
-        return Usage(
+    def __add__(self, other: TokenUsage) -> TokenUsage:
+        return TokenUsage(
             self.prompt_tokens + other.prompt_tokens,
             self.cached_tokens + other.cached_tokens,
             self.completion_tokens + other.completion_tokens,
@@ -70,11 +70,11 @@ class Spending:
     """Number of attempts, failed ones included."""
     retries: int = 0
     """Number of attempts that were retries."""
-    counted: Usage = Usage()
+    counted: TokenUsage = TokenUsage()
     """Tokens that the provider reported."""
     unconfirmed_requests: int = 0
     """Number of requests without a complete answer or without a token count; the provider may have charged for them."""
-    unconfirmed: Usage = Usage()
+    unconfirmed: TokenUsage = TokenUsage()
     """Upper bound of the tokens of the unconfirmed requests."""
 
     @property
@@ -109,7 +109,7 @@ class Spending:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Spending:
-        usages = {name: Usage(**data[name]) for name in ("counted", "unconfirmed")}
+        usages = {name: TokenUsage(**data[name]) for name in ("counted", "unconfirmed")}
         return cls(**{**data, **usages})
 
 
@@ -120,12 +120,12 @@ class Reservation:
     account: str
     """Name under which the request is recorded."""
     is_retry: bool
-    maximum: Usage
+    maximum: TokenUsage
     """Upper bound of the tokens of the request."""
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     """Tokens that the provider reported; None until the reservation is settled."""
 
-    def settle(self, usage: Usage) -> None:
+    def settle(self, usage: TokenUsage) -> None:
         """Set the usage that the provider reported; zero tokens where it did not answer the request."""
         self.usage = usage
 
@@ -194,7 +194,7 @@ class Budget:
             return self.total.metrics(self.price)
 
     @asynccontextmanager
-    async def reserve(self, account: str, maximum: Usage, is_retry: bool = False) -> AsyncIterator[Reservation]:
+    async def reserve(self, account: str, maximum: TokenUsage, is_retry: bool = False) -> AsyncIterator[Reservation]:
         """Reserve the maximum cost of one request while the body of the context runs, then record its spending.
 
         If requests in flight may use up the rest of the budget, the call first waits for them.
@@ -313,7 +313,7 @@ def check_spending(
         )
 
 
-def maximum_usage(body: Mapping[str, Any]) -> Usage | None:
+def maximum_usage(body: Mapping[str, Any]) -> TokenUsage | None:
     """Return an upper bound of the tokens of a request; None where the request has no limit of completion tokens.
 
     The bound of messages is their size in bytes, since no token is shorter than a byte. A prompt of ids has as many
@@ -326,7 +326,7 @@ def maximum_usage(body: Mapping[str, Any]) -> Usage | None:
     ids = body.get("prompt") or []  # of a completions API
     prompt = len(content) + FRAME + PER_MESSAGE * len(messages) + len(ids)
     choices = body.get("n") if _is_number(body.get("n")) else 1
-    return None if limit is None else Usage(prompt, 0, math.ceil(limit * max(1, choices)))  # type: ignore[type-var]
+    return None if limit is None else TokenUsage(prompt, 0, math.ceil(limit * max(1, choices)))  # type: ignore[type-var]
 
 
 def format_spending(metrics: Mapping[str, float]) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar
 import httpx
 
 from mtrl.config.endpoint_schema import EndpointConfig
-from mtrl.engines.endpoints.budget import Budget, Reservation, Usage, maximum_usage
+from mtrl.engines.endpoints.budget import Budget, Reservation, TokenUsage, maximum_usage
 from mtrl.errors import UserError
 from mtrl.utils.http_client import (
     ResponseTooLargeError,
@@ -101,7 +101,7 @@ class Address:
 
 
 @dataclass(frozen=True)
-class Answer(Generic[T]):
+class ChatAnswer(Generic[T]):
     """The value that was read from an answer, and the number of attempts that it took."""
 
     value: T
@@ -141,7 +141,7 @@ class ChatClient:
     """Number of attempts beyond the first of their request."""
     _connections: dict[asyncio.AbstractEventLoop, _Connections] = field(default_factory=dict)
 
-    async def request(self, body: Mapping[str, Any], read: Callable[[bytes], T]) -> Answer[T]:
+    async def request(self, body: Mapping[str, Any], read: Callable[[bytes], T]) -> ChatAnswer[T]:
         """Send a request and return the value that `read` makes of the answer.
 
         Args:
@@ -168,7 +168,7 @@ class ChatClient:
                 try:
                     response = await self._send(connections, body, attempt > 0)
                     if response.status_code == 200:
-                        return Answer(read(response.content), attempt + 1)
+                        return ChatAnswer(read(response.content), attempt + 1)
                     problem = self._status_line(response)
                     if not is_temporary(response.status_code, response.text):
                         raise StatusError(response.status_code, response.text, problem, attempt + 1)
@@ -196,12 +196,12 @@ class ChatClient:
 
     async def _send(self, connections: _Connections, body: Mapping[str, Any], is_retry: bool) -> httpx.Response:
         """Send a request and return its answer; the budget reserves the maximum cost and records the actual one."""
-        async with self.budget.reserve(self.account, maximum_usage(body) or Usage(), is_retry) as reservation:
+        async with self.budget.reserve(self.account, maximum_usage(body) or TokenUsage(), is_retry) as reservation:
             self.requests += 1
             try:
                 response = await self._post(connections, body)
             except UNSENT:
-                reservation.settle(Usage())
+                reservation.settle(TokenUsage())
                 raise
             _settle(reservation, response)
             return response
@@ -307,9 +307,9 @@ def _settle(reservation: Reservation, response: httpx.Response) -> None:
     except (ValueError, RecursionError):
         counts = {}
     if any(counts.values()):
-        reservation.settle(Usage(**{name: int(count) for name, count in counts.items()}))
+        reservation.settle(TokenUsage(**{name: int(count) for name, count in counts.items()}))
     elif response.status_code != 200 and response.status_code not in MAYBE_CHARGED:
-        reservation.settle(Usage())
+        reservation.settle(TokenUsage())
 
 
 def _count(value: Any) -> float:

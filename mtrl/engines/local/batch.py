@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mtrl.engines.local.sampling import SamplingRows, Uniforms, sample
-from mtrl.engines.local.session import Session
+from mtrl.engines.local.session import EngineSession
 from mtrl.types import FinishReason
 
 
@@ -20,7 +20,9 @@ class DecodeBatch:
     The state of the rows is in arrays, which are built again whenever the rows change.
     """
 
-    def __init__(self, sessions: list[Session], stops: StopStrings, device: torch.device, max_context_length: int):
+    def __init__(
+        self, sessions: list[EngineSession], stops: StopStrings, device: torch.device, max_context_length: int
+    ):
         params = [s.request.sampling for s in sessions]
         self.sessions, self.stops, self.device = sessions, stops, device
         self.ended: dict[int, FinishReason] = {}

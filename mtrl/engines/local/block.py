@@ -22,7 +22,7 @@ ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorPlace:
     """Position of a tensor in its block: `offset` in bytes, shape and dtype."""
 
     offset: int
@@ -34,7 +34,7 @@ class Place:
         return self.dtype.itemsize * torch.Size(self.shape).numel()
 
 
-Layout = dict[str, Place]
+Layout = dict[str, TensorPlace]
 
 
 class Block:
@@ -64,7 +64,7 @@ class Block:
         layout: Layout = {}
         end = 0
         for name, tensor in tensors.items():
-            layout[name] = Place(end, tuple(tensor.shape), tensor.dtype)
+            layout[name] = TensorPlace(end, tuple(tensor.shape), tensor.dtype)
             end += -(-layout[name].bytes // ALIGNMENT) * ALIGNMENT
         file = _nameless_file()
         try:

@@ -16,8 +16,8 @@ from mtrl.engines.local.batch import DecodeBatch, StopStrings
 from mtrl.engines.local.graphs import CudaRunner, GraphRunner
 from mtrl.engines.local.half import HalfRunner
 from mtrl.engines.local.prefill import PASS, PREFILL_TOKENS, PrefillPlan, SharedPrefix, passes, plan_prefill
-from mtrl.engines.local.runner import HfRunner, Runner
-from mtrl.engines.local.session import Request, Session
+from mtrl.engines.local.runner import HfRunner, ModelRunner
+from mtrl.engines.local.session import EngineSession, SampleRequest
 from mtrl.types import FinishReason
 
 
@@ -116,9 +116,9 @@ class LocalEngine:
         self.in_flight = in_flight
         self.version = 0
         self.stats = EngineStats()
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, EngineSession] = {}
         self._opened = 0
-        self._rows: list[Session] = []
+        self._rows: list[EngineSession] = []
         """Trajectories that hold a slot, in the order of the slots; the decoding ones come first."""
         self._batch: DecodeBatch | None = None
         self._shrink = False
@@ -132,7 +132,7 @@ class LocalEngine:
         self._task: asyncio.Task[None] | None = None
 
     def open(self, trajectory_id: str) -> None:
-        self._sessions[trajectory_id] = Session(trajectory_id, self._opened)
+        self._sessions[trajectory_id] = EngineSession(trajectory_id, self._opened)
         self._opened += 1
 
     async def generate(self, trajectory_id: str, prompt: list[int], sampling: SamplingParams) -> Generation:
@@ -143,7 +143,7 @@ class LocalEngine:
         session = self._sessions[trajectory_id]
         assert session.request is None, f"{trajectory_id} requests a turn before its last one ended"
         future: asyncio.Future[Generation] = asyncio.get_running_loop().create_future()
-        session.request = Request(prompt, sampling, future)
+        session.request = SampleRequest(prompt, sampling, future)
         self._ensure_running()
         self._wake.set()
         return await future
@@ -273,7 +273,7 @@ class LocalEngine:
         admissible = len(self._admissible(decoding))
         return admissible > 0 and admissible >= len(decoding) // 3
 
-    def _admissible(self, decoding: Collection[Session]) -> list[Session]:
+    def _admissible(self, decoding: Collection[EngineSession]) -> list[EngineSession]:
         """Trajectories with a waiting turn that hold a slot or can get one. Those with a slot come first."""
         waiting = [s for s in self._sessions.values() if s.request is not None and s not in decoding]
         held = [s for s in waiting if s.slot is not None]
@@ -290,7 +290,7 @@ class LocalEngine:
         self._gathered = len(decoding)
         self._batch = self._new_batch(decoding) if decoding else None
 
-    def _admit(self, decoding: list[Session], admitted: list[Session]) -> list[Session]:
+    def _admit(self, decoding: list[EngineSession], admitted: list[EngineSession]) -> list[EngineSession]:
         """Prefill `admitted`, sample their first tokens, and return all trajectories that decode from now on."""
         for session in admitted:
             request = session.request
@@ -340,12 +340,12 @@ class LocalEngine:
         for other in others:
             self._count_cached(other, prefix.length)
 
-    def _count_cached(self, session: Session, tokens: int) -> None:
+    def _count_cached(self, session: EngineSession, tokens: int) -> None:
         """Record that the first `tokens` tokens of the context were copied instead of computed."""
         session.request.record_cached(tokens)
         self.stats.cached_tokens += tokens
 
-    def _feed(self, sessions: list[Session]) -> Tensor:
+    def _feed(self, sessions: list[EngineSession]) -> Tensor:
         """Feed the tokens of each context that are not cached yet, and return the logits [n, V] after them. The
         sessions hold consecutive slots."""
         news = [s.request.context[len(s.ids) :] for s in sessions]
@@ -380,7 +380,7 @@ class LocalEngine:
         self._batch = self._new_batch(decoding) if decoding else None
         self._shrink = False
 
-    def _decoding(self) -> list[Session]:
+    def _decoding(self) -> list[EngineSession]:
         """Write the sampled tokens to their requests, and return the rows whose turn is unfinished."""
         if self._batch is None:
             return []
@@ -396,10 +396,10 @@ class LocalEngine:
                 self.stats.sampled_tokens += len(session.request.token_ids)
                 session.finish(reason)
 
-    def _new_batch(self, sessions: list[Session]) -> DecodeBatch:
+    def _new_batch(self, sessions: list[EngineSession]) -> DecodeBatch:
         return DecodeBatch(sessions, self.stops, self.model.device, self.max_context_length)
 
-    def _arrange(self, decoding: list[Session], fed: Sequence[Session] = ()) -> list[Session]:
+    def _arrange(self, decoding: list[EngineSession], fed: Sequence[EngineSession] = ()) -> list[EngineSession]:
         """Assign the slots: first `decoding`, in an order that moves few rows; then `fed`, in the given order; then the
         other trajectories that hold a slot. Released trajectories lose their slots.
 
@@ -423,7 +423,7 @@ class LocalEngine:
         return decoding
 
 
-def make_runner(model: Any, fused_decode: bool, cuda_graphs: bool) -> Runner:
+def make_runner(model: Any, fused_decode: bool, cuda_graphs: bool) -> ModelRunner:
     """Return the fastest forward pass that supports this model.
 
     Raises:
@@ -437,7 +437,7 @@ def make_runner(model: Any, fused_decode: bool, cuda_graphs: bool) -> Runner:
     return HalfRunner(model) if halved else fused.FusedRunner(model)
 
 
-def _seated(sessions: list[Session], first: int) -> list[Session]:
+def _seated(sessions: list[EngineSession], first: int) -> list[EngineSession]:
     """Order sessions for the slots from `first` on, so that as few sessions as possible change their slot."""
     slots = range(first, first + len(sessions))
     sitting = {s.slot: s for s in sessions if s.slot in slots}

@@ -9,8 +9,8 @@ from mtrl.engines.local.engine import LocalEngine
 
 
 class FrozenEngine:
-    """See `mtrl.engines.base.Sampler`. It samples one turn at a time: the rows of a batch would depend on the time at
-    which their environments answer, and with them the last bits of the log-probs, so that a resumed run could sample
+    """See `mtrl.engines.base.TurnSampler`. It samples one turn at a time: the rows of a batch would depend on the time
+    at which their environments answer, and with them the last bits of the log-probs, so that a resumed run could sample
     another token."""
 
     def __init__(self, model: Any, tokenizer: Any, max_context_length: int, fused_decode: bool = True):

@@ -74,7 +74,7 @@ class Pong:
 
 
 @dataclass(frozen=True)
-class Turn:
+class TurnAnswer:
     """The answer to `Generate`."""
 
     number: int

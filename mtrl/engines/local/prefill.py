@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mtrl.engines.local.session import Session
+from mtrl.engines.local.session import EngineSession
 
 PREFILL_TOKENS = 16384
 """Maximum number of new tokens, padding included, in one prefill pass."""
@@ -19,7 +19,7 @@ this many tokens is fed in a pass of its own."""
 class SharedPrefix:
     """Sessions without cached tokens whose contexts begin with the same `length` tokens."""
 
-    sessions: list[Session]
+    sessions: list[EngineSession]
     length: int
 
 
@@ -29,17 +29,17 @@ class PrefillPlan:
     fed, then whole contexts are copied."""
 
     prefixes: list[SharedPrefix]
-    fed: list[Session]
+    fed: list[EngineSession]
     """Sessions whose contexts differ, sorted by their number of tokens to feed, so that a pass needs little padding."""
-    copies: list[tuple[Session, Session]]
+    copies: list[tuple[EngineSession, EngineSession]]
     """Pairs (copy, source): `copy` has the same context as `source`, which is fed."""
 
     @property
-    def sessions(self) -> list[Session]:
+    def sessions(self) -> list[EngineSession]:
         return [*self.fed, *(copy for copy, _ in self.copies)]
 
 
-def plan_prefill(admitted: Sequence[Session], pass_cost: int) -> PrefillPlan:
+def plan_prefill(admitted: Sequence[EngineSession], pass_cost: int) -> PrefillPlan:
     """Plan the prefill of `admitted` so that no tokens are computed twice without need.
 
     Equal new contexts, such as those of a group, are fed once. New contexts that begin alike, such as prompts with the
@@ -56,10 +56,10 @@ def plan_prefill(admitted: Sequence[Session], pass_cost: int) -> PrefillPlan:
     return PrefillPlan(prefixes, fed, copies)
 
 
-def passes(sessions: Sequence[Session], max_padding: int) -> Iterator[list[Session]]:
+def passes(sessions: Sequence[EngineSession], max_padding: int) -> Iterator[list[EngineSession]]:
     """Split sessions into consecutive runs whose new tokens fit one prefill pass with at most `max_padding` tokens of
     padding."""
-    chunk: list[Session] = []
+    chunk: list[EngineSession] = []
     tokens = 0
     for session in sessions:
         length = len(session.request.context) - len(session.ids)
@@ -72,10 +72,12 @@ def passes(sessions: Sequence[Session], max_padding: int) -> Iterator[list[Sessi
     yield chunk
 
 
-def _without_copies(admitted: Sequence[Session]) -> tuple[list[Session], list[tuple[Session, Session]]]:
-    sources: dict[tuple[int, ...], Session] = {}
-    fed: list[Session] = []
-    copies: list[tuple[Session, Session]] = []
+def _without_copies(
+    admitted: Sequence[EngineSession],
+) -> tuple[list[EngineSession], list[tuple[EngineSession, EngineSession]]]:
+    sources: dict[tuple[int, ...], EngineSession] = {}
+    fed: list[EngineSession] = []
+    copies: list[tuple[EngineSession, EngineSession]] = []
     for session in sorted(admitted, key=lambda s: s.order):
         source = sources.setdefault(tuple(session.request.context), session) if not session.ids else session
         if source is session:
@@ -85,11 +87,11 @@ def _without_copies(admitted: Sequence[Session]) -> tuple[list[Session], list[tu
     return fed, copies
 
 
-def _shared_prefixes(fresh: Sequence[Session], pass_cost: int) -> list[SharedPrefix]:
+def _shared_prefixes(fresh: Sequence[EngineSession], pass_cost: int) -> list[SharedPrefix]:
     """Group contexts that are neighbours in lexicographic order. A group ends where the next context shares less than
     half of the group's prefix, or less than `pass_cost` tokens."""
     ordered = sorted(fresh, key=lambda s: (s.request.context, s.order))
-    groups: list[tuple[list[Session], int]] = []
+    groups: list[tuple[list[EngineSession], int]] = []
     group, length = ordered[:1], 0
     for session in ordered[1:]:
         common = common_length(group[-1].request.context, session.request.context)

@@ -19,7 +19,7 @@ from mtrl.engines.local.block import Block, pack
 from mtrl.engines.local.channel import ChannelClosedError
 from mtrl.engines.local.child import Child
 from mtrl.engines.local.engine import LocalEngine
-from mtrl.engines.local.messages import Failed, Generate, Load, Loaded, NewBlock, Open, Ping, Release, Start, Turn
+from mtrl.engines.local.messages import Failed, Generate, Load, Loaded, NewBlock, Open, Ping, Release, Start, TurnAnswer
 from mtrl.errors import UserError
 from mtrl.types import FinishReason
 
@@ -246,7 +246,7 @@ class ProcessEngine:
     def _on_message(self, message: Any) -> None:
         self._has_answered = True
         match message:
-            case Turn(number, generation, stats):
+            case TurnAnswer(number, generation, stats):
                 self._deaths = 0
                 self.stats = _sum(self._earlier_stats, stats)
                 if (pending := self._turns.get(number)) and not pending.future.done():

@@ -19,7 +19,7 @@ from mtrl.models.logits import logits_at
 ATTENTION = ("sdpa", "eager", OWN)
 
 
-class Runner(Protocol):
+class ModelRunner(Protocol):
     cache: SlotCache
 
     def forward(self, ids: Tensor, starts: Tensor, lengths: Tensor, first_slot: int, width: int) -> Tensor:

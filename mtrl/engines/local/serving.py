@@ -21,7 +21,7 @@ from mtrl.engines.local.messages import (
     Ready,
     Release,
     Start,
-    Turn,
+    TurnAnswer,
 )
 from mtrl.errors import UserError
 
@@ -84,7 +84,7 @@ class _Server:
                     engine.release(trajectory_id)
                 case Generate(number, trajectory_id, prompt, sampling):
                     generation = await engine.generate(trajectory_id, prompt, sampling)
-                    self._channel.send(Turn(number, generation, engine.stats))
+                    self._channel.send(TurnAnswer(number, generation, engine.stats))
                 case Load(number, version, from_block):
                     await engine.load_weights(self._block.tensors if from_block else None, version)
                     self._channel.send(Loaded(number))

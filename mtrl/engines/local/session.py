@@ -10,7 +10,7 @@ from mtrl.types import FinishReason
 
 
 @dataclass
-class Request:
+class SampleRequest:
     """One turn to sample."""
 
     prompt_ids: list[int]
@@ -44,7 +44,7 @@ class Request:
 
 
 @dataclass(eq=False)
-class Session:
+class EngineSession:
     """A trajectory between `open` and `release`."""
 
     id: str
@@ -53,7 +53,7 @@ class Session:
     slot: int | None = None
     ids: list[int] = field(default_factory=list)
     """Token ids whose keys and values are in the slot."""
-    request: Request | None = None
+    request: SampleRequest | None = None
     released: bool = False
 
     def common_prefix(self, context: list[int]) -> int:

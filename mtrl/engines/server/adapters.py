@@ -15,7 +15,7 @@ SETTLING_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
-class Adapter:
+class ServedAdapter:
     """The adapter that samples as policy `version`."""
 
     name: str
@@ -27,12 +27,12 @@ class Adapters:
     they began with. An older adapter is dropped when no turn uses it any more."""
 
     def __init__(self) -> None:
-        self.newest: Adapter | None = None
-        self._loaded: list[Adapter] = []
-        self._turns: Counter[Adapter] = Counter()
+        self.newest: ServedAdapter | None = None
+        self._loaded: list[ServedAdapter] = []
+        self._turns: Counter[ServedAdapter] = Counter()
         self._dropping: set[asyncio.Task[None]] = set()
 
-    def add(self, adapter: Adapter, server: ServerApi) -> None:
+    def add(self, adapter: ServedAdapter, server: ServerApi) -> None:
         """Record a loaded adapter as the newest one, and drop unused older ones."""
         self.newest = adapter
         if adapter not in self._loaded:
@@ -40,7 +40,7 @@ class Adapters:
         self._drop_unused(server)
 
     @contextmanager
-    def sampling(self, server: ServerApi) -> Iterator[Adapter | None]:
+    def sampling(self, server: ServerApi) -> Iterator[ServedAdapter | None]:
         """Context of one turn in flight. It yields the adapter that samples the turn; None for the model itself."""
         adapter = self.newest
         if adapter is None:

@@ -10,7 +10,7 @@ from mtrl.engines.server.api import ServerApi
 
 
 @dataclass(frozen=True)
-class Command:
+class ServerCommand:
     """The command that starts a server."""
 
     argv: Sequence[str]
@@ -19,7 +19,7 @@ class Command:
 
 
 @dataclass(frozen=True)
-class Place:
+class ServerPlace:
     """The port, token and GPUs of a server."""
 
     port: int
@@ -30,7 +30,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Backend:
+class ServerBackend:
     """An engine with its settings."""
 
     name: str
@@ -38,5 +38,5 @@ class Backend:
     settings: ServerConfig
     make_api: Callable[[str, str | None], ServerApi]
     """Function that makes the API of a server from its URL and its token."""
-    make_command: Callable[[Place], Command]
+    make_command: Callable[[ServerPlace], ServerCommand]
     """Function that makes the command of a server from its place."""

@@ -46,7 +46,7 @@ class SyncGroup:
     servers: list[ServerApi]
     store: Any
     """Store through which the members join; when it is closed, waiting members get an error."""
-    group: broadcast.Group | None = None
+    group: broadcast.GroupMembership | None = None
 
 
 class DistributedSync:

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from mtrl.engines.base import EngineStats, Generation, SamplingParams
-from mtrl.engines.server.backend import Backend
+from mtrl.engines.server.backend import ServerBackend
 from mtrl.engines.server.server_group import ServerGroup, make_replicas, pause_mode
 from mtrl.engines.server.sync import WeightSync
 from mtrl.engines.server.turns import ServedTurns
@@ -42,7 +42,7 @@ class ServerEngine:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: ServerBackend,
         sync: WeightSync,
         *,
         vocabulary: int,

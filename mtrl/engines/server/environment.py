@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mtrl.config.secret_names import is_secret
-from mtrl.engines.server.backend import Command
+from mtrl.engines.server.backend import ServerCommand
 
 DROPPED = re.compile(
     # variables of the trainer's interpreter, and those that libraries in it have set for themselves
@@ -39,7 +39,7 @@ PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 LOOPBACK = "127.0.0.1,localhost,::1"
 
 
-def server_environment(command: Command) -> dict[str, str]:
+def server_environment(command: ServerCommand) -> dict[str, str]:
     """Return the environment of a server: the scrubbed environment of the trainer, with the variables of the command
     added.
 

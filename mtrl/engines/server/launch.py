@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mtrl.config.engine_schema import ServerConfig
-from mtrl.engines.server.backend import Command, Place
+from mtrl.engines.server.backend import ServerCommand, ServerPlace
 from mtrl.engines.server.sync import engine_key
 from mtrl.errors import UserError
 from mtrl.utils.gpus import gpu_names
@@ -17,7 +17,7 @@ from mtrl.utils.gpus import gpu_names
 @dataclass(frozen=True)
 class Launch:
     """Settings that are the same for all servers of an engine; `vllm/command.py` and `sglang/command.py` make a
-    `Command` from them."""
+    `ServerCommand` from them."""
 
     settings: ServerConfig
     model: str
@@ -57,8 +57,8 @@ class Launch:
         return {**own, **chosen}
 
     def command(
-        self, module: str, arguments: Mapping[str, Any], env: Mapping[str, str], token: str, place: Place
-    ) -> Command:
+        self, module: str, arguments: Mapping[str, Any], env: Mapping[str, str], token: str, place: ServerPlace
+    ) -> ServerCommand:
         """Return the command `python -m module` with these arguments.
 
         Args:
@@ -80,7 +80,9 @@ class Launch:
             ours |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         elif place.devices is not None:
             ours["CUDA_VISIBLE_DEVICES"] = ",".join(gpu_names(place.devices))
-        return Command([self.python, "-m", module, *options], {**ours, **env, **self.settings.env, token: place.token})
+        return ServerCommand(
+            [self.python, "-m", module, *options], {**ours, **env, **self.settings.env, token: place.token}
+        )
 
 
 def _option(name: str, value: Any) -> list[str]:

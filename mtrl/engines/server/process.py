@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 from typing import BinaryIO
 
-from mtrl.engines.server.backend import Command
+from mtrl.engines.server.backend import ServerCommand
 from mtrl.engines.server.environment import secrets_of, server_environment
 from mtrl.engines.server.log_errors import error_line, is_port_taken
 from mtrl.engines.server.supervised_process import SupervisedProcess
@@ -20,7 +20,7 @@ TAIL = 2**18
 class ServerProcess(SupervisedProcess):
     """A server process under a supervisor and in an environment without secrets; the constructor starts it."""
 
-    def __init__(self, command: Command, log: Path, name: str):
+    def __init__(self, command: ServerCommand, log: Path, name: str):
         """
         Args:
             log: file to which the server's output is appended; only its owner may read it.

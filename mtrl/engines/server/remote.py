@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from mtrl.engines.base import EngineLostError, EngineStats, Generation, SamplingParams
 from mtrl.engines.server.adapters import Adapters
-from mtrl.engines.server.backend import Backend
+from mtrl.engines.server.backend import ServerBackend
 from mtrl.engines.server.replica import Replica
 from mtrl.engines.server.router import Router
 from mtrl.engines.server.turns import ServedTurns
@@ -28,7 +28,7 @@ class RemoteReplica(Replica):
     is_restartable = False
     advice = "the leader restarts it"
 
-    def __init__(self, backend: Backend, view: ReplicaView):
+    def __init__(self, backend: ServerBackend, view: ReplicaView):
         super().__init__(backend, view.name)
         self._view = view
         self._begin(view)
@@ -69,7 +69,7 @@ class RemoteReplica(Replica):
 class RemoteServers:
     """The servers of the newest view (see `mtrl.engines.server.turns.Servers`)."""
 
-    def __init__(self, backend: Backend, limit: int):
+    def __init__(self, backend: ServerBackend, limit: int):
         """
         Args:
             limit: maximum number of turns of this process in flight per server.
@@ -171,7 +171,7 @@ class RemoteServerEngine:
     """See `mtrl.engines.base.Engine`. The leader updates the weights of the servers; between `hold` and `load_weights`
     this engine sends no turns."""
 
-    def __init__(self, backend: Backend, *, vocabulary: int, context: int, limit: int):
+    def __init__(self, backend: ServerBackend, *, vocabulary: int, context: int, limit: int):
         """
         Args:
             vocabulary: size of the vocabulary; the model's token ids are below it.

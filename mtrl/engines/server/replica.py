@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mtrl.engines.server.adapters import Adapters
 from mtrl.engines.server.api import ServerApi, ServerError, ServerRefusedError
-from mtrl.engines.server.backend import Backend, Place
+from mtrl.engines.server.backend import ServerBackend, ServerPlace
 from mtrl.engines.server.process import ServerProcess, free_port
 from mtrl.engines.server.router import ReplicaLoad
 from mtrl.utils.text import one_line
@@ -43,7 +43,7 @@ class Replica(ABC):
     is_restartable = True
     """Whether the server can be restarted."""
 
-    def __init__(self, backend: Backend, name: str):
+    def __init__(self, backend: ServerBackend, name: str):
         self.backend, self.name = backend, name
         self.load = ReplicaLoad()
         self.weights: Weights | None = None
@@ -182,7 +182,7 @@ class ExternalReplica(Replica):
 
     is_restartable = False
 
-    def __init__(self, backend: Backend, url: str):
+    def __init__(self, backend: ServerBackend, url: str):
         super().__init__(backend, f"the server {url}")
         self.url = url
 
@@ -221,7 +221,7 @@ class ExternalReplica(Replica):
 class ManagedReplica(Replica):
     """A server that this process starts on this machine."""
 
-    def __init__(self, backend: Backend, index: int, log: Path, devices: Sequence[int] | None):
+    def __init__(self, backend: ServerBackend, index: int, log: Path, devices: Sequence[int] | None):
         super().__init__(backend, f"{backend.name} server {index}")
         self.log, self.devices = log, devices
         self.process: ServerProcess | None = None
@@ -246,7 +246,7 @@ class ManagedReplica(Replica):
     async def _start(self) -> None:
         for attempt in range(MAX_PORTS):
             self.token = secrets.token_urlsafe(24)
-            place = Place(free_port(), self.token, self.devices)
+            place = ServerPlace(free_port(), self.token, self.devices)
             self.process = ServerProcess(self.backend.make_command(place), self.log, self.name)
             self.api = self.backend.make_api(f"http://127.0.0.1:{place.port}", self.token)
             try:

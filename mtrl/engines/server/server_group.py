@@ -10,12 +10,12 @@ from pathlib import Path
 
 from mtrl.engines.base import EngineLostError
 from mtrl.engines.server.api import ServerApi, ServerError
-from mtrl.engines.server.backend import Backend
+from mtrl.engines.server.backend import ServerBackend
 from mtrl.engines.server.lora_sync import AdapterSync
 from mtrl.engines.server.replica import ExternalReplica, ManagedReplica, Replica
 from mtrl.engines.server.router import Router
 from mtrl.engines.server.sync import WeightSync
-from mtrl.engines.server.update import DRAINING, AdapterUpdate, Update, Weights, failures
+from mtrl.engines.server.update import DRAINING, AdapterUpdate, ServerUpdate, Weights, failures
 from mtrl.engines.server.view import ReplicaView
 from mtrl.errors import UserError
 from mtrl.utils.text import duration
@@ -33,7 +33,7 @@ class ServerGroup:
 
     def __init__(
         self,
-        backend: Backend,
+        backend: ServerBackend,
         sync: WeightSync,
         replicas: Sequence[Replica],
         mode: str,
@@ -48,7 +48,7 @@ class ServerGroup:
         """
         self.backend, self.sync, self.replicas = backend, sync, replicas
         has_adapters = isinstance(sync, AdapterSync)
-        self._update = AdapterUpdate if has_adapters else Update
+        self._update = AdapterUpdate if has_adapters else ServerUpdate
         self._mode = mode
         self.drains = mode in DRAINING and not has_adapters
         """Whether new weights wait for the ends of the turns in flight."""
@@ -366,7 +366,7 @@ class ServerGroup:
         self.on_restart()
 
 
-def make_replicas(backend: Backend, log_folder: Path, devices: Sequence[int] | None) -> list[Replica]:
+def make_replicas(backend: ServerBackend, log_folder: Path, devices: Sequence[int] | None) -> list[Replica]:
     """Make the replicas at the given URLs, or else the replicas that this process starts.
 
     Args:
@@ -385,7 +385,7 @@ def make_replicas(backend: Backend, log_folder: Path, devices: Sequence[int] | N
     ]
 
 
-def pause_mode(backend: Backend, in_flight: str) -> str:
+def pause_mode(backend: ServerBackend, in_flight: str) -> str:
     """Return the pause mode of updates.
 
     Raises:

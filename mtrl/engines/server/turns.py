@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.engines.base import EngineLostError, EngineStats, Generation, SamplingParams
 from mtrl.engines.server.api import ServerBusyError, ServerError, ServerRefusedError, ServerUnreachableError
-from mtrl.engines.server.backend import Backend
+from mtrl.engines.server.backend import ServerBackend
 from mtrl.engines.server.replica import Replica
 from mtrl.engines.server.router import Router
 from mtrl.engines.server.turn import PartialTurn, check_answer
@@ -81,7 +81,7 @@ class ServedTurns:
     A turn that a server does not answer is requested again, on another server if there is one, and counted once.
     """
 
-    def __init__(self, backend: Backend, servers: Servers, *, vocabulary: int, context: int):
+    def __init__(self, backend: ServerBackend, servers: Servers, *, vocabulary: int, context: int):
         """
         Args:
             vocabulary: size of the vocabulary; the model's token ids are below it.

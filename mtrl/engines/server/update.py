@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from mtrl.distributed.gathered import GatheredWeights
-from mtrl.engines.server.adapters import Adapter
+from mtrl.engines.server.adapters import ServedAdapter
 from mtrl.engines.server.api import ServerApi, ServerError
-from mtrl.engines.server.backend import Backend
+from mtrl.engines.server.backend import ServerBackend
 from mtrl.engines.server.lora_sync import adapter_name
 from mtrl.engines.server.replica import Replica
 from mtrl.engines.server.sync import SyncError, WeightSync
@@ -39,10 +39,10 @@ class Weights:
 
 
 @dataclass
-class Update:
+class ServerUpdate:
     """One update of the weights of some servers. The caller must ensure that no new turn is sent during the update."""
 
-    backend: Backend
+    backend: ServerBackend
     sync: WeightSync
     mode: str
     """Pause mode, one of the server's."""
@@ -123,12 +123,12 @@ class Update:
 
 
 @dataclass
-class AdapterUpdate(Update):
+class AdapterUpdate(ServerUpdate):
     """One update of the adapters of some servers. It needs no pause and drops no cache: each adapter has its own keys
     and values, and turns in flight continue with their adapter."""
 
     async def run(self) -> None:
-        adapter = Adapter(adapter_name(self.weights.version), self.weights.version)
+        adapter = ServedAdapter(adapter_name(self.weights.version), self.weights.version)
         old = [replica for replica in self.replicas if replica.adapters.newest == adapter]
         # Servers refuse an adapter under the name of one that is loaded.
         await self._each("dropping an adapter", lambda server: server.drop_adapter(adapter.name), old)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mtrl.engines.server.adapters import Adapter
+from mtrl.engines.server.adapters import ServedAdapter
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class ReplicaView:
     """Policy versions of the server's weights since its start, the newest last."""
     is_current: bool
     """Whether it runs with the newest weights, so that turns may be sent to it."""
-    adapter: Adapter | None = None
+    adapter: ServedAdapter | None = None
     """Newest LoRA adapter, which samples new turns; None: the model itself samples them."""
 
 

@@ -26,7 +26,7 @@ from mtrl.engines.server.api import (
 )
 from mtrl.engines.server.http import Http
 from mtrl.engines.sglang import bodies
-from mtrl.engines.sglang.gate import Gate
+from mtrl.engines.sglang.gate import TurnGate
 from mtrl.types import FinishReason
 
 SHORT_TIMEOUT = 5.0
@@ -76,7 +76,7 @@ class SglangApi:
         self._has_seeds = any(
             value and name.lstrip("-").replace("_", "-") == SEEDED for name, value in settings.args.items()
         )
-        self._gate = Gate()
+        self._gate = TurnGate()
         self._pending: dict[str, _PendingTurn] = {}
         self._in_session = False
         self._is_asleep = False

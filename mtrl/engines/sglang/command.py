@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mtrl.engines.server.backend import Command, Place
+from mtrl.engines.server.backend import ServerCommand, ServerPlace
 from mtrl.engines.server.launch import Launch
 from mtrl.engines.sglang.access import TOKEN
 
@@ -35,7 +35,7 @@ CPU_TOKENS = 32768
 would take most of the machine's memory."""
 
 
-def sglang_command(launch: Launch, place: Place) -> Command:
+def sglang_command(launch: Launch, place: ServerPlace) -> ServerCommand:
     """Return the command that starts one server.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 
-class Gate:
+class TurnGate:
     """A gate for turns, open at first. It is bound to an event loop only while a turn waits at it."""
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from mtrl.engines.server.backend import Command, Place
+from mtrl.engines.server.backend import ServerCommand, ServerPlace
 from mtrl.engines.server.launch import Launch
 from mtrl.engines.vllm.gate import TOKEN
 from mtrl.errors import UserError
@@ -36,7 +36,7 @@ RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts for `--max-lora-rank`."""
 
 
-def vllm_command(launch: Launch, place: Place) -> Command:
+def vllm_command(launch: Launch, place: ServerPlace) -> ServerCommand:
     """Return the command that starts one server; `serve.py` adds the arguments that every server of mtrl needs.
 
     Raises:

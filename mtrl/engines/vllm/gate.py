@@ -40,7 +40,7 @@ def take_token() -> None:
     expected_token = token.encode()
 
 
-class Gate:
+class TokenGate:
     """Middleware that passes on requests with the token (`Authorization: Bearer TOKEN`). Other requests get a 401, and
     other web sockets are closed.
 

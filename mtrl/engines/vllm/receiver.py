@@ -47,7 +47,7 @@ class Step(WeightTransferUpdateInfo):
     """The trainer's checksum of the tensors of this step; None: it is not compared."""
 
 
-class Receiver(WeightTransferEngine[GroupInfo, Step]):
+class WeightReceiver(WeightTransferEngine[GroupInfo, Step]):
     """The weight receiver of one worker. A failed step ends its update; another update can begin afterwards."""
 
     init_info_cls = GroupInfo
@@ -55,7 +55,7 @@ class Receiver(WeightTransferEngine[GroupInfo, Step]):
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._groups: dict[str, broadcast.Group] = {}
+        self._groups: dict[str, broadcast.GroupMembership] = {}
         self._seconds: dict[str, float] = {}
         self._reload: Reload | None = None
         if self.vllm_config.lora_config is not None and self.device.type == "cpu":

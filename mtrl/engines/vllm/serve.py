@@ -17,7 +17,7 @@ NEEDED = (
     "--enable-prompt-tokens-details",  # the number of cached prompt tokens
     "--logprobs-mode=processed_logprobs",  # log-probs of the sampling distribution, with temperature
     '--weight-transfer-config={"backend": "mtrl"}',
-    "--middleware=mtrl.engines.vllm.gate.Gate",  # the last middleware handles a request first
+    "--middleware=mtrl.engines.vllm.gate.TokenGate",  # the last middleware handles a request first
 )
 """Arguments appended to the given ones, so that they take precedence."""
 ROUTES = {

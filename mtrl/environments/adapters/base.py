@@ -17,7 +17,7 @@ from mtrl.errors import UserError
 from mtrl.types import Message, Row
 
 
-class Adapter(BaseEnvironment):
+class EnvironmentAdapter(BaseEnvironment):
     """One episode of a foreign environment, whose class stays unchanged.
 
     `environment.config` holds the arguments of the foreign class; values that differ by row come from the row.

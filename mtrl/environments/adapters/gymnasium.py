@@ -28,7 +28,7 @@ from typing import Any
 
 from mtrl.datasets import Splits
 from mtrl.environments.adapters.base import (
-    Adapter,
+    EnvironmentAdapter,
     accepted,
     action_text,
     is_messages,
@@ -45,7 +45,7 @@ from mtrl.utils.user_code import load_function
 ARRAYS = ("Box", "MultiDiscrete", "MultiBinary")
 
 
-class Translator(Adapter):
+class Translator(EnvironmentAdapter):
     """Converts responses to actions and observations to text, for frameworks whose actions are not text."""
 
     own_keys = ("instruction", "parse_action", "render_observation")

@@ -14,14 +14,14 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from mtrl.environments.adapters.base import Adapter, metrics_of
+from mtrl.environments.adapters.base import EnvironmentAdapter, metrics_of
 from mtrl.environments.base import StepResult
 from mtrl.types import Message, Row
 
 log = logging.getLogger(__name__)
 
 
-class SkyRLGymAdapter(Adapter):
+class SkyRLGymAdapter(EnvironmentAdapter):
     """One episode of a `BaseTextEnv`."""
 
     def check_config(self) -> None:

@@ -12,14 +12,14 @@ import json
 from collections.abc import Awaitable
 from typing import Any, ClassVar
 
-from mtrl.environments.adapters.base import Adapter, accepted, metrics_of, plain_message
+from mtrl.environments.adapters.base import EnvironmentAdapter, accepted, metrics_of, plain_message
 from mtrl.environments.base import StepResult
 from mtrl.environments.tool_calls import message_calls, parse_calls
 from mtrl.errors import missing_extra
 from mtrl.types import Message, Row
 
 
-class MessageEnvAdapter(Adapter):
+class MessageEnvAdapter(EnvironmentAdapter):
     """One episode of a `MessageEnv`."""
 
     row_arguments = True

@@ -12,7 +12,7 @@ import inspect
 from dataclasses import replace
 from typing import Any
 
-from mtrl.environments.adapters.base import Adapter, accepted, with_text
+from mtrl.environments.adapters.base import EnvironmentAdapter, accepted, with_text
 from mtrl.environments.base import StepResult
 from mtrl.environments.tools import ToolEnvironment, tool, toolbox
 from mtrl.types import Message, Row
@@ -20,7 +20,7 @@ from mtrl.types import Message, Row
 NOT_TOOLS = frozenset({"reset", "get_reward", "close"})
 
 
-class TRLAdapter(ToolEnvironment, Adapter):
+class TRLAdapter(ToolEnvironment, EnvironmentAdapter):
     """One episode of a TRL environment."""
 
     def check_config(self) -> None:

@@ -20,7 +20,7 @@ import threading
 from typing import Any, ClassVar
 
 from mtrl.datasets import Splits
-from mtrl.environments.adapters.base import Adapter, metrics_of, plain_message
+from mtrl.environments.adapters.base import EnvironmentAdapter, metrics_of, plain_message
 from mtrl.environments.base import StepResult
 from mtrl.errors import UserError, missing_extra
 from mtrl.types import Message, Row, Trajectory
@@ -30,7 +30,7 @@ PASS_THRESHOLD = 0.5
 """Default threshold of verifiers, for an environment that sets none."""
 
 
-class VerifiersAdapter(Adapter):
+class VerifiersAdapter(EnvironmentAdapter):
     """One episode of a verifiers environment."""
 
     shared: ClassVar[Any] = None

@@ -17,7 +17,7 @@ from mtrl.gateway.requests import ChatRequest
 from mtrl.types import Message
 
 if TYPE_CHECKING:
-    from mtrl.gateway.calls import Call
+    from mtrl.gateway.calls import ModelCall
     from mtrl.gateway.session import Session
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
@@ -33,7 +33,7 @@ class Chat:
         self._codec = session.codec if self.request.logprobs else None
         self._head = Head(self.request.model or model, f"chatcmpl-{uuid4().hex}")
 
-    def body(self, calls: Sequence[Call]) -> dict[str, Any]:
+    def body(self, calls: Sequence[ModelCall]) -> dict[str, Any]:
         choices = [
             {
                 "index": index,
@@ -48,7 +48,7 @@ class Chat:
     def opening(self) -> list[dict[str, Any]]:
         return [self._chunk(index, {"role": "assistant", "content": ""}) for index in range(self.request.n)]
 
-    def events(self, calls: Sequence[Call]) -> Iterator[dict[str, Any]]:
+    def events(self, calls: Sequence[ModelCall]) -> Iterator[dict[str, Any]]:
         for index, call in enumerate(calls):
             message = wire_message(call.message)
             if "reasoning_content" in message:
@@ -71,7 +71,7 @@ class Chat:
         chunk = {**self._head.fields("chat.completion.chunk"), "choices": [choice]}
         return {**chunk, "usage": None} if self.request.include_usage else chunk
 
-    def _logprobs(self, call: Call) -> dict[str, Any] | None:
+    def _logprobs(self, call: ModelCall) -> dict[str, Any] | None:
         return None if self._codec is None else {"content": token_logprobs(call, self._codec), "refusal": None}
 
 

@@ -12,7 +12,7 @@ from mtrl.gateway.exchange import RequestError
 from mtrl.gateway.requests import CompletionRequest
 
 if TYPE_CHECKING:
-    from mtrl.gateway.calls import Call
+    from mtrl.gateway.calls import ModelCall
     from mtrl.gateway.session import Session
 
 
@@ -26,14 +26,14 @@ class Completion:
         self._codec = session.codec if self.request.logprobs else None
         self._head = Head(self.request.model or model, f"cmpl-{uuid4().hex}").fields("text_completion")
 
-    def body(self, calls: Sequence[Call]) -> dict[str, Any]:
+    def body(self, calls: Sequence[ModelCall]) -> dict[str, Any]:
         choices = [self._choice(index, call) for index, call in enumerate(calls)]
         return {**self._head, "choices": choices, "usage": usage(calls)}
 
     def opening(self) -> list[dict[str, Any]]:
         return []
 
-    def events(self, calls: Sequence[Call]) -> Iterator[dict[str, Any]]:
+    def events(self, calls: Sequence[ModelCall]) -> Iterator[dict[str, Any]]:
         for index, call in enumerate(calls):
             chunk = {**self._head, "choices": [self._choice(index, call)]}
             yield {**chunk, "usage": None} if self.request.include_usage else chunk
@@ -43,11 +43,11 @@ class Completion:
     def error(self, error: RequestError) -> dict[str, Any]:
         return error.body()
 
-    def _choice(self, index: int, call: Call) -> dict[str, Any]:
+    def _choice(self, index: int, call: ModelCall) -> dict[str, Any]:
         logprobs = self._logprobs(call)
         return {"index": index, "text": call.text, "logprobs": logprobs, "finish_reason": call.finish_reason}
 
-    def _logprobs(self, call: Call) -> dict[str, Any] | None:
+    def _logprobs(self, call: ModelCall) -> dict[str, Any] | None:
         if self._codec is None:
             return None
         named = named_tokens(call, self._codec)

@@ -9,7 +9,7 @@ from mtrl.gateway.exchange import RequestError
 from mtrl.gateway.requests import ChatRequest, CompletionRequest
 
 if TYPE_CHECKING:
-    from mtrl.gateway.calls import Call
+    from mtrl.gateway.calls import ModelCall
     from mtrl.gateway.session import Session
 
 Event = dict[str, Any]
@@ -25,13 +25,13 @@ class Dialect(Protocol):
     @property
     def request(self) -> ChatRequest | CompletionRequest: ...
 
-    def body(self, calls: Sequence[Call]) -> dict[str, Any]:
+    def body(self, calls: Sequence[ModelCall]) -> dict[str, Any]:
         """Return the whole answer."""
 
     def opening(self) -> list[Event]:
         """Return the events that a stream begins with, before the answer exists."""
 
-    def events(self, calls: Sequence[Call]) -> Iterator[Event]:
+    def events(self, calls: Sequence[ModelCall]) -> Iterator[Event]:
         """Yield the events of the answer."""
 
     def error(self, error: RequestError) -> Event:

@@ -13,13 +13,13 @@ from uuid import uuid4
 from mtrl.gateway import fields
 from mtrl.gateway.calls import first_stop_string
 from mtrl.gateway.dialects.chat import arguments_text
-from mtrl.gateway.dialects.openai import Usage
+from mtrl.gateway.dialects.openai import OpenAIUsage
 from mtrl.gateway.exchange import RequestError
 from mtrl.gateway.requests import ChatRequest
 from mtrl.types import Message
 
 if TYPE_CHECKING:
-    from mtrl.gateway.calls import Call
+    from mtrl.gateway.calls import ModelCall
     from mtrl.gateway.session import Session
 
 JOINT = "\n\n"
@@ -59,7 +59,7 @@ class Messages:
         self._model = self.request.model or model
         self._id = f"msg_{uuid4().hex}"
 
-    def body(self, calls: Sequence[Call]) -> dict[str, Any]:
+    def body(self, calls: Sequence[ModelCall]) -> dict[str, Any]:
         (call,) = calls
         return {**self._head(), "content": _blocks(call), **self._stop(call), "usage": _usage(calls)}
 
@@ -67,7 +67,7 @@ class Messages:
         stop = {"stop_reason": None, "stop_sequence": None}
         return [{"type": "message_start", "message": {**self._head(), "content": [], **stop, "usage": _usage([])}}]
 
-    def events(self, calls: Sequence[Call]) -> Iterator[dict[str, Any]]:
+    def events(self, calls: Sequence[ModelCall]) -> Iterator[dict[str, Any]]:
         (call,) = calls
         for index, block in enumerate(_blocks(call)):
             empty, deltas = _pieces(block)
@@ -84,7 +84,7 @@ class Messages:
     def _head(self) -> dict[str, Any]:
         return {"id": self._id, "type": "message", "role": "assistant", "model": self._model}
 
-    def _stop(self, call: Call) -> dict[str, Any]:
+    def _stop(self, call: ModelCall) -> dict[str, Any]:
         found = first_stop_string(call.decoded, self.request.stop)
         reason = "stop_sequence" if found else _STOP_REASONS[call.finish_reason]
         return {"stop_reason": reason, "stop_sequence": found}
@@ -106,8 +106,8 @@ def model(name: str) -> dict[str, Any]:
     return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
 
 
-def _usage(calls: Sequence[Call]) -> dict[str, Any]:
-    counts = Usage.of(calls)
+def _usage(calls: Sequence[ModelCall]) -> dict[str, Any]:
+    counts = OpenAIUsage.of(calls)
     return {
         "input_tokens": counts.prompt - counts.cached,
         "output_tokens": counts.sampled,
@@ -116,7 +116,7 @@ def _usage(calls: Sequence[Call]) -> dict[str, Any]:
     }
 
 
-def _blocks(call: Call) -> list[dict[str, Any]]:
+def _blocks(call: ModelCall) -> list[dict[str, Any]]:
     """Return the content of an answer."""
     message, blocks = call.message, []
     if reasoning := message.get("reasoning_content"):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mtrl.gateway import fields
 
 if TYPE_CHECKING:
-    from mtrl.gateway.calls import Call
+    from mtrl.gateway.calls import ModelCall
     from mtrl.rollout.conversation import Codec
 
 MAX_ANSWERS = 128
@@ -82,7 +82,7 @@ class Head:
 
 
 @dataclass(frozen=True)
-class Usage:
+class OpenAIUsage:
     """Token counts of a request. The prompt counts once, however many answers there are."""
 
     prompt: int
@@ -91,15 +91,15 @@ class Usage:
     """Tokens of the prompt that the engine had in its cache."""
 
     @classmethod
-    def of(cls, calls: Sequence[Call]) -> Usage:
+    def of(cls, calls: Sequence[ModelCall]) -> OpenAIUsage:
         prompt = calls[0].prompt_tokens if calls else 0
         cached = min(prompt, max((call.generation.cached_tokens for call in calls), default=0))
         return cls(prompt, sum(len(call.generation.token_ids) for call in calls), cached)
 
 
-def usage(calls: Sequence[Call]) -> dict[str, Any]:
+def usage(calls: Sequence[ModelCall]) -> dict[str, Any]:
     """Return the token counts of a request in the form of these two APIs."""
-    counts = Usage.of(calls)
+    counts = OpenAIUsage.of(calls)
     return {
         "prompt_tokens": counts.prompt,
         "completion_tokens": counts.sampled,
@@ -108,13 +108,13 @@ def usage(calls: Sequence[Call]) -> dict[str, Any]:
     }
 
 
-def named_tokens(call: Call, codec: Codec) -> list[tuple[str, float]]:
+def named_tokens(call: ModelCall, codec: Codec) -> list[tuple[str, float]]:
     """Return the sampled tokens without the one that ended the turn, each with its log-prob."""
     ids = codec.without_stop(call.generation.token_ids)
     return [(codec.tokenizer.decode([i]), p) for i, p in zip(ids, call.generation.logprobs, strict=False)]
 
 
-def token_logprobs(call: Call, codec: Codec) -> list[dict[str, Any]]:
+def token_logprobs(call: ModelCall, codec: Codec) -> list[dict[str, Any]]:
     """Return the log-prob of each sampled token, in the form of chat completions and responses."""
     return [
         {"token": text, "logprob": logprob, "bytes": _bytes(text), "top_logprobs": []}

@@ -14,14 +14,14 @@ from uuid import uuid4
 
 from mtrl.gateway import fields
 from mtrl.gateway.dialects.chat import may_call_tools
-from mtrl.gateway.dialects.openai import HARMLESS, Usage, token_logprobs
+from mtrl.gateway.dialects.openai import HARMLESS, OpenAIUsage, token_logprobs
 from mtrl.gateway.dialects.response_items import Tools, answer_items, input_messages, with_inputs
 from mtrl.gateway.exchange import RequestError
 from mtrl.gateway.requests import ChatRequest
 from mtrl.types import Message
 
 if TYPE_CHECKING:
-    from mtrl.gateway.calls import Call
+    from mtrl.gateway.calls import ModelCall
     from mtrl.gateway.session import Session
 
 LOGPROBS = "message.output_text.logprobs"
@@ -69,7 +69,7 @@ class Responses:
             "store": self._is_stored,
         }
 
-    def body(self, calls: Sequence[Call]) -> dict[str, Any]:
+    def body(self, calls: Sequence[ModelCall]) -> dict[str, Any]:
         (call,) = calls
         if self._is_stored:
             self._session.stored_messages[self._id] = [*self._conversation, call.message]
@@ -82,7 +82,7 @@ class Responses:
             {"type": "response.in_progress", "sequence_number": 1, "response": started},
         ]
 
-    def events(self, calls: Sequence[Call]) -> Iterator[dict[str, Any]]:
+    def events(self, calls: Sequence[ModelCall]) -> Iterator[dict[str, Any]]:
         response = self.body(calls)
         events = [event for index, item in enumerate(response["output"]) for event in _item_events(index, item)]
         last = {"type": f"response.{response['status']}", "response": response}
@@ -94,11 +94,11 @@ class Responses:
         response = {**self._response([], []), "status": "failed", "error": failed}
         return {"type": "response.failed", "sequence_number": 2, "response": response}
 
-    def _items(self, call: Call) -> list[dict[str, Any]]:
+    def _items(self, call: ModelCall) -> list[dict[str, Any]]:
         logprobs = [] if self._codec is None else token_logprobs(call, self._codec)
         return answer_items(call.message, self._tools, logprobs)
 
-    def _response(self, calls: Sequence[Call], output: list[dict[str, Any]]) -> dict[str, Any]:
+    def _response(self, calls: Sequence[ModelCall], output: list[dict[str, Any]]) -> dict[str, Any]:
         """Return a response: in progress if there is no call yet."""
         is_cut = any(call.finish_reason == "length" for call in calls)
         return {
@@ -116,9 +116,9 @@ class Responses:
         }
 
 
-def _usage(calls: Sequence[Call]) -> dict[str, Any]:
+def _usage(calls: Sequence[ModelCall]) -> dict[str, Any]:
     """Return the token counts. Tokens of reasoning are not counted apart from the answer's."""
-    counts = Usage.of(calls)
+    counts = OpenAIUsage.of(calls)
     return {
         "input_tokens": counts.prompt,
         "input_tokens_details": {"cached_tokens": counts.cached},

@@ -40,7 +40,7 @@ class Chunk:
 
 
 @dataclass
-class Stored:
+class StoredTensor:
     """A tensor of a checkpoint."""
 
     dtype: str
@@ -77,7 +77,7 @@ def _are_counts(numbers: object) -> bool:
     return isinstance(numbers, list) and all(type(number) is int and number >= 0 for number in numbers)
 
 
-Index = dict[str, Stored]
+Index = dict[str, StoredTensor]
 """Tensors of a checkpoint, by name."""
 
 
@@ -88,7 +88,9 @@ def index_of(plans: Sequence[SavePlan]) -> Index:
         for item in plan.items:
             data, name = item.tensor_data, item.index.fqn
             assert data is not None and data.chunk is not None
-            stored = index.setdefault(name, Stored(str(data.properties.dtype).removeprefix("torch."), list(data.size)))
+            stored = index.setdefault(
+                name, StoredTensor(str(data.properties.dtype).removeprefix("torch."), list(data.size))
+            )
             file = file_of(name, rank, len(plans))
             stored.chunks.append(Chunk(file, list(data.chunk.offsets), list(data.chunk.sizes)))
     return index
@@ -132,7 +134,9 @@ def read_index(folder: Path) -> Index:
     refuse_older(folder)
     try:
         entries: Mapping[str, dict] = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        index = {name: Stored(**{**e, "chunks": [Chunk(**c) for c in e["chunks"]]}) for name, e in entries.items()}
+        index = {
+            name: StoredTensor(**{**e, "chunks": [Chunk(**c) for c in e["chunks"]]}) for name, e in entries.items()
+        }
         for name, stored in index.items():
             key_of(name)
             stored.check()

@@ -111,7 +111,7 @@ Grid = tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64] | None]
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """Arrangement of samples in the rows of a micro-batch: `PADDED`, `PACKED` or `SHARED`."""
 
     partition: Callable[[Sequence[Sequence[Sample]], int], list[list[int]]]
@@ -185,12 +185,12 @@ def _pack_shared(samples: Sequence[Sample], masks: Sequence[NDArray[np.bool_]]) 
     return pack(rows, shared_prefixes(rows))
 
 
-PADDED = Layout(_partition_by_width, _pad)
+PADDED = RowLayout(_partition_by_width, _pad)
 """Layout with a row per sample, padded to the longest sample; it works with any causal model."""
-PACKED = Layout(_partition_first_fit, _pack)
+PACKED = RowLayout(_partition_first_fit, _pack)
 """Layout with all samples concatenated in one row. The model must keep them apart by their positions
 (`mtrl.models.preparation`)."""
-SHARED = Layout(_partition_by_prefix, _pack_shared)
+SHARED = RowLayout(_partition_by_prefix, _pack_shared)
 """Layout like `PACKED` in which common prefixes, such as the prompt of a group, are stored and computed once. It needs
 the attention of `mtrl.models.attention`."""
 
@@ -215,7 +215,7 @@ def micro_batches(
     weights: Sequence[np.ndarray],
     max_tokens: int,
     *,
-    layout: Layout = PADDED,
+    layout: RowLayout = PADDED,
     whole_trajectories: bool = False,
     ranks: int = 1,
 ) -> list[MicroBatch]:
@@ -297,7 +297,7 @@ def _middle(sizes: Sequence[int]) -> int:
     return int(np.clip(np.abs(sums - sums[-1] / 2).argmin() + 1, 1, len(sizes) - 1))
 
 
-def _collate(samples: list[Sample], weights: list[np.ndarray], rows: list[int], layout: Layout) -> MicroBatch:
+def _collate(samples: list[Sample], weights: list[np.ndarray], rows: list[int], layout: RowLayout) -> MicroBatch:
     # In a pack, the token before a sample's first token belongs to another sample.
     assert not any(sample.loss_mask[0] for sample in samples), "a sampled token needs context before it"
     chosen = [_array(sample.loss_mask, np.bool_) for sample in samples]

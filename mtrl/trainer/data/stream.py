@@ -26,7 +26,7 @@ ADMISSIONS: dict[str, type[Admission]] = {"wait": Admission, "requeue": RequeueA
 
 
 @dataclass
-class Tally:
+class BatchTally:
     """Counts and groups since the last batch was handed over."""
 
     report: RolloutReport = field(default_factory=lambda: RolloutReport(groups=[]))
@@ -72,7 +72,7 @@ class Stream(Producer):
         """Groups in `tasks` whose episodes are not finished."""
         self.finished: dict[Outstanding, Group] = {}
         """Groups with rewards that are not handed over for training yet."""
-        self._tally = Tally()
+        self._tally = BatchTally()
         self._recent_counts: deque[EpisodeCounts] = deque(maxlen=self._wanted)
         """Counts of the last groups, as many as a step has; the limits on failures apply to them."""
         self._failed_in_a_row = 0
@@ -105,7 +105,7 @@ class Stream(Producer):
         for group in groups:
             self._check_age(group)
         self.composer.check()
-        tally, self._tally = self._tally, Tally()
+        tally, self._tally = self._tally, BatchTally()
         ages = [step - slot.version for slot in batch]
         flow = {
             "async/admitted": float(tally.admitted),

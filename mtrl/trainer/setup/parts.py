@@ -22,7 +22,7 @@ from mtrl.models.gguf import as_folder
 from mtrl.models.plain_tokenizer import plain
 from mtrl.models.renderer import make_renderer
 from mtrl.rollout.conversation import Codec, Conversation, SingleMessageConversation
-from mtrl.rollout.episode import EpisodeLoop, Episodes, Limits
+from mtrl.rollout.episode import BaseLoop, EpisodeLimits, EpisodeLoop
 from mtrl.rollout.folding import fold_of
 from mtrl.rollout.self_play import SelfPlayLoop
 from mtrl.trainer.data.distillation import ServedTeacher
@@ -45,13 +45,13 @@ class Player:
 
     codec: Codec
     engine: Engine
-    loop: Episodes[Any]
+    loop: BaseLoop[Any]
     sampling: SamplingParams
     eval_sampling: SamplingParams
 
 
 @dataclass
-class Parts(Player):
+class RunParts(Player):
     """The parts of a run."""
 
     family: Family
@@ -81,7 +81,7 @@ def set_up(
     on_warm_start: OnStep = lambda step, success: None,
     task: Task | None = None,
     world: World | None = None,
-) -> Parts:
+) -> RunParts:
     """Load the model, and the task unless it is given, and connect engine and environments. Only the leader calls this.
 
     Raises:
@@ -108,7 +108,7 @@ def set_up(
     rows = [*task.splits.train, *task.splits.validation, *task.splits.test]
     engine = partial(training_engine, config, world, path, policy)
     player = connect(config, task, policy.model.config, policy.tokenizer, rows, engine, frozen_engine(config, path))
-    return Parts(
+    return RunParts(
         **vars(player),
         family=task.family,
         splits=task.splits,
@@ -152,7 +152,7 @@ def connect(
 
 
 def environment_loop(
-    config: Config, task: Task, codec: Codec, limits: Limits, make_engine: Callable[[], Engine]
+    config: Config, task: Task, codec: Codec, limits: EpisodeLimits, make_engine: Callable[[], Engine]
 ) -> EpisodeLoop:
     """Return the loop of episodes with the task's environment.
 
@@ -169,8 +169,8 @@ def environment_loop(
 
 
 def agent_loop(
-    config: Config, task: Task, codec: Codec, limits: Limits, make_engine: Callable[[], Engine]
-) -> Episodes[Any]:
+    config: Config, task: Task, codec: Codec, limits: EpisodeLimits, make_engine: Callable[[], Engine]
+) -> BaseLoop[Any]:
     """Return the loop of episodes that the program of `generator.agent` runs.
 
     Raises:
@@ -193,9 +193,9 @@ def agent_loop(
     return AgentLoop(gateway, runner, limits, agent.max_concurrent)
 
 
-def limits(config: Config, context: int) -> Limits:
+def limits(config: Config, context: int) -> EpisodeLimits:
     """Return the limits of an episode, with a conversation of at most `context` tokens."""
-    return Limits(
+    return EpisodeLimits(
         max_turns=config.generator.max_turns,
         max_context_length=context,
         step_timeout=config.environment.step_timeout,

@@ -16,7 +16,7 @@ from mtrl.config.engine_schema import ServerConfig
 from mtrl.config.schema import Config
 from mtrl.distributed.world import World
 from mtrl.engines.base import Engine
-from mtrl.engines.server.backend import Backend, Command, Place
+from mtrl.engines.server.backend import ServerBackend, ServerCommand, ServerPlace
 from mtrl.engines.server.engine import ServerEngine, max_in_flight
 from mtrl.engines.server.launch import Launch
 from mtrl.engines.server.remote import RemoteServerEngine
@@ -36,7 +36,7 @@ from mtrl.utils.process import allow_open_files
 from mtrl.utils.text import one_line
 
 if TYPE_CHECKING:
-    from mtrl.trainer.setup.parts import Parts
+    from mtrl.trainer.setup.parts import RunParts
 
 ENGINES = {"vllm": (VllmApi, vllm_command), "sglang": (SglangApi, sglang_command)}
 """API client and start command of each engine."""
@@ -87,7 +87,7 @@ def server_engine(config: Config, world: World, path: str, model_config: Any, co
     devices = server_devices(name, settings, training_gpus(world.size, pick_device(config.model.device)))
     scaling = config.model.lora_alpha / config.model.lora_rank if config.model.lora_rank else None
     return ServerEngine(
-        Backend(name, settings, partial(api, settings=settings), partial(command, launch)),
+        ServerBackend(name, settings, partial(api, settings=settings), partial(command, launch)),
         make_sync(settings, model=path, dtype=dtype, lora_scaling=scaling),
         vocabulary=model_config.get_text_config().vocab_size,
         context=context,
@@ -107,12 +107,12 @@ def remote_engine(config: Config, model_config: Any, context: int, limit: int) -
         limit: maximum number of turns of this worker in flight per server.
     """
     settings, name = server_settings(config), config.generator.backend
-    backend = Backend(name, settings, partial(ENGINES[name][0], settings=settings), _no_command)
+    backend = ServerBackend(name, settings, partial(ENGINES[name][0], settings=settings), _no_command)
     vocabulary = model_config.get_text_config().vocab_size
     return RemoteServerEngine(backend, vocabulary=vocabulary, context=context, limit=limit)
 
 
-def _no_command(place: Place) -> Command:
+def _no_command(place: ServerPlace) -> ServerCommand:
     raise NotImplementedError("only the leader starts servers")
 
 
@@ -255,7 +255,7 @@ def colocated(config: Config, engine: Engine) -> ServerEngine | ServedWorkers | 
     return engine
 
 
-def make_canary(config: Config, parts: Parts, work_thread: WorkThread) -> Canary | None:
+def make_canary(config: Config, parts: RunParts, work_thread: WorkThread) -> Canary | None:
     """Return the check that compares servers with the trainer; None for the local engine, without training rows, or
     with a tolerance of 0."""
     if not serves(config) or not parts.splits.train:

@@ -21,8 +21,8 @@ from mtrl.engines.server.engine import ServerEngine
 from mtrl.environments.factory import Task, environment_factory
 from mtrl.environments.family import get_family
 from mtrl.models.lora import LoraWeights
-from mtrl.rollout.episode import Episodes
-from mtrl.rollout.resources import Resources, byte_count
+from mtrl.rollout.episode import BaseLoop
+from mtrl.rollout.resources import WorkerResources, byte_count
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.rollout.served_workers import ServedWorkers
 from mtrl.rollout.workers import WorkerRollouts, Workers
@@ -87,11 +87,11 @@ def start_served_workers(config: Config, path: str, servers: ServerEngine) -> Se
     return workers
 
 
-def resources_of(config: Config) -> Resources:
+def resources_of(config: Config) -> WorkerResources:
     """Return what Ray reserves for a worker: for its engine and episodes, and for its environments."""
     settings, environments = config.rollouts, config.environment.resources
     memory = 0 if environments.memory is None else byte_count(environments.memory)
-    return Resources(settings.cpus + environments.cpu, settings.gpus, memory, environments.custom)
+    return WorkerResources(settings.cpus + environments.cpu, settings.gpus, memory, environments.custom)
 
 
 def prepare_process(threads: int) -> None:
@@ -100,7 +100,7 @@ def prepare_process(threads: int) -> None:
     settle()
 
 
-def make_episodes(config: Config, path: str, apply_weights: ApplyWeights) -> Episodes[Any]:
+def make_episodes(config: Config, path: str, apply_weights: ApplyWeights) -> BaseLoop[Any]:
     """Make the loop of the episodes in a worker's process, with an engine of its own. The rows of the task are not
     loaded, since the leader sends each row.
 
@@ -132,7 +132,7 @@ def make_episodes(config: Config, path: str, apply_weights: ApplyWeights) -> Epi
     return connect(config, task, model.config, tokenizer, [], engine, frozen_engine(config, path)).loop
 
 
-def make_served_episodes(config: Config, path: str, limit: int) -> Episodes[Any]:
+def make_served_episodes(config: Config, path: str, limit: int) -> BaseLoop[Any]:
     """Make the loop of the episodes in the process of a worker whose turns are sampled by servers.
 
     Args:
@@ -158,7 +158,7 @@ def worker_task(config: Config) -> Task:
     return Task(family, Splits([], []), environment_factory(config, family))
 
 
-def rollouts_of(loop: Episodes[Any], engine: Engine, config: Config) -> Rollouts:
+def rollouts_of(loop: BaseLoop[Any], engine: Engine, config: Config) -> Rollouts:
     """Return the rollouts of a run: by rollout workers if `engine` stands for them, else by this process."""
     share = config.environment.max_failed_share
     if isinstance(engine, Workers):

@@ -31,7 +31,7 @@ from mtrl.errors import UserError
 from mtrl.models.attention import OWN, attention_of
 from mtrl.trainer.checkpoint.saver import Saver
 from mtrl.trainer.checkpoint.tensors import load_tensors, tensor_names
-from mtrl.trainer.data.batching import PACKED, PADDED, SHARED, Layout, MicroBatch, balance, micro_batches
+from mtrl.trainer.data.batching import PACKED, PADDED, SHARED, MicroBatch, RowLayout, balance, micro_batches
 from mtrl.trainer.flops import ModelFlops, model_flops
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import Policy
@@ -234,7 +234,7 @@ class Learner:
         return self._correction(trainer - tokens.behaviour, tokens, self.algorithm)
 
 
-def layout_of(config: Config, models: Sequence[Any]) -> Layout:
+def layout_of(config: Config, models: Sequence[Any]) -> RowLayout:
     """Return the layout for `trainer.packing`, null being true for pretrained models with mtrl's own attention. With
     this attention packs share prefixes."""
     packing = config.trainer.packing
@@ -252,7 +252,7 @@ class Learners:
     """The learners of all ranks, for the leader: it distributes micro-batches to them, and returns results in order.
     With one process it only calls that process's learner."""
 
-    def __init__(self, rank_group: RankGroup, model: ModelFlops, layout: Layout = PADDED):
+    def __init__(self, rank_group: RankGroup, model: ModelFlops, layout: RowLayout = PADDED):
         self.rank_group, self.ranks, self.model, self.layout = rank_group, rank_group.world.size, model, layout
 
     def reference_logprobs(self, samples: Sequence[Sample], max_tokens: int) -> list[Floats]:

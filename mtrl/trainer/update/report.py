@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from mtrl.algorithms.corrections import Reweighting
-from mtrl.algorithms.mismatch import Drift
+from mtrl.algorithms.mismatch import DriftSums
 
 
 class NonFiniteError(ArithmeticError):
@@ -31,10 +31,10 @@ class UpdateReport:
     trained_tokens: int = 0
     token_sums: Counter[str] = field(default_factory=Counter)
     """Sums over trained tokens of the metrics `train/NAME`, by name."""
-    drift: Drift = Drift()
+    drift: DriftSums = DriftSums()
     """Drift between trainer and engine before the first optimiser step, over tokens that the current weights
     sampled."""
-    shift: Drift = Drift()
+    shift: DriftSums = DriftSums()
     """The same over tokens that older weights sampled; it is mostly the effect of the updates since then."""
     reweighting: Reweighting = Reweighting()
     """Statistics of the off-policy correction's weights."""

@@ -15,20 +15,20 @@ from mtrl.config.derived import sums_top_tokens
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
 from mtrl.trainer.data.batching import MicroBatch, micro_batches, mini_batches
-from mtrl.trainer.throughput import Work, forwarded, trained
+from mtrl.trainer.throughput import Computation, forwarded, trained
 from mtrl.trainer.update.learner import Assignments, Learners
 from mtrl.trainer.update.report import UpdateReport
 from mtrl.types import Sample, write_jsonl
 
 
 @dataclass
-class Update:
+class UpdateResult:
     """Result of the optimiser steps of one training step."""
 
     report: UpdateReport = field(default_factory=UpdateReport)
     first_logprobs: list[tuple[Sample, Tensor]] = field(default_factory=list)
     """Samples of the first optimiser step, with the trainer's log-probs [action tokens] before this step."""
-    works: list[Work] = field(default_factory=list)
+    works: list[Computation] = field(default_factory=list)
     """Computation of each rank."""
 
 
@@ -48,7 +48,7 @@ class Updater:
         self.kl = kl or KlController(config.algorithm.kl_loss_coef)
         """Weight of the KL term; it changes during a run if `kl_target` is set."""
 
-    def run(self, samples: list[Sample], step: int) -> Update:
+    def run(self, samples: list[Sample], step: int) -> UpdateResult:
         """Train on all samples of training step `step` (0-based).
 
         Raises:
@@ -66,16 +66,16 @@ class Updater:
                 "model.dtype to float32"
             )
         works = [self._work([b for part in assignments for b in part[rank]]) for rank in range(len(reports))]
-        return Update(report, first_logprobs(assignments, reports), works)
+        return UpdateResult(report, first_logprobs(assignments, reports), works)
 
-    def _work(self, batches: list[MicroBatch]) -> Work:
+    def _work(self, batches: list[MicroBatch]) -> Computation:
         """Return the work of one rank: the passes of the optimiser steps, and the additional passes without
         gradients."""
         model, algorithm = self.learners.model, self.algorithm
         extra = (algorithm.loss_anchor == "old") + bool(algorithm.kl_loss_coef)
         done = [trained(model, batch) for batch in batches]
         done += [forwarded(model, batch) for batch in batches] * extra
-        return sum(done, Work())
+        return sum(done, Computation())
 
     def _batches(self, samples: list[Sample]) -> list[MicroBatch]:
         """Return the micro-batches of samples with a gradient; samples that are left out still count in the

@@ -19,7 +19,7 @@ from engine_model import CONTEXT, make_model
 
 from mtrl.config.engine_schema import SglangConfig, VllmConfig
 from mtrl.engines.server.api import ServerApi
-from mtrl.engines.server.backend import Backend, Place
+from mtrl.engines.server.backend import ServerBackend, ServerPlace
 from mtrl.engines.server.launch import Launch
 from mtrl.engines.server.process import ServerProcess, free_port
 from mtrl.engines.sglang.api import SglangApi
@@ -47,22 +47,24 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group("engines"))
 
 
-def make_backend(name: str, model: Path, context=CONTEXT, max_num_seqs=16, max_lora_rank=0, **settings) -> Backend:
+def make_backend(
+    name: str, model: Path, context=CONTEXT, max_num_seqs=16, max_lora_rank=0, **settings
+) -> ServerBackend:
     """Return the backend of a real engine, with these keys of `generator.<engine>`."""
     api, command, config = WORDS[name]
     chosen = config(**settings)
     launch = Launch(
         chosen, str(model), context, max_num_seqs, 0.5, "float32", engine_python(name), True, max_lora_rank
     )  # fmt: skip
-    return Backend(name, chosen, partial(api, settings=chosen), partial(command, launch))
+    return ServerBackend(name, chosen, partial(api, settings=chosen), partial(command, launch))
 
 
 @dataclass
 class Served:
     """A running server of a real engine."""
 
-    backend: Backend
-    place: Place
+    backend: ServerBackend
+    place: ServerPlace
     process: ServerProcess
 
     @property
@@ -89,9 +91,9 @@ class Served:
 
 
 @contextmanager
-def served(backend: Backend, log: Path):
+def served(backend: ServerBackend, log: Path):
     """Start a server, wait until it is ready, and end it with all its processes afterwards."""
-    place = Place(free_port(), secrets.token_hex(16))
+    place = ServerPlace(free_port(), secrets.token_hex(16))
     server = Served(backend, place, ServerProcess(backend.make_command(place), log, backend.name))
     try:
         asyncio.run(_until_ready(server))

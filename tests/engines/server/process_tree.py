@@ -6,7 +6,7 @@ import sys
 import time
 from pathlib import Path
 
-from mtrl.engines.server.backend import Command
+from mtrl.engines.server.backend import ServerCommand
 
 SPREAD = """
 import os, signal, subprocess, sys, time
@@ -63,9 +63,9 @@ time.sleep(600)
 """
 
 
-def tree(folder: Path, then: str = STAY) -> Command:
+def tree(folder: Path, then: str = STAY) -> ServerCommand:
     """Return a server that starts nine processes, each of a kind that is easily missed, and then runs `then`."""
-    return Command([sys.executable, "-S", "-c", SPREAD + then, str(folder / "pids")])
+    return ServerCommand([sys.executable, "-S", "-c", SPREAD + then, str(folder / "pids")])
 
 
 def pids(folder: Path) -> list[int]:

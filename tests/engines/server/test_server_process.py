@@ -12,7 +12,7 @@ import threading
 
 import pytest
 
-from mtrl.engines.server.backend import Command
+from mtrl.engines.server.backend import ServerCommand
 from mtrl.engines.server.process import ServerProcess, free_port
 
 NO_PROXY = "127.0.0.1,localhost,::1"
@@ -25,7 +25,7 @@ def start(tmp_path):
     started = []
 
     def make(code, **env):
-        command = Command([sys.executable, "-S", "-c", code], env)
+        command = ServerCommand([sys.executable, "-S", "-c", code], env)
         started.append(ServerProcess(command, tmp_path / "logs" / "log", "toy"))
         return started[-1]
 
@@ -79,7 +79,7 @@ def test_several_threads_may_end_a_process(start):
 
 
 def test_a_command_that_cannot_start_is_reported(tmp_path):
-    server = ServerProcess(Command([str(tmp_path / "no-python"), "-m", "x"]), tmp_path / "log", "toy")
+    server = ServerProcess(ServerCommand([str(tmp_path / "no-python"), "-m", "x"]), tmp_path / "log", "toy")
     assert ended(server) == 127
     assert server.error_line() == f"cannot start {tmp_path / 'no-python'}: No such file or directory"
     with pytest.raises(ProcessLookupError, match="toy"):

@@ -14,7 +14,7 @@ from process_tree import DEAF, SPREAD, STAY, TRAINER, alive, kill, parent_of, pi
 
 from mtrl.engines.server import supervised_process as process_module
 from mtrl.engines.server import supervisor
-from mtrl.engines.server.backend import Command
+from mtrl.engines.server.backend import ServerCommand
 from mtrl.engines.server.process import ServerProcess
 
 
@@ -172,7 +172,7 @@ def test_the_supervisor_reaps_orphans(tmp_path):
     """Otherwise ended grandchildren would be zombies while the server runs."""
     orphans = "import os, time\nfor _ in range(5):\n    if os.fork() == 0:\n        os.fork(); os._exit(0)\n"
     code = orphans + f"    os.wait()\nopen({str(tmp_path / 'done')!r}, 'w').close(); time.sleep(600)"
-    server = ServerProcess(Command([sys.executable, "-S", "-c", code]), tmp_path / "log", "toy")
+    server = ServerProcess(ServerCommand([sys.executable, "-S", "-c", code]), tmp_path / "log", "toy")
     try:
         wait_for((tmp_path / "done").exists)
         inner = parent_of(server.pid)

@@ -7,7 +7,7 @@ from typing import ClassVar
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.engines.base import Generation
 from mtrl.engines.server.api import ServerUnreachableError
-from mtrl.engines.server.backend import Backend, Command
+from mtrl.engines.server.backend import ServerBackend, ServerCommand
 from mtrl.engines.server.engine import ServerEngine
 from mtrl.engines.server.http import Http
 from mtrl.types import FinishReason
@@ -72,9 +72,9 @@ class HttpApi:
 
 def make_http_engine(folder, argv=None, **settings):
     def command(place):
-        return Command(argv or [sys.executable, "-S", SERVER, str(place.port)], {"TOY_TOKEN": place.token})
+        return ServerCommand(argv or [sys.executable, "-S", SERVER, str(place.port)], {"TOY_TOKEN": place.token})
 
-    backend = Backend("toy", ServerConfig(start_timeout=60.0, **settings), HttpApi, command)
+    backend = ServerBackend("toy", ServerConfig(start_timeout=60.0, **settings), HttpApi, command)
     return ServerEngine(
         backend,
         ToySync(),

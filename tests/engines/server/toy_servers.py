@@ -13,7 +13,7 @@ from mtrl.config.engine_schema import ServerConfig
 from mtrl.engines.base import Generation, SamplingParams
 from mtrl.engines.server import replica
 from mtrl.engines.server.api import ServerError, ServerRefusedError, ServerUnreachableError
-from mtrl.engines.server.backend import Backend, Command
+from mtrl.engines.server.backend import ServerBackend, ServerCommand
 from mtrl.engines.server.engine import ServerEngine
 from mtrl.engines.server.lora_sync import AdapterSync, adapter_name
 from mtrl.engines.server.sync import SyncError
@@ -397,11 +397,11 @@ def make_engine(monkeypatch, cluster, sync=None, in_flight="continue", max_num_s
     monkeypatch.setattr(replica, "ServerProcess", cluster.start_process)
     monkeypatch.setattr(replica, "free_port", lambda: next(cluster.ports))
     settings = ServerConfig(**settings)
-    backend = Backend(
+    backend = ServerBackend(
         "toy",
         settings,
         lambda url, token: ToyApi(cluster, url),
-        lambda place: Command([f"http://127.0.0.1:{place.port}"]),
+        lambda place: ServerCommand([f"http://127.0.0.1:{place.port}"]),
     )
     return ServerEngine(
         backend,

@@ -3,7 +3,7 @@
 import pytest
 
 from mtrl.config.engine_schema import SglangConfig
-from mtrl.engines.server.backend import Place
+from mtrl.engines.server.backend import ServerPlace
 from mtrl.engines.sglang.command import OURS, sglang_command
 from mtrl.errors import UserError
 from tests.engines.launches import GPUS, TOKEN, launch
@@ -43,7 +43,7 @@ def test_settings_become_arguments_of_sglang():
 def test_the_server_sees_only_its_own_gpus(monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert command().env["CUDA_VISIBLE_DEVICES"] == "2,3"
-    assert "CUDA_VISIBLE_DEVICES" not in command(place=Place(1234, TOKEN)).env
+    assert "CUDA_VISIBLE_DEVICES" not in command(place=ServerPlace(1234, TOKEN)).env
     assert command(is_cpu=True).env["CUDA_VISIBLE_DEVICES"] == ""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,GPU-1,7")
     assert command().env["CUDA_VISIBLE_DEVICES"] == "GPU-1,7"

@@ -2,12 +2,12 @@
 
 import asyncio
 
-from mtrl.engines.sglang.gate import Gate
+from mtrl.engines.sglang.gate import TurnGate
 
 
 def test_turns_wait_while_the_gate_is_shut():
     async def main():
-        gate, order = Gate(), []
+        gate, order = TurnGate(), []
 
         async def turn(name):
             await gate.enter()
@@ -27,7 +27,7 @@ def test_turns_wait_while_the_gate_is_shut():
 
 def test_emptied_returns_when_the_last_has_left():
     async def main():
-        gate = Gate()
+        gate = TurnGate()
         await gate.emptied()
         await gate.enter()
         await gate.enter()
@@ -42,7 +42,7 @@ def test_emptied_returns_when_the_last_has_left():
 
 
 def test_a_gate_works_on_consecutive_event_loops():
-    gate = Gate()
+    gate = TurnGate()
 
     async def pause():
         gate.shut()
@@ -61,7 +61,7 @@ def test_a_gate_works_on_consecutive_event_loops():
 
 def test_a_cancelled_wait_is_not_counted_as_inside():
     async def main():
-        gate = Gate()
+        gate = TurnGate()
         gate.shut()
         waiting = asyncio.create_task(gate.enter())
         await asyncio.sleep(0.01)

@@ -20,7 +20,7 @@ def guarded(monkeypatch):
     monkeypatch.setattr(gate, "expected_token", None)
     monkeypatch.setenv(gate.TOKEN, "sesame")
     gate.take_token()
-    return gate.Gate
+    return gate.TokenGate
 
 
 def ask(app, *shown, kind="http"):
@@ -72,7 +72,7 @@ def test_uncaught_errors_are_answered_as_json(guarded):
 def test_a_gate_requires_a_token(monkeypatch):
     monkeypatch.setattr(gate, "expected_token", None)
     with pytest.raises(RuntimeError, match="no token"):
-        gate.Gate(hello)
+        gate.TokenGate(hello)
 
 
 def packed(pickler, value) -> str:

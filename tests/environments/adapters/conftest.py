@@ -12,7 +12,7 @@ from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.family import get_family
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.rollout.conversation import Conversation
-from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.rollout.episode import EpisodeLimits, EpisodeLoop
 
 EXAMPLES = Path(__file__).parent / "examples"
 ROW = {"id": "r1", "prompt": [{"role": "user", "content": "Q"}], "ground_truth": {"answer": "42"}, "answer": "42"}
@@ -35,7 +35,7 @@ def play(tiny_tokenizer, tiny_codec):
             partial(environment, max_turns=max_turns, **config),
             partial(Conversation, tiny_codec),
             pools[-1],
-            Limits(max_turns, max_context_length=6000, step_timeout=step_timeout, episode_timeout=30, retries=0),
+            EpisodeLimits(max_turns, max_context_length=6000, step_timeout=step_timeout, episode_timeout=30, retries=0),
         )
         sampling = SamplingParams(max_generate_length=400, stop_token_ids=tiny_codec.stop_token_ids)
         return asyncio.run(asyncio.wait_for(loop.run(row, "g", 0, sampling), 60))

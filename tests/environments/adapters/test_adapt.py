@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mtrl.environments.adapters import adapt, extra_hint
-from mtrl.environments.adapters.base import Adapter, metrics_of, row_seed, with_text
+from mtrl.environments.adapters.base import EnvironmentAdapter, metrics_of, row_seed, with_text
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import get_family
 from mtrl.errors import UserError
@@ -97,7 +97,7 @@ def test_classes_and_functions_are_recognised(value, adapter):
         assert adapted is None
         return
     assert [cls.__name__ for cls in adapted.__mro__][1] == adapter
-    assert issubclass(adapted, Adapter) and adapted.__name__ == value.__name__ and adapted.foreign is value
+    assert issubclass(adapted, EnvironmentAdapter) and adapted.__name__ == value.__name__ and adapted.foreign is value
 
 
 def test_a_target_becomes_a_family_whose_success_is_a_reward_of_one():

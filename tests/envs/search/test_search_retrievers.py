@@ -20,7 +20,7 @@ from mtrl.environments.pool import EnvironmentPool
 from mtrl.errors import UserError
 from mtrl.retrieval import RetrieverError
 from mtrl.rollout.conversation import Conversation
-from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.rollout.episode import EpisodeLimits, EpisodeLoop
 from mtrl.types import StopReason
 
 ROOT = Path(__file__).parents[3]
@@ -104,7 +104,7 @@ def test_a_server_that_stops_fails_the_episode(dead, tiny_tokenizer, tiny_codec)
         partial(FAMILY.environment, max_turns=4, retriever="server", url=dead, **QUICK),
         partial(Conversation, tiny_codec),
         pool,
-        Limits(4, max_context_length=6000, step_timeout=20, episode_timeout=30, retries=1),
+        EpisodeLimits(4, max_context_length=6000, step_timeout=20, episode_timeout=30, retries=1),
     )
     sampling = SamplingParams(max_generate_length=400, stop_token_ids=tiny_codec.stop_token_ids)
     answered, searched = (asyncio.run(loop.run(row, "g", index, sampling)) for index in (0, 1))

@@ -16,7 +16,7 @@ from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.errors import UserError
 from mtrl.rollout.conversation import Conversation
-from mtrl.rollout.episode import EpisodeLoop, Limits
+from mtrl.rollout.episode import EpisodeLimits, EpisodeLoop
 from mtrl.types import StopReason
 
 CALL = '<reasoning>why</reasoning><tool>{"name": "wiki_search", "args": {"query": "France"}}</tool>'
@@ -216,7 +216,7 @@ def test_an_episode_that_the_context_limit_ends_earns_nothing_either(corpus, mak
     pool = EnvironmentPool(1)
     engine = ScriptedEngine(lambda _, turn: [search("France"), "x" * 400, "never"][turn], tiny_codec.tokenizer)
     make = partial(FAMILY.environment, corpus=corpus, max_turns=3)
-    limits = Limits(max_turns=3, max_context_length=500, step_timeout=5, episode_timeout=20, retries=0)
+    limits = EpisodeLimits(max_turns=3, max_context_length=500, step_timeout=5, episode_timeout=20, retries=0)
     loop = EpisodeLoop(engine, make, partial(Conversation, tiny_codec), pool, limits)
     sampling = SamplingParams(max_generate_length=500, stop_token_ids=tiny_codec.stop_token_ids)
     trajectory = asyncio.run(loop.run(make_row(["Paris"]), "group", 0, sampling))

@@ -15,7 +15,7 @@ import pytest
 from mtrl.config.engine_schema import SglangConfig
 from mtrl.engines.base import SamplingParams
 from mtrl.engines.server.api import Rendezvous, TensorLayout, TurnRequest
-from mtrl.engines.server.backend import Place
+from mtrl.engines.server.backend import ServerPlace
 from mtrl.engines.server.launch import Launch
 from mtrl.engines.server.log_errors import error_line
 from mtrl.engines.sglang.api import SglangApi
@@ -94,7 +94,7 @@ def record():
 
 def arguments(settings=None, dtype="float32", is_cpu=True, max_lora_rank=0):
     launch = Launch(settings or SglangConfig(), "/no/model", 2048, 8, 0.6, dtype, "python", is_cpu, max_lora_rank)
-    return list(sglang_command(launch, Place(1234, "token")).argv[3:])
+    return list(sglang_command(launch, ServerPlace(1234, "token")).argv[3:])
 
 
 @pytest.fixture(scope="module")

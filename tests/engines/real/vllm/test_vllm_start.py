@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from mtrl.engines.server.backend import Place
+from mtrl.engines.server.backend import ServerPlace
 from mtrl.engines.server.process import ServerProcess, free_port
 from tests.engines.real.conftest import make_backend
 from tests.engines.real.installed import engine_python
@@ -21,7 +21,7 @@ def test_a_wrong_model_and_an_unknown_argument_are_reported(tied_model, tmp_path
         "argument": make_backend("vllm", tied_model, args={"no_such_argument": 1}),
     }
     processes = [
-        ServerProcess(backend.make_command(Place(free_port(), "t" * 32)), tmp_path / f"{name}.log", name)
+        ServerProcess(backend.make_command(ServerPlace(free_port(), "t" * 32)), tmp_path / f"{name}.log", name)
         for name, backend in starts.items()
     ]
 
