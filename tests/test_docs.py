@@ -1,6 +1,7 @@
 """Tests of the documents: commands compose or run, snippets work, and every file and test of the ledger exists."""
 
 import json
+import math
 import os
 import re
 import shlex
@@ -269,9 +270,16 @@ UNSERVED = {label(words): words for words in UNSERVED.values()}
 COMPOSED = {name: words for name, words in TRAINING.items() if name not in UNSERVED}
 
 
+def ranks_of(words):
+    """Return the number of ranks that a command starts on all machines."""
+    counts = re.findall(r"--(?:nproc-per-node|nnodes)[ =](\d+)", label(words))
+    return math.prod(map(int, counts))
+
+
 @pytest.mark.parametrize("words", COMPOSED.values(), ids=COMPOSED.keys())
-def test_training_commands_compose(words, snippets, installed):
-    """Compose the commands that `test_training_commands_run` does not run."""
+def test_training_commands_compose(words, snippets, installed, monkeypatch):
+    """Compose the commands that `test_training_commands_run` does not run, as on the ranks that they start."""
+    monkeypatch.setenv("WORLD_SIZE", str(ranks_of(words)))
     prepare(overrides_of(words))
 
 

@@ -38,8 +38,28 @@ def check_scale(cfg: DictConfig) -> None:
             f"trainer.fsdp.replicas={replicas} does not divide the number of ranks, {ranks()}; set it to 1, or let "
             "torchrun start a multiple of it"
         )
+    _check_sequence_parallel(cfg)
     if ranks() > 1 and cfg.model.device.startswith("cuda:"):
         raise UserError(
             f"model.device={cfg.model.device} puts all {ranks()} ranks on one GPU; write model.device=cuda, and each "
             "rank has its own"
+        )
+
+
+def _check_sequence_parallel(cfg: DictConfig) -> None:
+    parts, attention = cfg.trainer.sequence_parallel, cfg.model.attn_implementation
+    if ranks() % parts:
+        raise UserError(
+            f"trainer.sequence_parallel={parts} does not divide the number of ranks, {ranks()}; set it to 1, or let "
+            "torchrun start a multiple of it"
+        )
+    if parts > 1 and attention != "sdpa":
+        raise UserError(
+            f"trainer.sequence_parallel={parts} works with model.attn_implementation=sdpa, and it is {attention}; set "
+            "it to sdpa, or trainer.sequence_parallel=1"
+        )
+    if cfg.model.name == "tiny" and cfg.model.tiny.heads % parts:
+        raise UserError(
+            f"trainer.sequence_parallel={parts} does not divide model.tiny.heads={cfg.model.tiny.heads}; set the heads "
+            f"to a multiple of {parts}, or trainer.sequence_parallel=1"
         )

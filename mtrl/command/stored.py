@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import reduce
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,8 +15,8 @@ from mtrl.config.overrides import CONF, normalise
 from mtrl.config.plain_yaml import literal, read_config
 from mtrl.record.run_dir import RunDir
 
-THEIRS = ("run_dir", "resume", "preflight")
-"""Keys and sections that matter only to the run itself."""
+THEIRS = ("run_dir", "resume", "preflight", "trainer.fsdp.replicas", "trainer.sequence_parallel")
+"""Keys and sections that matter only to the run itself; the last two must fit the number of its ranks."""
 
 
 def of_run(run: Path, overrides: Sequence[str], forget: Collection[str] = THEIRS) -> DictConfig:
@@ -33,8 +34,8 @@ def of_run(run: Path, overrides: Sequence[str], forget: Collection[str] = THEIRS
     components = stored.get("reward", {}).get("components")
     chosen = [key for key in map(key_of, overrides) if (CONF / key).is_dir()]
     for path in (*forget, *chosen):
-        section, _, key = path.rpartition(".")
-        (stored.get(section) or {} if section else stored).pop(key, None)
+        *sections, key = path.split(".")
+        reduce(lambda tree, section: tree.get(section) or {}, sections, stored).pop(key, None)
     with TemporaryDirectory(prefix="mtrl-") as folder:
         experiment = Path(folder) / "experiment" / "of_the_run.yaml"
         experiment.parent.mkdir()

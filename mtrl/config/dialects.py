@@ -42,6 +42,7 @@ SHARDING = (
 )
 REPLICAS = "set generator.vllm.replicas or generator.sglang.replicas"
 PARALLEL = "set generator.vllm.tensor_parallel_size or generator.sglang.tensor_parallel_size"
+SEQUENCE_PARALLEL = "all models share their sequences among as many ranks: set trainer.sequence_parallel"
 COLOCATE = "set generator.vllm.colocate=true or generator.sglang.colocate=true"
 WEIGHT_SYNC = "set generator.vllm.weight_sync or generator.sglang.weight_sync"
 ENGINE_ARGS = "set generator.vllm.args or generator.sglang.args, with the engine's own names"
@@ -101,6 +102,9 @@ SKYRL = {
     "trainer.policy.model.path": "model.path",
     "trainer.policy.model.lora.rank": "model.lora_rank",
     "trainer.policy.model.lora.alpha": "model.lora_alpha",
+    "trainer.policy.sequence_parallel_size": "trainer.sequence_parallel",
+    "trainer.ref.sequence_parallel_size": SEQUENCE_PARALLEL,
+    "trainer.critic.sequence_parallel_size": SEQUENCE_PARALLEL,
     "trainer.policy.optimizer_config.lr": "trainer.optimizer.lr",
     "trainer.policy.optimizer_config.adam_betas": "trainer.optimizer.betas",
     "trainer.policy.optimizer_config.weight_decay": "trainer.optimizer.weight_decay",
@@ -213,6 +217,9 @@ VERL = {
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu": BY_TOKENS,
     "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": "trainer.max_tokens_per_microbatch",
     "actor_rollout_ref.actor.use_dynamic_bsz": BY_TOKENS,
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size": "trainer.sequence_parallel",
+    "actor_rollout_ref.ref.ulysses_sequence_parallel_size": SEQUENCE_PARALLEL,
+    "critic.ulysses_sequence_parallel_size": SEQUENCE_PARALLEL,
     "actor_rollout_ref.rollout.name": "generator.backend",
     "actor_rollout_ref.rollout.mode": "engines are always asked side by side, as its async mode does: leave it out",
     "actor_rollout_ref.rollout.n": "algorithm.group_size",

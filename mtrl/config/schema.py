@@ -7,6 +7,7 @@ from typing import Any
 
 from omegaconf import II, MISSING
 
+from mtrl.config.checks_schema import DiagnosisConfig, PreflightConfig
 from mtrl.config.distillation_schema import DistillationConfig
 from mtrl.config.endpoint_schema import EndpointConfig
 from mtrl.config.engine_schema import AgentConfig, LocalEngineConfig, SglangConfig, VllmConfig
@@ -346,6 +347,10 @@ class TrainerConfig:
     chunks. Null: 2^27 on a GPU, 2^24 on a CPU."""
     compile: bool = False
     """Apply torch.compile to each layer of the models that are trained."""
+    sequence_parallel: int = number(1, at_least=1)
+    """Number of ranks that share each sequence: each computes an equal part of its tokens, and in attention an equal
+    part of the heads for all tokens (DeepSpeed-Ulysses). It must divide the number of ranks and that of the attention
+    heads; 1: each rank computes whole sequences."""
     profile_step: int | None = number(None, at_least=1)
     """Step (from 1) whose trace, for Perfetto or chrome://tracing, is written to the folder of the run."""
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)
@@ -425,39 +430,6 @@ class TrackerConfig:
     all."""
     mlflow: MlflowConfig = field(default_factory=MlflowConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
-
-
-@dataclass
-class DiagnosisConfig:
-    """The rules of `python -m mtrl.diagnose`, applied during a run."""
-
-    live: str = one_of("warn", "stop", "none")
-    """Reaction of a run to a symptom. warn: the symptom is logged | stop: a collapse, a hacked reward or a wide gap to
-    held-out rows also ends the run, after it is saved | none: no diagnosis during the run"""
-    window: int = number(25, at_least=5)
-    """Number of steps that a decision is based on; the effect of one changed setting takes 25 to 50 steps to show."""
-
-
-@dataclass
-class PreflightConfig:
-    """The checklist before a run, `python -m mtrl.preflight`, and its cheap checks at the start of a run."""
-
-    at_start: str = one_of("warn", "stop", "none")
-    """Reaction of a run to the findings of its cheap checks. warn: findings are logged | stop: a failed check ends the
-    run | none: the checks are skipped"""
-    rows: int = number(64, at_least=1)
-    """Number of rows whose episodes are run, half of them held-out rows."""
-    seconds: float = number(20.0, above=0)
-    """Time limit of each pass of episodes, in seconds; unfinished episodes are left out and counted."""
-    processes: int = number(2, at_least=0)
-    """Number of new processes that repeat the episodes; fewer than 2 skips this check."""
-    model: bool = True
-    """Whether the policy runs episodes as well; false skips all checks that need it."""
-    rollouts: int = number(100, at_least=1, why="preflight.model=false skips the checks that need the policy")
-    """Number of episodes of the policy."""
-    json: str | None = None
-    """File of the results; null: preflight.json in the folder of the run. A run does not overwrite the results of the
-    whole checklist."""
 
 
 @dataclass

@@ -14,7 +14,8 @@ def check_limits(config: Config, model: Architecture) -> None:
 
     Raises:
         UserError: conversations are longer than the model's context, an adapter target matches no layer, the adapter
-            rank is too large, or the attention heads cannot be divided among the GPUs of a server.
+            rank is too large, or the attention heads cannot be divided among the GPUs of a server or the ranks that
+            share sequences.
     """
     wanted, holds = config.generator.max_context_length, model.max_position_embeddings
     if wanted is not None and wanted > holds:
@@ -23,12 +24,19 @@ def check_limits(config: Config, model: Architecture) -> None:
         )
     if config.model.lora_rank:
         _check_adapters(config.model.lora_rank, config.model.lora_target_modules, model)
+    _check_heads("trainer.sequence_parallel", config.trainer.sequence_parallel, model)
     servers = MemoryLayout.of(config).servers
-    if servers is not None and model.num_attention_heads % servers.tensor_parallel_size:
+    if servers is not None:
+        key = f"generator.{config.generator.backend}.tensor_parallel_size"
+        _check_heads(key, servers.tensor_parallel_size, model)
+
+
+def _check_heads(key: str, parts: int, model: Architecture) -> None:
+    if model.num_attention_heads % parts:
         sizes = ", ".join(str(size) for size in (1, 2, 4, 8) if not model.num_attention_heads % size)
         raise UserError(
-            f"generator.{config.generator.backend}.tensor_parallel_size={servers.tensor_parallel_size} does not divide "
-            f"the model's {model.num_attention_heads} attention heads; take one of {sizes}"
+            f"{key}={parts} does not divide the model's {model.num_attention_heads} attention heads; take one of "
+            f"{sizes}"
         )
 
 

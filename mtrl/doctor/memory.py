@@ -111,6 +111,8 @@ class Memory:
         self.context = context_of(config, model)
         self.tokens = max(config.trainer.max_tokens_per_microbatch, self.context)
         """Number of tokens of a micro-batch, which is at least the context because a conversation is never cut."""
+        self.own_tokens = -(-self.tokens // config.trainer.sequence_parallel)
+        """Number of tokens of a micro-batch that a rank computes."""
         self.room = self.device.room
 
     # Memory that a rank holds permanently
@@ -192,24 +194,25 @@ class Memory:
         return (self.model.root + whole * self.model.layer + reference + teacher) * self.layout.computed
 
     def layer_activations(self) -> int:
-        """Return the bytes of activations that one layer saves for a micro-batch."""
+        """Return the bytes of activations that one layer saves for a micro-batch. Keys and values that sequence
+        parallelism repeats, for more ranks than heads, are not counted."""
         size, lora = self.layout.computed, self.config.model
         token = layer_bytes(self.model, size, self.context, lora.attn_implementation)
         if self.adapters:
             cast = not self.layout.sharded and size != FLOAT32  # otherwise adapters compute in the model's data type
             token += adapter_bytes(self.model, lora.lora_rank, FLOAT32 if cast else size, self.targets, cast)
-        return self.tokens * token
+        return self.own_tokens * token
 
     def stored_activations(self) -> int:
         """Return the bytes that the forward pass saves for the backward pass."""
-        each = self.tokens * self.model.hidden_size * self.layout.computed
+        each = self.own_tokens * self.model.hidden_size * self.layout.computed
         layers = self.model.num_hidden_layers
         return layers * (each if self.config.trainer.gradient_checkpointing else self.layer_activations()) + 4 * each
 
     def logits(self) -> int:
         """Return the bytes for the log-probs of a micro-batch in which every token was sampled
         (`mtrl/models/logprobs.py`)."""
-        limit, wide = max_logits(self.config, self.device.kind), self.tokens * self.model.vocab_size
+        limit, wide = max_logits(self.config, self.device.kind), self.own_tokens * self.model.vocab_size
         if wide <= limit:
             return 5 * FLOAT32 * wide
         arrays = 3 if self.config.algorithm.entropy_coef else 2

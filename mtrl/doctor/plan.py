@@ -4,6 +4,7 @@ change that makes it fit."""
 from __future__ import annotations
 
 import copy
+import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -160,6 +161,11 @@ def _changes(cfg: Config, model: Architecture) -> Iterator[Change]:
         yield {"trainer.max_tokens_per_microbatch": context}
     if trainer.fsdp.param_dtype == "float32":
         yield {"trainer.fsdp.param_dtype": "bfloat16"}
+    here, machines = ranks_here(cfg.placement), cfg.placement.machines
+    for parts in (2, 4, 8):
+        divides = not model.num_attention_heads % parts and not here * machines % parts
+        if parts > trainer.sequence_parallel and divides and cfg.model.attn_implementation == "sdpa":
+            yield {"trainer.sequence_parallel": parts}
     if cfg.generator.backend == "local":
         for sequences in (64, 32, 16, 8):
             yield {"generator.max_num_seqs": sequences}
@@ -182,12 +188,12 @@ def _changes(cfg: Config, model: Architecture) -> Iterator[Change]:
         yield {**adapters, "trainer.optimizer.lr": max(1e-5, trainer.optimizer.lr)}
     if not trainer.fsdp.cpu_offload:
         yield {"trainer.fsdp.cpu_offload": True}
-    here, machines, replicas = ranks_here(cfg.placement), cfg.placement.machines, trainer.fsdp.replicas
+    divisor = math.lcm(trainer.fsdp.replicas, trainer.sequence_parallel)
     for ranks in (2, 4, 8):
-        if ranks > here and not ranks * machines % replicas:
+        if ranks > here and not ranks * machines % divisor:
             yield {"placement.ranks": ranks}
     for ranks in (2, 4, 8):
-        if machines == 1 and ranks >= here and not 2 * ranks % replicas:
+        if machines == 1 and ranks >= here and not 2 * ranks % divisor:
             yield {"placement.machines": 2, "placement.ranks": ranks}
 
 

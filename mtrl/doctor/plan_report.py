@@ -34,9 +34,10 @@ def _facts(plan: Plan) -> Iterator[Text]:
         machines = f"{placement.machines} machine{'s' if placement.machines > 1 else ''} x {plan.gpus} GPUs"
         yield Text(f"{machines} of {placement.gpu_memory:g} GiB, {ranks}; {_servers(plan)}")
     checkpointed = "recomputed" if config.trainer.gradient_checkpointing else "stored"
+    shared = f", {memory.own_tokens:,} of them on each rank" if config.trainer.sequence_parallel > 1 else ""
     yield Text(
-        f"micro-batches of {memory.tokens:,} tokens, conversations of up to {memory.context:,}; activations are "
-        f"{checkpointed}"
+        f"micro-batches of {memory.tokens:,} tokens{shared}, conversations of up to {memory.context:,}; activations "
+        f"are {checkpointed}"
     )
     if (held := memory.conversations()) is not None:
         yield Text(f"the servers hold {held:,} conversations of that length at once; others wait, or lose their cache")

@@ -17,6 +17,7 @@ The implementation is registered with Transformers through its attention interfa
 from __future__ import annotations
 
 import os
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -176,18 +177,30 @@ def _first_tokens(parts: tuple[slice, ...], count: int) -> tuple[slice, ...]:
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Return attention [B, L, heads, dim] from queries [B, heads, L, dim], keys and values [B, kv_heads, L, dim]."""
+    """Return attention [B, L, heads, dim] from queries [B, heads, L, dim], keys and values [B, kv_heads, L, dim].
+
+    With the argument `head_exchange` (`mtrl.models.sequence_parallel`) the states are those of a part of the tokens.
+    """
+    exchange = kwargs.pop("head_exchange", None)
+    attend = _attend_to_rows if exchange is None else partial(exchange.attend, _attend_to_rows)
+    return attend(module, query, key, value, attention_mask, **kwargs), None
+
+
+def _attend_to_rows(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> Tensor:
+    """Compute attention of whole rows, of one sample or packed."""
     positions = kwargs.get("position_ids")
     row = pieces(positions) if attention_mask is None and positions is not None else []
     if len(row) < 2:
-        return _attend(module, query, key, value, attention_mask, **kwargs), None
+        return _attend(module, query, key, value, attention_mask, **kwargs)
     if varlen.fits(query) and not _has_more(module, kwargs):
-        return varlen.attend(query, key, value, _boundaries(positions, row), kwargs.get("scaling")), None
+        return varlen.attend(query, key, value, _boundaries(positions, row), kwargs.get("scaling"))
     attended = [
         _attend(module, query[:, :, piece.own], *(_joined(states, piece) for states in (key, value)), None, **kwargs)
         for piece in row
     ]
-    return torch.cat(attended, 1), None
+    return torch.cat(attended, 1)
 
 
 def _joined(states: Tensor, piece: Piece) -> Tensor:

@@ -1,20 +1,23 @@
-"""Preparation of a model for training: packed samples that attend only to themselves, and recomputed activations.
+"""Preparation of a model for training: packed samples that attend only to themselves, sequences in parts, recomputed
+activations.
 
 The boundaries of packed samples follow from the positions, which restart at 0 with every sample.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mtrl.errors import UserError
-from mtrl.models.attention import use_own_attention
+from mtrl.models.attention import OWN, attention_of, use_own_attention
 
 PROBE = 8
-"""Length of each of the two sequences that `keeps_apart` packs, in tokens."""
+"""Length of each of the two sequences that `keeps_apart` and `splits` run, in tokens."""
 
 
 def prepare_packing(model: Any) -> None:
@@ -53,6 +56,91 @@ def keeps_apart(model: Any) -> bool:
     except TypeError:  # the model takes no position ids
         return False
     return bool(leak <= torch.finfo(model.dtype).eps ** 0.5 * (joined - apart).norm())
+
+
+def prepare_parts(model: Any, size: int) -> None:
+    """Prepare a model for sequences in `size` parts, and check that it can compute them.
+
+    Raises:
+        UserError: its attention is not mtrl's own, `size` does not divide its attention heads, or its tokens depend on
+            each other outside of attention.
+    """
+    name, config = type(model).__name__, model.config.get_text_config()
+    attention = attention_of(model)
+    if attention != OWN and not use_own_attention(model):
+        found = "layers of other kinds" if attention == "sdpa" else f"{attention} attention"
+        raise UserError(
+            f"trainer.sequence_parallel={size} needs attention to the whole sequence by sdpa in every layer, and "
+            f"{name} has {found}; set trainer.sequence_parallel=1"
+        )
+    heads = config.num_attention_heads
+    if heads % size:
+        raise UserError(
+            f"trainer.sequence_parallel={size} does not divide the {heads} attention heads of {name}; use a divisor of "
+            f"{heads}"
+        )
+    if not splits(model):
+        raise UserError(
+            f"trainer.sequence_parallel={size} splits sequences, and the tokens of {name} depend on each other outside "
+            "of its attention, or its layers do not pass their arguments to attention; set trainer.sequence_parallel=1"
+        )
+
+
+@dataclass
+class _Continued:
+    """The argument `head_exchange` of a forward over a part of a sequence, whose attention takes the keys and values of
+    the part before it from that part's own forward."""
+
+    before: Sequence[tuple[Tensor, Tensor]] = ()
+    """Keys and values of the part before, by call of attention; empty for the first part."""
+    states: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    """Keys and values of this part, by call of attention."""
+
+    def attend(
+        self,
+        attention: Callable[..., Tensor],
+        module: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        **kwargs: Any,
+    ) -> Tensor:
+        parts = [*self.before[len(self.states) : len(self.states) + 1], (key, value)]
+        self.states.append((key, value))
+        key, value = (torch.cat(states, 2) for states in zip(*parts, strict=True))
+        return attention(module, query, key, value, mask, **{**kwargs, "position_ids": None})
+
+
+@torch.no_grad()
+def splits(model: Any) -> bool:
+    """Return whether the tokens of a model with mtrl's attention depend on each other only by attention, to which its
+    layers pass the argument `head_exchange`.
+
+    The second half of a sequence is computed from its own tokens, and from keys and values of the first half. The
+    result must equal that of the whole sequence, up to a rounding that is small compared with the effect of the first
+    half.
+    """
+    vocabulary = model.config.get_text_config().vocab_size
+    ids = (torch.arange(2 * PROBE, device=model.device) % vocabulary)[None]
+    positions = torch.arange(2 * PROBE, device=model.device)[None]
+
+    def last(part: slice, **inputs: Any) -> Tensor:
+        found = model(input_ids=ids[:, part], position_ids=positions[:, part], use_cache=False, **inputs)
+        return found.logits[:, -PROBE:].float()
+
+    half, rest = slice(PROBE), slice(PROBE, None)
+    first = _Continued()
+    try:
+        last(half, head_exchange=first)
+        second = _Continued(first.states)
+        found = last(rest, head_exchange=second)
+    except TypeError:  # the model takes no position ids, or no further arguments
+        return False
+    whole, alone = last(slice(None)), last(rest)
+    error = (found - whole).norm()
+    is_passed = 0 < len(first.states) == len(second.states)
+    return is_passed and bool(error <= torch.finfo(model.dtype).eps ** 0.5 * (alone - whole).norm())
 
 
 def checkpoint_gradients(model: Any) -> None:

@@ -145,7 +145,7 @@ class Trainer:
         self.thresholds = Thresholds.of(config.evaluation)
         # With a critic there is no MFU: its FLOPs are not counted, but its time is.
         peak = None if parts.learner.critic else peak_flops(parts.policy.device, compute_dtype(config))
-        self.throughput = Throughput(peak)
+        self.throughput = Throughput(peak and peak * config.trainer.sequence_parallel)
         self.timeline = Timeline(run.timeline)
         self.row_results = RowResults(run.rows)
         self.metrics = MetricsLog(run.metrics, console.warning)

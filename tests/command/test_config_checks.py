@@ -51,6 +51,11 @@ REFUSED = [
         "trainer.fsdp.replicas=2 does not divide the number of ranks, 1; set it to 1, or let torchrun start a multiple "
         "of it",
     ),
+    (
+        ["trainer.sequence_parallel=2"],
+        "trainer.sequence_parallel=2 does not divide the number of ranks, 1; set it to 1, or let torchrun start a "
+        "multiple of it",
+    ),
     *(
         (
             [f"model.warm_start.success_band={band}"],
@@ -146,6 +151,29 @@ REFUSED = [
 def test_refused(overrides, said):
     with pytest.raises(UserError) as caught:
         compose(overrides)
+    assert str(caught.value) == said
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["model.attn_implementation=eager"],
+            "trainer.sequence_parallel=4 works with model.attn_implementation=sdpa, and it is eager; set it to sdpa, "
+            "or trainer.sequence_parallel=1",
+        ),
+        (
+            ["model.tiny.heads=2"],
+            "trainer.sequence_parallel=4 does not divide model.tiny.heads=2; set the heads to a multiple of 4, or "
+            "trainer.sequence_parallel=1",
+        ),
+    ],
+)
+def test_sequences_are_not_shared(overrides, said, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    compose(["trainer.sequence_parallel=4"])
+    with pytest.raises(UserError) as caught:
+        compose(["trainer.sequence_parallel=4", *overrides])
     assert str(caught.value) == said
 
 

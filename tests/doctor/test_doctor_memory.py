@@ -132,6 +132,7 @@ def test_memory_outside_the_gpu_is_not_counted(folder):
         ("algorithm.kl_loss_coef=0", "algorithm.kl_loss_coef=0.1"),
         ("model.attn_implementation=sdpa", "model.attn_implementation=eager"),
         ("trainer.max_logits_per_chunk=1000000", "trainer.max_logits_per_chunk=134217728"),
+        ("trainer.sequence_parallel=4", "trainer.sequence_parallel=2"),
     ],
 )
 def test_memory_saving_settings_reduce_the_estimate(less, more):
@@ -151,6 +152,23 @@ def test_a_moment_adds_up():
 def test_a_conversation_is_never_cut_so_it_bounds_the_micro_batch():
     _, memory = memory_of("model.path=Qwen/Qwen3-0.6B", "generator.max_context_length=30000")
     assert memory.tokens == 30000
+
+
+def test_ranks_that_share_sequences_share_activations():
+    words = ["model.path=Qwen/Qwen3-8B", "placement.ranks=4", "trainer.max_tokens_per_microbatch=40000"]
+    alone, shared = (memory_of(*words, f"trainer.sequence_parallel={parts}")[1] for parts in (1, 4))
+    assert shared.tokens == alone.tokens == 40960 and shared.own_tokens == 10240
+    assert shared.stored_activations() == alone.stored_activations() // 4
+    assert shared.layer_activations() == alone.layer_activations() // 4
+    assert shared.states() == alone.states()
+
+
+def test_sharing_sequences_is_proposed_for_a_long_context():
+    words = ["model=qwen3_8b", "placement=8_gpus", "generator.backend=vllm", "placement.gpu_memory=50"]
+    words += ["trainer.gradient_checkpointing=true", "trainer.fsdp.param_dtype=bfloat16"]
+    words += ["generator.max_context_length=32768", "trainer.max_tokens_per_microbatch=32768"]
+    plan = make_plan([*words, "generator.gpu_memory_utilization=0.9"])
+    assert not plan.fits and plan.change == {"trainer.sequence_parallel": 4}, (plan.tightest, plan.change)
 
 
 def test_a_plan_names_one_change_that_makes_it_fit():
@@ -225,6 +243,10 @@ def test_a_plan_is_json():
         (["model=qwen3_8b", "generator.max_context_length=1000000"], "more than the 40960 tokens that the model holds"),
         (["model=qwen3_8b", "model.lora_rank=8192"], "model.lora_rank=8192 is more than the rank 4096 "),
         (["model=qwen3_8b", "model.lora_rank=8", "model.lora_target_modules=[qkv]"], "=qkv names no linear layer"),
+        (
+            ["model=qwen2_5_7b", "placement.ranks=8", "trainer.sequence_parallel=8"],
+            "trainer.sequence_parallel=8 does not divide the model's 28 attention heads; take one of 1, 2, 4",
+        ),
         (
             ["model=qwen2_5_7b", "generator=vllm", "generator.vllm.tensor_parallel_size=8"],
             "tensor_parallel_size=8 does not divide the model's 28 attention heads; take one of 1, 2, 4",

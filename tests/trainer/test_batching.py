@@ -239,7 +239,7 @@ def test_flash_kernels_get_the_bounds_in_every_layer(kind):
     samples = samples_of([9, 14, 3])
     (batch,) = micro_batches(samples, ones(samples), 999, layout=PACKED)
     (padded,) = micro_batches(samples, ones(samples), 999, layout=PADDED)
-    critic = SimpleNamespace(model=ValueModel(model))
+    critic = SimpleNamespace(model=ValueModel(model), sequence_group=None)
     torch.nn.init.ones_(critic.model.head.weight)
     policy = Policy(model, None)
     forward = partial(ValueLearner._forward, critic) if kind == "critic" else lambda batch: policy.logprobs(batch)[0]

@@ -1,4 +1,5 @@
-"""Whole runs of two ranks: they train as one process, which resumes from their checkpoint, and a signal to torchrun."""
+"""Whole runs of two ranks, also with sequences in two parts: they train as one process, which resumes from their
+checkpoint, and a signal to torchrun."""
 
 import json
 import os
@@ -67,16 +68,38 @@ def assert_close(found, expected):
         assert row == pytest.approx(expected[step], abs=1e-4), step
 
 
-def test_two_ranks_train_as_one_process_which_can_resume_them(tmp_path):
-    finish(start(tmp_path / "alone", *STEADY))
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The metrics of one process, by step."""
+    run_dir = tmp_path_factory.mktemp("alone") / "run"
+    finish(start(run_dir, *STEADY))
+    return rows_of(run_dir)
+
+
+@pytest.mark.xdist_group("run_ranks")
+def test_two_ranks_train_as_one_process_which_can_resume_them(tmp_path, alone):
     finish_ranks(tmp_path / "two", *STEADY)
-    alone, two = rows_of(tmp_path / "alone"), rows_of(tmp_path / "two")
+    two = rows_of(tmp_path / "two")
     assert alone.keys() == two.keys() == set(range(5))
     assert_close(two, alone)
     half = tmp_path / "two" / "checkpoints" / "step_000002"
     assert {path.name for path in half.glob("model-rank*")} == {"model-rank0.safetensors", "model-rank1.safetensors"}
     finish(start(tmp_path / "half", *STEADY, f"resume={half}"))
     assert_close(rows_of(tmp_path / "half"), {step: row for step, row in alone.items() if step > 2})
+
+
+@pytest.mark.xdist_group("run_ranks")
+def test_two_ranks_that_share_sequences_train_and_resume_as_one_process(tmp_path, alone):
+    words = [*STEADY, "trainer.sequence_parallel=2", "trainer.packing=true"]
+    output = finish(torchrun(tmp_path / "two", *words))
+    assert "in 2 parts" in output
+    assert_close(rows_of(tmp_path / "two"), alone)
+    half = tmp_path / "two" / "checkpoints" / "step_000002"
+    later = {step: row for step, row in alone.items() if step > 2}
+    finish_ranks(tmp_path / "half", *words, f"resume={half}")
+    assert_close(rows_of(tmp_path / "half"), later)
+    finish(start(tmp_path / "one", *STEADY, f"resume={half}"))
+    assert_close(rows_of(tmp_path / "one"), later)
 
 
 def test_a_signal_saves_and_two_ranks_resume(tmp_path):

@@ -39,6 +39,10 @@ def fsdp_offload(bench: Bench) -> CaseResult | None:
     return _compared(bench, "trainer.fsdp.cpu_offload=true")
 
 
+def sequence_parallel(bench: Bench) -> CaseResult | None:
+    return _compared(bench, "trainer.sequence_parallel=2")
+
+
 def _compared(bench: Bench, *overrides: str) -> CaseResult | None:
     """Return the outcome on the leader; followers take part in its updates and return None."""
     world = World.join(JOIN)
@@ -47,14 +51,15 @@ def _compared(bench: Bench, *overrides: str) -> CaseResult | None:
         learner = make_learner(config, world, bench.model)
         samples = make_samples(bench, vocabulary(learner))
         rank_group = RankGroup(world, learner)
+        learners = Learners(rank_group, learner.flops, learner.layout, learner.sequence_parallel)
         if not world.is_leader:
             rank_group.follow()
             return None
         try:
-            sharded = _update_twice(bench, config, Learners(rank_group, learner.flops, learner.layout), samples)
+            sharded = _update_twice(bench, config, learners, samples)
         finally:
             rank_group.dismiss()
-    del learner, rank_group
+    del learner, learners, rank_group
     return _outcome(sharded, _plain_update(bench, samples))  # after the group's end: a single process must not use it
 
 

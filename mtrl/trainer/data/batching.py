@@ -226,8 +226,8 @@ def micro_batches(
         layout: `PADDED` or `PACKED`.
         whole_trajectories: keep all samples of a trajectory in one micro-batch, as losses and corrections registered
             with `per_trajectory` need; else the samples of a trajectory may be in different micro-batches.
-        ranks: number of processes that share the micro-batches. The number of micro-batches is then a multiple of it,
-            unless there are too few samples.
+        ranks: number of ranks, or of groups of ranks that share sequences, among which the micro-batches are divided.
+            The number of micro-batches is then a multiple of it, unless there are too few samples.
 
     An indivisible unit (a sample or a whole trajectory) that is longer than `max_tokens` gets its own micro-batch.
     """
@@ -258,7 +258,8 @@ def spans(positions: Tensor) -> tuple[list[int], list[int]]:
 
 
 def balance(batches: Sequence[MicroBatch], ranks: int, model: ModelFlops) -> list[list[MicroBatch]]:
-    """Return the micro-batches of each rank: the same number for every rank, with similar costs in the same round.
+    """Return the micro-batches of each rank, or group of ranks that share sequences: the same number for every rank,
+    with similar costs in the same round.
 
     Ranks of a sharded model synchronise at every layer, so a round takes as long as its costliest micro-batch.
     Therefore micro-batches that are adjacent in the order of cost share a round. Ranks without a micro-batch in the

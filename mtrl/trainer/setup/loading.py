@@ -12,7 +12,7 @@ from mtrl.config.schema import Config
 from mtrl.errors import UserError
 from mtrl.models.attention import OWN, products_are_faster, use_own_attention
 from mtrl.models.gguf import as_folder
-from mtrl.models.preparation import keeps_apart, prepare_packing
+from mtrl.models.preparation import keeps_apart, prepare_packing, prepare_parts
 from mtrl.record.checksums import changes
 from mtrl.record.run_dir import RunDir
 from mtrl.utils.gpus import gpu_evidence
@@ -78,7 +78,7 @@ def load_beside(config: Config, path: str, key: str, policy: Any, dtype: torch.d
     has_weights = policy.device.type != "meta"
     model = (_load_module if has_weights else make_structure)(config, path, key, dtype, otherwise)
     if has_weights:
-        fit_attention(model, config)
+        fit_to_ranks(model, config)
     else:
         set_attention(model, policy.config._attn_implementation)
     return model.to(policy.device)
@@ -232,8 +232,20 @@ def fit_attention(model: Any, config: Config) -> None:
         use_own_attention(model)
 
 
+def fit_to_ranks(model: Any, config: Config) -> None:
+    """Prepare the attention of a model that is trained, or computes with the policy, on this and other ranks.
+
+    Raises:
+        UserError: as for `fit_attention`, or `trainer.sequence_parallel` is above 1, and the model cannot compute
+            sequences in parts.
+    """
+    fit_attention(model, config)
+    if config.trainer.sequence_parallel > 1:
+        prepare_parts(model, config.trainer.sequence_parallel)
+
+
 def set_attention(model: Any, name: str) -> None:
-    """Select the attention that rank 0 has selected by `fit_attention`."""
+    """Select the attention that rank 0 has selected by `fit_to_ranks`."""
     if name == OWN:
         use_own_attention(model)
     else:

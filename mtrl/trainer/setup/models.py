@@ -20,7 +20,8 @@ from mtrl.models.preparation import checkpoint_gradients
 from mtrl.trainer.checkpoint.saver import BackgroundSaver, Saver
 from mtrl.trainer.data.batching import MicroBatch
 from mtrl.trainer.setup.engine import sent_device
-from mtrl.trainer.setup.loading import compute_dtype, fit_attention, load_model, load_peer, pick_device, set_attention
+from mtrl.trainer.setup.loading import compute_dtype, fit_to_ranks, load_model, load_peer, pick_device, set_attention
+from mtrl.trainer.setup.sequence_parallel import sequence_group
 from mtrl.trainer.setup.teacher import teacher_model
 from mtrl.trainer.update.learner import Learner
 from mtrl.trainer.update.optimizer import Optimizer
@@ -41,6 +42,7 @@ def make_learner(config: Config, world: World, path: str) -> Learner:
     """
     trainer, algorithm = config.trainer, config.algorithm
     set_threads(config, world)
+    own_group = sequence_group(config, world)
     # A model that will be sharded is moved to the GPU layer by layer, since the whole model may not fit. Followers
     # receive their slices from the leader, since a machine's memory may not hold whole models for all its ranks.
     sharded = needs_sharding(trainer.fsdp, world)
@@ -53,7 +55,7 @@ def make_learner(config: Config, world: World, path: str) -> Learner:
     if trainer.gradient_checkpointing:
         checkpoint_gradients(model)
     if world.is_leader:
-        fit_attention(model, config)
+        fit_to_ranks(model, config)
         world.broadcast(model.config._attn_implementation)
     else:
         set_attention(model, world.broadcast(None))
@@ -68,6 +70,7 @@ def make_learner(config: Config, world: World, path: str) -> Learner:
         tokenizer=tokenizer,
         temperature=config.generator.sampling_params.temperature,
         max_logits=max_logits(config, pick_device(config.model.device).type),
+        sequence_group=own_group,
     )
     policy = as_policy(
         model,
@@ -79,7 +82,7 @@ def make_learner(config: Config, world: World, path: str) -> Learner:
     if needs_reference(config):
         frozen = WithoutAdapters(policy) if reference is None else as_policy(reference)
     optimizer = Optimizer(model, trainer.optimizer, trainer.max_steps)
-    critic = None if values is None else ValueLearner(config, values)
+    critic = None if values is None else ValueLearner(config, values, own_group)
     saver = (BackgroundSaver if trainer.checkpoint.background else Saver)(world.background_group)
     return Learner(config, policy, frozen, optimizer, critic, saver, None if teacher is None else as_policy(teacher))
 

@@ -31,6 +31,7 @@ from mtrl.trainer.setup.frozen import frozen_engine
 from mtrl.trainer.setup.loading import cast_parameters, compute_dtype
 from mtrl.trainer.setup.machine import with_machine_settings
 from mtrl.trainer.setup.models import make_learner, set_threads
+from mtrl.trainer.setup.sequence_parallel import check_heads
 from mtrl.trainer.setup.servers import check_servers
 from mtrl.trainer.setup.teacher import check_teacher, served_teacher
 from mtrl.trainer.setup.warm_start import OnStep, WarmStartResult, success_of, warm_start
@@ -73,7 +74,8 @@ class RunParts(Player):
 
     @property
     def learners(self) -> Learners:
-        return Learners(self.rank_group, self.learner.flops, self.learner.layout)
+        learner = self.learner
+        return Learners(self.rank_group, learner.flops, learner.layout, learner.sequence_parallel)
 
 
 def set_up(
@@ -96,6 +98,7 @@ def set_up(
         )
     check_servers(config, world)
     check_teacher(config)
+    check_heads(config)
     set_threads(config, world)
     path, warm_start_result = prepared_start(config, task, on_warm_start)
     world.broadcast((config, path))

@@ -104,7 +104,7 @@ class Critic:
 
     def _batches(self, samples: Sequence[Sample], weights: Sequence[np.ndarray]) -> list[MicroBatch]:
         max_tokens, learners = self.config.trainer.max_tokens_per_microbatch, self.learners
-        return micro_batches(samples, weights, max_tokens, layout=learners.layout, ranks=learners.ranks)
+        return micro_batches(samples, weights, max_tokens, layout=learners.layout, ranks=learners.data_parallel)
 
     def _stopped(self, error: NonFiniteError, step: int, samples: Sequence[Sample]) -> UserError:
         write_jsonl(self.dump, samples, mode="w")

@@ -69,6 +69,8 @@ class Learner:
         teacher: Policy | None = None,
     ):
         self.algorithm, self.distillation = config.algorithm, config.distillation
+        self.sequence_parallel = config.trainer.sequence_parallel
+        """Number of ranks that share each micro-batch."""
         self.policy, self.reference, self.optimizer = policy, reference, optimizer
         self.critic, self.saver, self.teacher = critic, saver or Saver(), teacher
         frozen = [getattr(model, "model", None) for model in (reference, teacher)]
@@ -245,15 +247,25 @@ def layout_of(config: Config, models: Sequence[Any]) -> RowLayout:
 
 
 Assignments = list[list[list[MicroBatch]]]
-"""Micro-batches by optimiser step and rank."""
+"""Micro-batches by optimiser step and sequence group."""
 
 
 class Learners:
     """The learners of all ranks, for the leader: it distributes micro-batches to them, and returns results in order.
-    With one process it only calls that process's learner."""
+    With one process it only calls that process's learner.
 
-    def __init__(self, rank_group: RankGroup, model: ModelFlops, layout: RowLayout = PADDED):
-        self.rank_group, self.ranks, self.model, self.layout = rank_group, rank_group.world.size, model, layout
+    Micro-batches are divided among sequence groups: the ranks that share each micro-batch, one by default. All ranks of
+    a sequence group get the same micro-batches and have the same results.
+    """
+
+    def __init__(
+        self, rank_group: RankGroup, model: ModelFlops, layout: RowLayout = PADDED, sequence_parallel: int = 1
+    ):
+        """Create the learners; `sequence_parallel` is the number of ranks of a sequence group."""
+        self.rank_group, self.model, self.layout = rank_group, model, layout
+        self.sequence_parallel = sequence_parallel
+        self.data_parallel = rank_group.world.size // sequence_parallel
+        """Number of sequence groups."""
 
     def reference_logprobs(self, samples: Sequence[Sample], max_tokens: int) -> list[Floats]:
         """Return the reference's log-prob of each sampled token, one array per sample. `max_tokens` is the maximum
@@ -282,9 +294,9 @@ class Learners:
         self, parts: Sequence[Sequence[MicroBatch]], step: int, kl_coefficient: float
     ) -> tuple[Assignments, list[UpdateReport]]:
         """Make one optimiser step of the policy for each part, until a loss or a gradient is not finite. Return the
-        micro-batches of each rank, and the reports by rank."""
+        micro-batches of each sequence group, and the reports by sequence group."""
         assignments = [self._balance(part) for part in parts]
-        return assignments, self.rank_group.run("update", self._shares(assignments), step, kl_coefficient)
+        return assignments, self._run("update", self._shares(assignments), step, kl_coefficient)
 
     def update_critic(self, parts: Sequence[Sequence[ValueBatch]], step: int) -> CriticReport:
         """Make one optimiser step of the critic for each part, until a loss or a gradient is not finite."""
@@ -295,7 +307,7 @@ class Learners:
             assignments.append(
                 [[(batch, *values_of[id(batch.token_ids)]) for batch in batches] for batches in balanced]
             )
-        return CriticReport.joined(self.rank_group.run("critic.update", self._shares(assignments), step))
+        return CriticReport.joined(self._run("critic.update", self._shares(assignments), step))
 
     def weights(self) -> Mapping[str, Tensor]:
         """Return the weights for an engine with its own copy. They are gathered bucket by bucket while the engine reads
@@ -350,7 +362,13 @@ class Learners:
         self.rank_group.run("load", None, folder)
 
     def _balance(self, batches: Sequence[MicroBatch]) -> list[list[MicroBatch]]:
-        return balance(batches, self.ranks, self.model)
+        return balance(batches, self.data_parallel, self.model)
+
+    def _run(self, method: str, shares: Sequence[tuple], *common: Any) -> list[Any]:
+        """Call a method of each rank with the share of its sequence group, and return the result of the first rank of
+        each group."""
+        found = self.rank_group.run(method, [s for s in shares for _ in range(self.sequence_parallel)], *common)
+        return found[:: self.sequence_parallel]
 
     def _per_sample(self, method: str, samples: Sequence[Sample], max_tokens: int) -> list[Floats]:
         """Return the result of a pass without gradients: for each sample, one number per sampled token."""
@@ -360,31 +378,30 @@ class Learners:
 
     def _unweighted(self, samples: Sequence[Sample], max_tokens: int) -> list[MicroBatch]:
         weights = [np.zeros(len(sample.token_ids)) for sample in samples]
-        return micro_batches(samples, weights, max_tokens, layout=self.layout, ranks=self.ranks)
+        return micro_batches(samples, weights, max_tokens, layout=self.layout, ranks=self.data_parallel)
 
     def _forward(self, method: str, batches: Sequence[MicroBatch], *settings: Any) -> list[Any]:
         """Return the result of `method` for each micro-batch. `settings` are its other arguments on every rank."""
         assignments = self._balance(batches)
-        shares = [(self._sent(rank_batches),) for rank_batches in assignments]
-        results = self.rank_group.run(method, shares, *settings)
+        results = self._run(method, [(self._sent(own),) for own in assignments], *settings)
         found = {
             id(batch): values
-            for rank_batches, own in zip(assignments, results, strict=True)
-            for batch, values in zip(rank_batches, own, strict=True)
+            for batches_of_group, own in zip(assignments, results, strict=True)
+            for batch, values in zip(batches_of_group, own, strict=True)
         }
         return [found[id(batch)] for batch in batches]
 
     def _shares(self, parts: Sequence[Sequence[Sequence[Any]]]) -> list[tuple[list[list[Any]]]]:
-        """Return the arguments of each rank: its micro-batches of every part."""
-        return [([self._sent(part[rank]) for part in parts],) for rank in range(self.ranks)]
+        """Return the arguments of each sequence group: its micro-batches of every part."""
+        return [([self._sent(part[group]) for part in parts],) for group in range(self.data_parallel)]
 
-    def _sent(self, rank_batches: Sequence[Any]) -> list[Any]:
-        """Return the micro-batches of a rank, without samples if they are sent to another process."""
-        if self.ranks == 1:
-            return list(rank_batches)
+    def _sent(self, batches: Sequence[Any]) -> list[Any]:
+        """Return the micro-batches of a sequence group, without samples if they are sent to another process."""
+        if self.rank_group.world.size == 1:
+            return list(batches)
         return [
             item.without_samples() if isinstance(item, MicroBatch) else (item[0].without_samples(), *item[1:])
-            for item in rank_batches
+            for item in batches
         ]
 
 

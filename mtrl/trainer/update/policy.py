@@ -21,9 +21,10 @@ from mtrl.distributed.sharding import (
     plain_class,
     reshard,
 )
-from mtrl.models.attention import takes_boundaries
 from mtrl.models.logprobs import token_logprobs, top_logprobs
+from mtrl.models.sequence_parallel import SequenceGroup
 from mtrl.trainer.data.batching import MicroBatch
+from mtrl.trainer.update.part import part_of
 
 
 class Policy:
@@ -41,6 +42,7 @@ class Policy:
         max_logits: int = 2**27,
         sent_dtype: torch.dtype | None = None,
         sent_device: torch.device | None = None,
+        sequence_group: SequenceGroup | None = None,
     ):
         self.model, self.tokenizer, self.temperature = model, tokenizer, temperature
         self.entropy_gradient = entropy_gradient
@@ -51,6 +53,8 @@ class Policy:
         """Dtype of the engine's weights; weights are sent in it if it is smaller than their own. None: in their own."""
         self.sent_device = sent_device
         """Device on which weights for the engine are gathered. None: CPU memory."""
+        self.sequence_group = sequence_group
+        """The ranks that share each micro-batch, and call the methods with the same ones. None: this rank alone."""
 
     @property
     def device(self) -> torch.device:
@@ -92,19 +96,18 @@ class Policy:
 
     def _logprobs_of(self, batch: MicroBatch, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-probs of `ids`, [N] or [N, C], at the sampled tokens, and the entropies [N]."""
-        return token_logprobs(
+        part = part_of(batch, self.model, self.sequence_group)
+        logprobs, entropy = token_logprobs(
             self.model,
-            batch.action_mask,
-            ids,
+            part.mask,
+            part.own(ids),
             temperature=self.temperature,
             entropy_gradient=self.entropy_gradient,
             max_logits=self.max_logits,
-            **self._inputs(batch),
+            use_cache=False,
+            **part.inputs,
         )
-
-    def _inputs(self, batch: MicroBatch) -> dict[str, Any]:
-        inputs = batch.flash_inputs if takes_boundaries(self.model) else batch.inputs
-        return {**inputs, "use_cache": False}
+        return part.join(logprobs), part.join(entropy)
 
     @torch.no_grad()
     def all_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
@@ -115,10 +118,19 @@ class Policy:
 
     def top_logprobs(self, batch: MicroBatch, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the log-probs [N] without gradients, and ids and log-probs [N, k] of the most probable tokens."""
-        limits = {"temperature": self.temperature, "max_logits": self.max_logits}
-        found = top_logprobs(self.model, batch.action_mask, batch.targets, k, **limits, **self._inputs(batch))
+        part = part_of(batch, self.model, self.sequence_group)
+        logprobs, ids, top = top_logprobs(
+            self.model,
+            part.mask,
+            part.own(batch.targets),
+            k,
+            temperature=self.temperature,
+            max_logits=self.max_logits,
+            use_cache=False,
+            **part.inputs,
+        )
         reshard(self.model)
-        return found
+        return part.join(logprobs), part.join(ids), part.join(top)
 
     def state(self) -> dict[str, Tensor]:
         """Return the weights for a checkpoint, tied weights once: DTensors if sharded, and only the adapters of a model

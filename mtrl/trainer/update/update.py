@@ -29,7 +29,7 @@ class UpdateResult:
     first_logprobs: list[tuple[Sample, Tensor]] = field(default_factory=list)
     """Samples of the first optimiser step, with the trainer's log-probs [action tokens] before this step."""
     works: list[Computation] = field(default_factory=list)
-    """Computation of each rank."""
+    """Computation of each sequence group."""
 
 
 class Updater:
@@ -65,11 +65,11 @@ class Updater:
                 "weights are as before: look at its log-probs and advantages, then lower trainer.optimizer.lr or raise "
                 "model.dtype to float32"
             )
-        works = [self._work([b for part in assignments for b in part[rank]]) for rank in range(len(reports))]
+        works = [self._work([b for part in assignments for b in part[group]]) for group in range(len(reports))]
         return UpdateResult(report, first_logprobs(assignments, reports), works)
 
     def _work(self, batches: list[MicroBatch]) -> Computation:
-        """Return the work of one rank: the passes of the optimiser steps, and the additional passes without
+        """Return the work of one sequence group: the passes of the optimiser steps, and the additional passes without
         gradients."""
         model, algorithm = self.learners.model, self.algorithm
         extra = (algorithm.loss_anchor == "old") + bool(algorithm.kl_loss_coef)
@@ -94,18 +94,18 @@ class Updater:
             self.config.trainer.max_tokens_per_microbatch,
             layout=self.learners.layout,
             whole_trajectories=self._whole_trajectories,
-            ranks=self.learners.ranks,
+            ranks=self.learners.data_parallel,
         )
 
 
 def first_logprobs(assignments: Assignments, reports: Sequence[UpdateReport]) -> list[tuple[Sample, Tensor]]:
     """Return the samples of the first optimiser step with the trainer's log-probs [action tokens] before this step,
-    rank by rank."""
-    ranks = assignments[0] if assignments else []
+    sequence group by sequence group."""
+    groups = assignments[0] if assignments else []
     return [
         pair
-        for rank_batches, report in zip(ranks, reports, strict=False)
-        for batch, logprobs in zip([b for b in rank_batches if not b.is_filler], report.first_logprobs, strict=True)
+        for batches, report in zip(groups, reports, strict=False)
+        for batch, logprobs in zip([b for b in batches if not b.is_filler], report.first_logprobs, strict=True)
         for pair in per_sample(batch, logprobs)
     ]
 

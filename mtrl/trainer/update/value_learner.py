@@ -14,12 +14,13 @@ from mtrl.algorithms.registry import find_estimator
 from mtrl.config.schema import Config
 from mtrl.distributed.sharding import compute_device, reshard
 from mtrl.distributed.world import all_sum
-from mtrl.models.attention import takes_boundaries
 from mtrl.models.preparation import checkpoint_gradients
+from mtrl.models.sequence_parallel import SequenceGroup
 from mtrl.models.value_head import ValueModel
 from mtrl.trainer.data.batching import MicroBatch
 from mtrl.trainer.setup.loading import load_peer
 from mtrl.trainer.update.optimizer import Optimizer
+from mtrl.trainer.update.part import part_of
 from mtrl.trainer.update.report import CriticReport, NonFiniteError
 
 ValueBatch = tuple[MicroBatch, Tensor, Tensor]
@@ -52,8 +53,9 @@ def _body(config: Config, path: str, policy: Any) -> Any:
 class ValueLearner:
     """A value model and its optimiser on one rank, which trains on the micro-batches that it receives."""
 
-    def __init__(self, config: Config, model: ValueModel):
-        self.model, self.settings = model, config.algorithm.critic
+    def __init__(self, config: Config, model: ValueModel, sequence_group: SequenceGroup | None = None):
+        """Create the learner; `sequence_group` is that of the policy (`Policy.sequence_group`)."""
+        self.model, self.settings, self.sequence_group = model, config.algorithm.critic, sequence_group
         self.optimizer = Optimizer(model, self.settings.optimizer, config.trainer.max_steps)
 
     @property
@@ -79,8 +81,8 @@ class ValueLearner:
         return report
 
     def _forward(self, batch: MicroBatch) -> Tensor:
-        inputs = batch.flash_inputs if takes_boundaries(self.model) else batch.inputs
-        return self.model(batch.action_mask, **inputs)
+        part = part_of(batch, self.model, self.sequence_group)
+        return part.join(self.model(part.mask, **part.inputs))
 
     def _optimiser_step(self, part: list[ValueBatch], step: int, report: CriticReport) -> None:
         total = 0.0
