@@ -286,14 +286,14 @@ def _is_of_all_engines(values: Values, path: str) -> bool:
 
 
 EVALUATING = tuple(f"evaluation.{key}" for key in ("model", "compare", "split", "output", "endpoint"))
-"""Keys that only `python -m mtrl.evaluate` reads."""
+"""Keys that only `mtrl evaluate` reads."""
 
 
 def training_hints(cfg: DictConfig) -> list[str]:
     """Return warnings about settings that only another program reads."""
     values = {"evaluation": keys.plain(cfg.evaluation)}
     return [
-        f"{_setting(values, path)} has no effect on training; python -m mtrl.evaluate reads it"
+        f"{_setting(values, path)} has no effect on training; mtrl evaluate reads it"
         for path in _settings_in(EVALUATING)
         if _is_changed(values, path)
     ]

@@ -1,4 +1,4 @@
-"""The entry inside the container of a job: `python -m mtrl.main` with the job's overrides, in SageMaker's folders.
+"""The entry inside the container of a job: `mtrl train` with the job's overrides, in SageMaker's folders.
 
 | Variable of SageMaker | Use |
 |---|---|
