@@ -122,7 +122,7 @@ def find(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def help_text() -> str:
     """Return the help: the commands, grouped by when they are needed, on one screen."""
-    lines = ["mtrl COMMAND [key=value …]   reinforcement learning for language-model agents that act over many turns"]
+    lines = ["mtrl COMMAND [key=value …]", "reinforcement learning for language-model agents that act over many turns"]
     for group, commands in GROUPS.items():
         lines += ["", group]
         lines += [f"  {name:<12} {command.summary}" for name, command in commands.items()]
