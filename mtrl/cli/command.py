@@ -129,7 +129,7 @@ def help_text() -> str:
     lines += [
         "",
         "  mtrl COMMAND --help        the options and keys of a command",
-        "  mtrl completion SHELL      completion of commands, keys and values for bash or zsh",
+        "  mtrl completion SHELL      complete commands, keys and values in bash or zsh",
         "",
         "begin with: mtrl train, then mtrl view outputs",
     ]
