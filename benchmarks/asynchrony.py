@@ -271,7 +271,7 @@ def parse(words: Sequence[str] | None = None) -> tuple[Sizes, argparse.Namespace
     )
     parser.add_argument("--tools", nargs="+", choices=list(TOOLS), default=list(TOOLS), help="latencies of a step")
     parser.add_argument("--quick", action="store_true", help="tiny sizes, to test the program")
-    parser.add_argument("--runs", type=Path, help="keep the folders of the runs here, for python -m mtrl.figures")
+    parser.add_argument("--runs", type=Path, help="keep the folders of the runs here, for mtrl figures")
     parser.add_argument("--json", type=Path, help="also write all results to this JSON file")
     parser.add_argument("overrides", nargs="*", help="overrides of all runs, e.g. trainer.prompts_per_step=8")
     args = parser.parse_args(words)

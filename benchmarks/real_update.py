@@ -8,7 +8,7 @@ The samples have random tokens: a prompt that the group shares, and the trajecto
 trained. Memory is the resident memory of the process, with Python and PyTorch. The aim is 4 times the float32 weights
 plus the moments of AdamW.
 
-The plan is the estimate of `python -m mtrl.doctor --plan model.device=cpu`, with the keys and values of one
+The plan is the estimate of `mtrl doctor --plan model.device=cpu`, with the keys and values of one
 conversation. No engine runs here. Give generator.max_context_length the length of a trajectory.
 """
 

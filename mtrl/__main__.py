@@ -1,4 +1,4 @@
-"""Entry point: `python -m mtrl` is the same command as `python -m mtrl.main`."""
+"""Entry point: `python -m mtrl` is the same command as `mtrl train`."""
 
 from mtrl.main import cli
 

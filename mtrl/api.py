@@ -122,7 +122,7 @@ class MultiTurnRLTrainer:
         if "mlflow" not in config.tracker.report_to:
             raise UserError(
                 f"the run in {self.run} does not report to MLflow; give overrides={{'tracker.report_to': ['mlflow']}}, "
-                f"or send it now: python -m mtrl.track {self.run} --to mlflow"
+                f"or send it now: mtrl track {self.run} --to mlflow"
             )
         return mlflow_url(config, self.run)
 

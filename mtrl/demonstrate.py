@@ -1,7 +1,7 @@
-"""python -m mtrl.demonstrate: write episodes of an environment's demonstrator, for supervised fine-tuning.
+"""mtrl demonstrate: write episodes of an environment's demonstrator, for supervised fine-tuning.
 
-    python -m mtrl.demonstrate experiment=search --out demonstrations.jsonl
-    python -m mtrl.sft --data demonstrations.jsonl --out warm --model Qwen/Qwen3-0.6B
+    mtrl demonstrate experiment=search --out demonstrations.jsonl
+    mtrl sft --data demonstrations.jsonl --out warm --model Qwen/Qwen3-0.6B
 
 Every line is `{"messages": […]}`, the format that `mtrl.sft` reads. The episodes are on training rows, repeated if
 there are too few; held-out rows are never used. The demonstrator is weak on purpose: it fails as often as the warm
@@ -56,15 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             file.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
     partial.rename(args.out)
     print(f"{count} episodes on {min(count, len(task.splits.train))} training rows, written to {args.out}")
-    print(f"fine-tune on them with: python -m mtrl.sft --data {args.out} --out warm --model MODEL")
+    print(f"fine-tune on them with: mtrl sft --data {args.out} --out warm --model MODEL")
     return 0
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m mtrl.demonstrate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="mtrl demonstrate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for python -m mtrl.main")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for mtrl train")
     parser.add_argument("--out", type=Path, required=True, help="JSONL file to write")
     parser.add_argument("--count", type=int, help="episodes (default: model.warm_start.demonstrations)")
     parser.add_argument("--config-dir", help="config groups of your own")

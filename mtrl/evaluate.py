@@ -1,4 +1,4 @@
-"""python -m mtrl.evaluate: see `mtrl.evaluation.command`."""
+"""mtrl evaluate: see `mtrl.evaluation.command`."""
 
 from mtrl.evaluation.command import cli
 

@@ -1,10 +1,10 @@
-"""python -m mtrl.main: train.
+"""mtrl train: train.
 
-python -m mtrl.main                                      run the default experiment
-python -m mtrl.main experiment=text_to_sql seed=1        run another experiment, with one key changed
-python -m mtrl.main -m seed=0,1,2                        run a sweep; sweep=NAME for a sweep of conf/sweep/
-torchrun --nproc-per-node 4 -m mtrl.main                 one run on four GPUs
-python -m mtrl.main --help                               all options
+mtrl train                                  run the default experiment
+mtrl train experiment=text_to_sql seed=1    run another experiment, with one key changed
+mtrl train -m seed=0,1,2                    run a sweep; sweep=NAME for a sweep of conf/sweep/
+torchrun --nproc-per-node 4 -m mtrl.main    one run on four GPUs
+mtrl train --help                           all options
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
     def on_error(message: str) -> None:
         unknown = message.removeprefix("unrecognized arguments: ").split()[0]
-        raise dashed(unknown) if unknown.startswith("--") else UserError(f"{message}; python -m mtrl.main --help")
+        raise dashed(unknown) if unknown.startswith("--") else UserError(f"{message}; mtrl train --help")
 
     parser.error = on_error  # type: ignore[assignment, method-assign]
     return parser.parse_intermixed_args(argv)

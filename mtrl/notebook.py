@@ -35,7 +35,7 @@ def load(run: str | Path) -> Run:
 
 
 def train(experiment: str = "gsm8k", *overrides: str, show: Show = print, **keys: Any) -> Run:
-    """Train as `python -m mtrl.main experiment=EXPERIMENT OVERRIDES` does, and return the run.
+    """Train as `mtrl train experiment=EXPERIMENT OVERRIDES` does, and return the run.
 
     Args:
         experiment: an experiment of `conf/experiment/`.
@@ -56,7 +56,7 @@ def train(experiment: str = "gsm8k", *overrides: str, show: Show = print, **keys
 def evaluate(
     model: Run | str | Path, *overrides: str, compare_base: bool = False, show: Show = print, **keys: Any
 ) -> dict[str, Any]:
-    """Evaluate a model on held-out rows as `python -m mtrl.evaluate MODEL OVERRIDES` does. Return the contents of
+    """Evaluate a model on held-out rows as `mtrl evaluate MODEL OVERRIDES` does. Return the contents of
     report.json.
 
     Args:

@@ -1,8 +1,8 @@
-"""python -m mtrl.sft: fine-tune on conversations, before RL or without it.
+"""mtrl sft: fine-tune on conversations, before RL or without it.
 
-    python -m mtrl.sft --data chats.jsonl --out warm                        the tiny model, from scratch
-    python -m mtrl.sft --data chats.jsonl --out warm --model Qwen/Qwen3-0.6B
-    python -m mtrl.main model=hf model.path=warm                            then train with RL from there
+    mtrl sft --data chats.jsonl --out warm                        the tiny model, from scratch
+    mtrl sft --data chats.jsonl --out warm --model Qwen/Qwen3-0.6B
+    mtrl train model=hf model.path=warm                           then train with RL from there
 
 Every line of the data is `{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}`. The
 loss is on the tokens of the assistant's messages, including the closing token of each.
@@ -23,7 +23,7 @@ from mtrl.types import ROLES, Message
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m mtrl.sft", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="mtrl sft", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
     add("--data", type=Path, required=True, help="JSONL file of conversations")
@@ -133,7 +133,7 @@ def _train(args: argparse.Namespace, conversations: list[list[Message]]) -> list
         )
     save(model, tokenizer, args.out)
     console.note(f"loss per token: {losses[0]:.3f} in the first update, {losses[-1]:.3f} in the last")
-    console.note(f"written to {args.out}; train on with: python -m mtrl.main model=hf model.path={args.out}")
+    console.note(f"written to {args.out}; train on with: mtrl train model=hf model.path={args.out}")
     return losses
 
 

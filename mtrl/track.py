@@ -1,9 +1,9 @@
-"""python -m mtrl.track: send the records of a run to its trackers.
+"""mtrl track: send the records of a run to its trackers.
 
-    python -m mtrl.track RUN                                  send the records that its trackers do not have yet
-    python -m mtrl.track RUN --to mlflow                      send to this tracker, not to those of the run
-    python -m mtrl.track RUN --follow                         continue until the run is over
-    python -m mtrl.track RUN tracker.mlflow.uri=http://HOST:5000    send to another server
+    mtrl track RUN                                  send the records that its trackers do not have yet
+    mtrl track RUN --to mlflow                      send to this tracker, not to those of the run
+    mtrl track RUN --follow                         continue until the run is over
+    mtrl track RUN tracker.mlflow.uri=http://HOST:5000    send to another server
 
 RUN is the folder of a run or of an evaluation. Arrived pieces are noted in RUN/trackers, so the command can be repeated
 at any time: it sends only what is new. The exit status is 0 if nothing is left to send, 1 if something is left, and 2
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m mtrl.track", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="mtrl track", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", metavar="RUN", help="the folder of a run or of an evaluation")
     parser.add_argument("overrides", nargs="*", metavar="tracker.key=value", help="what is otherwise than in the run")

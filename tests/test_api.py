@@ -145,7 +145,7 @@ def test_a_run_without_mlflow_is_refused_with_the_fix(tmp_path):
     run = tmp_path / "run"
     run.mkdir()
     (run / "config.yaml").write_text("name: mine\nenvironment: {name: gsm8k}\n")
-    with pytest.raises(UserError, match="does not report to MLflow; give .*python -m mtrl.track .* --to mlflow"):
+    with pytest.raises(UserError, match="does not report to MLflow; give .*mtrl track .* --to mlflow"):
         MultiTurnRLTrainer(run_dir=run).get_mlflow_url()
 
 

@@ -1,4 +1,4 @@
-"""`python -m mtrl.demonstrate`: the episodes of a demonstrator as conversations that `mtrl.sft` reads."""
+"""`mtrl demonstrate`: the episodes of a demonstrator as conversations that `mtrl.sft` reads."""
 
 import json
 

@@ -64,7 +64,7 @@ def commands(path):
 
 
 def spelled_out(words):
-    """Return `mtrl train …` as `python -m mtrl.main …`, and other commands unchanged."""
+    """Return `mtrl train …` as `mtrl train …`, and other commands unchanged."""
     if Path(words[0]).name != "mtrl" or answer(words[1:]) is not None:
         return words
     module, rest = find_command(words[1:])
@@ -401,8 +401,8 @@ def test_every_file_and_test_of_the_ledger_exists():
 
 
 def test_commands_of_the_ledger_compose(installed):
-    for command in shown("python -m mtrl.main"):
-        compose(command.split()[3:])
+    for command in shown("mtrl train"):
+        compose(command.split()[2:])
 
 
 def test_keys_and_metrics_of_the_ledger_exist():

@@ -313,7 +313,7 @@ def test_program_prints_the_configuration(tmp_path):
 def test_program_prints_its_help(tmp_path):
     done = program("--help", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "python -m mtrl.main experiment=text_to_sql" in done.stdout
+    assert "mtrl train experiment=text_to_sql" in done.stdout
     experiments = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
     assert f"experiment: {', '.join(experiments)}" in done.stdout
     assert list(tmp_path.iterdir()) == []

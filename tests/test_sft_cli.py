@@ -1,4 +1,4 @@
-"""`python -m mtrl.sft`: it trains on a JSONL file, and writes a folder for `model.path`."""
+"""`mtrl sft`: it trains on a JSONL file, and writes a folder for `model.path`."""
 
 import json
 import os

@@ -62,8 +62,8 @@ def _mt_ppo(outcome: Outcome, done: bool) -> dict[str, float]:
     An earlier turn receives +0.1 if it is well-formed, else -0.2; and -0.1 for a search, +0.3 if the search finds the
     answer."""
     if done:
-        outcome_paid = 1.0 if outcome.correct else 0.2 if outcome.kind == "answer" else -1.0
-        return {"outcome": outcome_paid, "format": 0.0, "search": 0.0, "found": 0.0}
+        outcome_reward = 1.0 if outcome.correct else 0.2 if outcome.kind == "answer" else -1.0
+        return {"outcome": outcome_reward, "format": 0.0, "search": 0.0, "found": 0.0}
     return {
         "outcome": 0.0,
         "format": -0.2 if outcome.kind is None else 0.1,

@@ -1,7 +1,7 @@
 """Agents of the command line, unchanged: Claude Code, Codex and Qwen Code repair the repositories of `envs/mini_swe`.
 
     scripts/fetch_command_line_agents.sh
-    python -m mtrl.main experiment=null environment=agent name=repair \
+    mtrl train experiment=null environment=agent name=repair \
         environment.target=examples.agents.command_line.FAMILY model=qwen3_4b generator.max_turns=20 \
         generator.agent.target=examples.agents.command_line.claude_code
 

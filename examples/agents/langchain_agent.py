@@ -1,7 +1,7 @@
 """A LangChain agent, with LangChain's own loop: word problems with a calculator.
 
 pip install 'mtrl-agents[langchain]'
-python -m mtrl.main experiment=agent_word_problems generator.agent.target=examples.agents.langchain_agent.run
+mtrl train experiment=agent_word_problems generator.agent.target=examples.agents.langchain_agent.run
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The real mini-swe-agent, with unmodified code, over LiteLLM: it repairs the repositories of `envs/mini_swe`.
 
     pip install 'mtrl-agents[swe]'
-    python -m mtrl.main experiment=mini_swe environment.target=examples.agents.mini_swe_agent.FAMILY \
+    mtrl train experiment=mini_swe environment.target=examples.agents.mini_swe_agent.FAMILY \
         generator.agent.target=examples.agents.mini_swe_agent.run
 
 `DefaultAgent` and `LitellmTextbasedModel` are the package's own; commands run in mtrl's sandbox. The prompts are

@@ -2,8 +2,8 @@
 
 The agent runs as a callable, with one call per episode, or as a program, with one process per episode::
 
-    python -m mtrl.main experiment=agent_word_problems
-    python -m mtrl.main experiment=agent_word_problems generator.agent.target=null \
+    mtrl train experiment=agent_word_problems
+    mtrl train experiment=agent_word_problems generator.agent.target=null \
         generator.agent.command=[python,examples/agents/openai_tools.py]
 """
 

@@ -5,7 +5,7 @@ reward. It runs in an environment with the SDK, and mtrl may run elsewhere::
 
     pip install 'mtrl-agents[sagemaker]'
     AWS_ACCESS_KEY_ID=none AWS_SECRET_ACCESS_KEY=none uvicorn --port 8080 examples.agents.rft_agent:app
-    python -m mtrl.main experiment=agent_word_problems generator.agent.target=null generator.agent.url=http://127.0.0.1:8080
+    mtrl train experiment=agent_word_problems generator.agent.target=null generator.agent.url=http://127.0.0.1:8080
 
 The SDK signs a token before each report, so it needs credentials. AWS is never contacted, so any credentials work.
 """

@@ -1,7 +1,7 @@
 """An agent of Strands Agents, with Strands' own loop: word problems with a calculator.
 
 pip install 'mtrl-agents[strands]'
-python -m mtrl.main experiment=agent_word_problems generator.agent.target=examples.agents.strands_agent.run
+mtrl train experiment=agent_word_problems generator.agent.target=examples.agents.strands_agent.run
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     python -m experiments.healing.heal --only hacked    one case
     python -m experiments.healing.heal --report-only    only the table
 
-A case has three runs. `ill` has the overrides of the case. `healed` is the command that `python -m mtrl.diagnose`
+A case has three runs. `ill` has the overrides of the case. `healed` is the command that `mtrl diagnose`
 prints: the same run from its beginning with the first proposed change. Where the diagnosis proposes to fix the reward,
 which is not a setting, it is the same run with the task `mended` of the case. `control` continues the ill run
 unchanged for as many steps again. Success is measured on held-out rows, greedy, by the scorer of the task.
@@ -100,7 +100,7 @@ def run(command: list[str], run_dir: Path) -> None:
 
 
 def diagnosis(run_dir: Path) -> dict[str, Any]:
-    """Return the JSON of `python -m mtrl.diagnose` for a run."""
+    """Return the JSON of `mtrl diagnose` for a run."""
     command = [sys.executable, "-m", "mtrl.diagnose", str(run_dir), "--json", "-"]
     result: dict[str, Any] = json.loads(subprocess.run(command, capture_output=True, text=True, cwd=ROOT).stdout)
     return result

@@ -44,7 +44,7 @@ class CallableRunner:
         return self._running_threads
 
     async def run(self, assignment: Assignment) -> ProgramResult | None:
-        """See `Runner`."""
+        """See `AgentRunner`."""
         client = AgentClient(assignment.base_url, assignment.api_key, assignment.model)
         try:
             value = await self._call(assignment.row, client)

@@ -59,7 +59,7 @@ class ProgramRunner:
         self._cleanup_pool = EnvironmentPool(max_concurrent)
 
     async def run(self, assignment: Assignment) -> ProgramResult | None:
-        """See `Runner`."""
+        """See `AgentRunner`."""
         folder, output, process = Path(mkdtemp(prefix="mtrl-agent-")), None, None
         try:
             output = await Output.open()

@@ -47,7 +47,7 @@ class RemoteRunner:
         self._check_health(token)
 
     async def run(self, assignment: Assignment) -> ProgramResult | None:
-        """See `Runner`."""
+        """See `AgentRunner`."""
         try:
             # The request needs no time limit, because the episode loop has one.
             answer = await self._http.request("POST", "/rollout", rollout_request(assignment), seconds=math.inf)

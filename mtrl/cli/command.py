@@ -122,14 +122,14 @@ def find(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def help_text() -> str:
     """Return the help: the commands, grouped by when they are needed, on one screen."""
-    lines = ["mtrl COMMAND [key=value …]   reinforcement learning for language-model agents that act over many turns"]
+    lines = ["mtrl COMMAND [key=value …]", "reinforcement learning for language-model agents that act over many turns"]
     for group, commands in GROUPS.items():
         lines += ["", group]
         lines += [f"  {name:<12} {command.summary}" for name, command in commands.items()]
     lines += [
         "",
         "  mtrl COMMAND --help        the options and keys of a command",
-        "  mtrl completion SHELL      completion of commands, keys and values for bash or zsh",
+        "  mtrl completion SHELL      complete commands, keys and values in bash or zsh",
         "",
         "begin with: mtrl train, then mtrl view outputs",
     ]

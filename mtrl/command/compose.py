@@ -27,7 +27,7 @@ ConfigStore.instance().store(name="schema", node=Config)
 
 
 def compose(overrides: Sequence[str] = (), config_dir: str | None = None) -> DictConfig:
-    """Return the configuration that `python -m mtrl.main OVERRIDES` runs, with `run_dir` resolved and all checks made.
+    """Return the configuration that `mtrl train OVERRIDES` runs, with `run_dir` resolved and all checks made.
 
     Example::
 

@@ -6,7 +6,7 @@ import sys
 
 from omegaconf import DictConfig
 
-from mtrl.config.derived import plays_agent
+from mtrl.config.derived import runs_agent
 from mtrl.config.rollout_schema import ContextConfig
 from mtrl.rollout.folding import fold_of
 
@@ -27,7 +27,7 @@ def check_context(cfg: DictConfig) -> list[str]:
         for name, folds in READ_BY.items()
         if settings[name] != getattr(default, name) and settings.fold not in folds
     ]
-    if settings.fold != "none" and plays_agent(cfg):
+    if settings.fold != "none" and runs_agent(cfg):
         return [*unread, f"{key}.fold={settings.fold} has no effect: a program decides what its calls contain"]
     fold_of(cfg.generator, cfg.generator.max_context_length or sys.maxsize)
     return unread

@@ -1,4 +1,4 @@
-"""The text of `python -m mtrl.main --help`: the template of conf/config.yaml, filled with the groups and keys.
+"""The text of `mtrl train --help`: the template of conf/config.yaml, filled with the groups and keys.
 
 Hydra's own implementation takes seconds, because it copies every known schema once for each folder that it searches.
 """

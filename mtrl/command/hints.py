@@ -15,7 +15,7 @@ from mtrl.algorithms.registry import ESTIMATORS, REDUCTIONS
 from mtrl.command.algorithm_checks import credit_of
 from mtrl.config import keys
 from mtrl.config.choices import ALIASES, BOUNDS, CHOICES, WITH_TORCH
-from mtrl.config.derived import is_deterministic, may_be_sharded, overlaps, plays_agent, ranks, serves
+from mtrl.config.derived import is_deterministic, may_be_sharded, overlaps, ranks, runs_agent, serves
 from mtrl.config.model_schema import TinyConfig
 from mtrl.utils.gpus import visible_gpus
 
@@ -129,7 +129,7 @@ IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
     (("generator.local", "generator.vllm"), lambda c: c.generator.backend == "sglang", "generator.backend=sglang"),
     (
         tuple(f"generator.agent.{key}" for key in AGENT_KEYS),
-        lambda c: not plays_agent(c),
+        lambda c: not runs_agent(c),
         "no agent program; name one by generator.agent.target, command or url",
     ),
     (
@@ -138,10 +138,10 @@ IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
         "generator.agent.command=null",
     ),
     (("generator.agent.api_key_env",), lambda c: c.generator.agent.url is None, "generator.agent.url=null"),
-    (("reward.scheme",), plays_agent, "a program, which reports the reward itself"),
+    (("reward.scheme",), runs_agent, "a program, which reports the reward itself"),
     (
         ("environment.step_timeout", "environment.max_workers"),
-        lambda c: plays_agent(c) and c.model.name != "tiny",
+        lambda c: runs_agent(c) and c.model.name != "tiny",
         "a program; environment.episode_timeout and generator.agent.max_concurrent are its limits",
     ),
 ]
@@ -286,14 +286,14 @@ def _is_of_all_engines(values: Values, path: str) -> bool:
 
 
 EVALUATING = tuple(f"evaluation.{key}" for key in ("model", "compare", "split", "output", "endpoint"))
-"""Keys that only `python -m mtrl.evaluate` reads."""
+"""Keys that only `mtrl evaluate` reads."""
 
 
 def training_hints(cfg: DictConfig) -> list[str]:
     """Return warnings about settings that only another program reads."""
     values = {"evaluation": keys.plain(cfg.evaluation)}
     return [
-        f"{_setting(values, path)} has no effect on training; python -m mtrl.evaluate reads it"
+        f"{_setting(values, path)} has no effect on training; mtrl evaluate reads it"
         for path in _settings_in(EVALUATING)
         if _is_changed(values, path)
     ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mtrl.algorithms.registry import find_estimator
-from mtrl.config.derived import plays_agent
+from mtrl.config.derived import runs_agent
 from mtrl.config.mixture import in_source, source_configs, weights_of
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
@@ -19,7 +19,7 @@ def check_mixture(config: Config) -> None:
     method = config.algorithm.advantage_method
     one_task = {
         f"rollouts.workers={config.rollouts.workers}": config.rollouts.workers,
-        "generator.agent names a program, which": plays_agent(config),
+        "generator.agent names a program, which": runs_agent(config),
         f"environment.opponent={config.environment.opponent}": config.environment.opponent != "scripted",
         f"trainer.epochs={config.trainer.epochs}": config.trainer.epochs is not None,
         f"algorithm.advantage_method={method} trains a critic, which": find_estimator(method).needs_critic,

@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from mtrl.config.derived import plays_agent, serves
+from mtrl.config.derived import runs_agent, serves
 from mtrl.errors import UserError, missing_extra
 from mtrl.rollout.resources import byte_count
 
@@ -60,7 +60,7 @@ def check_rollouts(cfg: DictConfig) -> list[str]:
         ]
         return [f"rollouts.{key} has no effect with rollouts.workers=0" for key in changed]
     start = f"rollouts.workers={count}"
-    if plays_agent(cfg):
+    if runs_agent(cfg):
         raise UserError(
             f"{start} runs environments, and generator.agent names a program, which only rank 0 can run; leave "
             "generator.agent out, or write rollouts.workers=0"

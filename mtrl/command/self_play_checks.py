@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
-from mtrl.config.derived import plays_agent
+from mtrl.config.derived import runs_agent
 from mtrl.config.mixture import unfit
 from mtrl.errors import UserError
 
@@ -37,7 +37,7 @@ def check_self_play(cfg: DictConfig) -> None:
                 f"{setting} needs other names: {role!r} in {family.environment.__name__}.roles cannot be the name of a "
                 f"role, since {why}; choose another name"
             )
-    if plays_agent(cfg):
+    if runs_agent(cfg):
         raise UserError(
             f"{setting} needs the episode loop of mtrl, and generator.agent names a program with a loop of its own; "
             "remove the program, or set environment.opponent=scripted"

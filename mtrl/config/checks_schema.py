@@ -9,7 +9,7 @@ from mtrl.config.field import number, one_of
 
 @dataclass
 class DiagnosisConfig:
-    """The rules of `python -m mtrl.diagnose`, applied during a run."""
+    """The rules of `mtrl diagnose`, applied during a run."""
 
     live: str = one_of("warn", "stop", "none")
     """Reaction of a run to a symptom. warn: the symptom is logged | stop: a collapse, a hacked reward or a wide gap to
@@ -20,7 +20,7 @@ class DiagnosisConfig:
 
 @dataclass
 class PreflightConfig:
-    """The checklist before a run, `python -m mtrl.preflight`, and its cheap checks at the start of a run."""
+    """The checklist before a run, `mtrl preflight`, and its cheap checks at the start of a run."""
 
     at_start: str = one_of("warn", "stop", "none")
     """Reaction of a run to the findings of its cheap checks. warn: findings are logged | stop: a failed check ends the

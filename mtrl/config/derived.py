@@ -156,7 +156,7 @@ def prompt_of(cfg: DictConfig | Config) -> str:
     return chosen if chosen != "auto" else "short" if cfg.model.name == "tiny" else "full"
 
 
-def plays_agent(cfg: DictConfig | Config) -> bool:
+def runs_agent(cfg: DictConfig | Config) -> bool:
     """Return whether an agent program runs the episodes, instead of the environment."""
     return any(getattr(cfg.generator.agent, key) is not None for key in PROGRAM_KEYS)
 

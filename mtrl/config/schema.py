@@ -43,7 +43,7 @@ class DataConfig:
 
 @dataclass
 class PlacementConfig:
-    """The machines that a run is planned for. They are not detected: `python -m mtrl.doctor --plan` assumes them, and a
+    """The machines that a run is planned for. They are not detected: `mtrl doctor --plan` assumes them, and a
     run with another number of ranks prints a warning."""
 
     name: str | None = None
@@ -383,19 +383,19 @@ class EvaluationConfig:
     """Maximum number of trajectories per training step that are saved because reward and scorer disagree; all
     disagreements are counted."""
     model: str | None = None
-    """mtrl.evaluate: model to evaluate. A run, a checkpoint, a folder, a Hub name, or an endpoint written
+    """mtrl evaluate: model to evaluate. A run, a checkpoint, a folder, a Hub name, or an endpoint written
     MODEL@http://HOST:PORT/v1; null: the policy that a run of this configuration would start from."""
     compare: list[str] = field(default_factory=list)
-    """mtrl.evaluate: further models, each compared with `model` on the same rows; `base` is the policy before
+    """mtrl evaluate: further models, each compared with `model` on the same rows; `base` is the policy before
     training."""
     split: str = one_of("test", "validation", "train")
-    """mtrl.evaluate: split of the rows: test | validation | train"""
+    """mtrl evaluate: split of the rows: test | validation | train"""
     source: str | None = None
-    """mtrl.evaluate: name of the source of a mixture (`environments`) whose rows are evaluated; null: all sources"""
+    """mtrl evaluate: name of the source of a mixture (`environments`) whose rows are evaluated; null: all sources"""
     confidence: float = number(0.95, above=0, below=1, why="0.95 is the usual level")
     """Confidence level of the intervals."""
     output: str | None = None
-    """mtrl.evaluate: folder of the report; null: outputs/evaluations/NAME/TIME. An evaluation in an existing folder is
+    """mtrl evaluate: folder of the report; null: outputs/evaluations/NAME/TIME. An evaluation in an existing folder is
     resumed."""
     endpoint: EndpointConfig = field(default_factory=EndpointConfig)
 
@@ -467,5 +467,5 @@ class Config:
     async_config: AsyncConfig = field(default_factory=AsyncConfig)
     rollouts: RolloutsConfig = field(default_factory=RolloutsConfig)
     parent: str | None = None
-    """Folder of the run that this run differs from by one change; `python -m mtrl.diagnose` then reports the effect of
+    """Folder of the run that this run differs from by one change; `mtrl diagnose` then reports the effect of
     the change."""

@@ -1,1 +1,1 @@
-"""Diagnosis of a run: symptoms and the first thing to change, by `python -m mtrl.diagnose RUN` and live in training."""
+"""Diagnosis of a run: symptoms and the first thing to change, by `mtrl diagnose RUN` and live in training."""

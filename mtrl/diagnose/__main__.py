@@ -1,8 +1,8 @@
-"""python -m mtrl.diagnose: report what is wrong with a run, and the first thing to change.
+"""mtrl diagnose: report what is wrong with a run, and the first thing to change.
 
-    python -m mtrl.diagnose RUN                     print the first finding in full and the others in one line each
-    python -m mtrl.diagnose RUN --html FILE.html    write a page with the curves of each finding
-    python -m mtrl.diagnose RUN --json FILE.json    write all findings for programs; - prints them
+    mtrl diagnose RUN                     print the first finding in full and the others in one line each
+    mtrl diagnose RUN --html FILE.html    write a page with the curves of each finding
+    mtrl diagnose RUN --json FILE.json    write all findings for programs; - prints them
 
 The run may still be running. The rules are checked in their order and one change is proposed at a time. A run that
 applied a proposed change (parent=RUN) is compared with its parent. The exit status is 0 without an alarm, 1 with an
@@ -55,7 +55,7 @@ def _show(report: DiagnosisReport) -> None:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m mtrl.diagnose", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="mtrl diagnose", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("run", metavar="RUN", help="the folder of a run")
     parser.add_argument("--html", metavar="FILE", help="write a page with curves")

@@ -20,7 +20,7 @@ OWN = ("run_dir", "resume", "parent")
 
 
 def command(config: Mapping[str, Any], changes: Sequence[str], parent: Path | None) -> str:
-    """Return the command `python -m mtrl.main …` that repeats the run with `changes`, as its child."""
+    """Return the command `mtrl train …` that repeats the run with `changes`, as its child."""
     words = [*words_of(config, changes), *changes]
     if parent is not None:
         words.append(_word("parent", str(parent)))

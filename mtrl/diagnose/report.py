@@ -17,7 +17,7 @@ from mtrl.errors import UserError
 
 @dataclass
 class DiagnosisReport:
-    """Report of `python -m mtrl.diagnose`."""
+    """Report of `mtrl diagnose`."""
 
     record: Record
     diagnosis: Diagnosis

@@ -129,7 +129,7 @@ def other_schemes(record: Record) -> list[str]:
     """Return the scheme `default` of the task if the run uses another one; else an empty list.
 
     No other scheme is proposed. `default` rewards only the task, or takes back advance rewards at the end, while other
-    schemes may reward behaviour that never solves the task (the check `local_optimum` of `python -m mtrl.preflight`).
+    schemes may reward behaviour that never solves the task (the check `local_optimum` of `mtrl preflight`).
     """
     if not (record.setting("reward.components") or {}).get("environment"):
         return []
@@ -146,4 +146,4 @@ def other_schemes(record: Record) -> list[str]:
 def rescoring(record: Record, schemes: Sequence[str]) -> tuple[str, ...]:
     """Return commands that rescore the stored trajectories with other rewards, without a model."""
     run = record.path or "RUN"
-    return tuple(f"python -m mtrl.rescore {run} reward.scheme={scheme}" for scheme in schemes)
+    return tuple(f"mtrl rescore {run} reward.scheme={scheme}" for scheme in schemes)

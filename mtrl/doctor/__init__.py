@@ -1,1 +1,1 @@
-"""python -m mtrl.doctor: checks of this machine, and an estimate of the memory that a run needs."""
+"""mtrl doctor: checks of this machine, and an estimate of the memory that a run needs."""

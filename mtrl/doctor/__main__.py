@@ -1,10 +1,10 @@
-"""python -m mtrl.doctor: checks of this machine, an estimate of the memory that a run needs, and a self-test.
+"""mtrl doctor: checks of this machine, an estimate of the memory that a run needs, and a self-test.
 
-    python -m mtrl.doctor                                     run all checks, and train for two steps
-    python -m mtrl.doctor --no-smoke                          run the checks without the training
-    python -m mtrl.doctor --plan model=qwen3_8b placement=8_gpus    does it fit the GPUs? overrides as for mtrl.main
-    python -m mtrl.doctor --self-test                         run each part of a training run here, and measure it
-    python -m mtrl.doctor --json                              print JSON for programs
+    mtrl doctor                                     run all checks, and train for two steps
+    mtrl doctor --no-smoke                          run the checks without the training
+    mtrl doctor --plan model=qwen3_8b placement=8_gpus    does it fit the GPUs? overrides as for mtrl train
+    mtrl doctor --self-test                         run each part of a training run here, and measure it
+    mtrl doctor --json                              print JSON for programs
 
 The exit status is 0, or 1 if the default experiment cannot run here (with --plan: if the run does not fit; with
 --self-test: if a part failed), or 2 if the command is wrong. The command uses no network and leaves no files behind,
@@ -52,9 +52,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if program.OPTION in words:
         return program.parse(words)
     parser = argparse.ArgumentParser(
-        prog="python -m mtrl.doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="mtrl doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="with --plan: as for python -m mtrl.main")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="with --plan: as for mtrl train")
     parser.add_argument(
         "--plan", action="store_true", help="estimate the memory of a run, without a look at this machine"
     )

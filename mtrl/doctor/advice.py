@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from mtrl.doctor.layout import GIB
 from mtrl.doctor.plan import Plan, make_plan
 
-DEFAULT = "python -m mtrl.main"
-PLAN = "python -m mtrl.doctor --plan model=qwen3_8b placement=8_gpus generator.backend=vllm"
+DEFAULT = "mtrl train"
+PLAN = "mtrl doctor --plan model=qwen3_8b placement=8_gpus generator.backend=vllm"
 LADDER = ("qwen3_14b", "qwen3_8b", "qwen3_4b", "qwen3_1_7b", "qwen3_0_6b")
 """Names of the models to propose, the largest first."""
 EIGHT = 8

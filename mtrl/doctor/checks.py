@@ -260,4 +260,4 @@ def smoke(seconds: float = SMOKE_LIMIT) -> CheckResult:
 
 
 def _again() -> str:
-    return "see its whole output with: python -m mtrl.main debug=fast"
+    return "see its whole output with: mtrl train debug=fast"

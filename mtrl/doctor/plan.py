@@ -1,4 +1,4 @@
-"""python -m mtrl.doctor --plan: whether a run fits its GPUs or the main memory of this machine, by how much, and a
+"""mtrl doctor --plan: whether a run fits its GPUs or the main memory of this machine, by how much, and a
 change that makes it fit."""
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Plan:
 
 
 def make_plan(overrides: Sequence[str], config_dir: str | None = None) -> Plan:
-    """Compose the configuration that `python -m mtrl.main OVERRIDES` would run, and plan its memory.
+    """Compose the configuration that `mtrl train OVERRIDES` would run, and plan its memory.
 
     Raises:
         UserError: the configuration is invalid, or the model's sizes are unknown.

@@ -1,4 +1,4 @@
-"""Entry point `python -m mtrl.entrypoints.main_base` of the Multi-Turn Training Guide; it is `python -m mtrl.main`."""
+"""Entry point `python -m mtrl.entrypoints.main_base` of the Multi-Turn Training Guide; it is `mtrl train`."""
 
 from mtrl.main import cli
 

@@ -1,11 +1,11 @@
-"""python -m mtrl.evaluate: evaluate any model on a fixed held-out split, with the rewards and the scorer of training.
+"""mtrl evaluate: evaluate any model on a fixed held-out split, with the rewards and the scorer of training.
 
-    python -m mtrl.evaluate RUN                                the final weights of a run, with the run's configuration
-    python -m mtrl.evaluate RUN evaluation.compare=[base]      also the policy before training, on the same rows
-    python -m mtrl.evaluate RUN/checkpoints/best               other weights of the run: best, latest, step_000040
-    python -m mtrl.evaluate experiment=text_to_sql evaluation.model=FOLDER      a model folder, or a Hub name
-    python -m mtrl.evaluate experiment=gsm8k evaluation.model=NAME@http://HOST:PORT/v1      behind an endpoint
-    python -m mtrl.evaluate RUN evaluation.sampled_rows=100 evaluation.samples_per_row=8 evaluation.pass_k_values=[1,8]
+    mtrl evaluate RUN                                the final weights of a run, with the run's configuration
+    mtrl evaluate RUN evaluation.compare=[base]      also the policy before training, on the same rows
+    mtrl evaluate RUN/checkpoints/best               other weights of the run: best, latest, step_000040
+    mtrl evaluate experiment=text_to_sql evaluation.model=FOLDER      a model folder, or a Hub name
+    mtrl evaluate experiment=gsm8k evaluation.model=NAME@http://HOST:PORT/v1      behind an endpoint
+    mtrl evaluate RUN evaluation.sampled_rows=100 evaluation.samples_per_row=8 evaluation.pass_k_values=[1,8]
 
 Settings of `evaluation`, which mtrl/config/schema.py lists in full:
 
@@ -162,7 +162,7 @@ def output_of(config: Config) -> Path:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m mtrl.evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="mtrl evaluate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("words", nargs="*", metavar="RUN or key=value", help="a run, and what is otherwise than in it")
     parser.add_argument("--config-dir", help="config groups of your own")

@@ -175,7 +175,7 @@ def _generosity(model: str, result: ModelResult) -> Iterator[Remark]:
             model,
             f"The reward is more generous than the scorer: it counts {percent(agreement.claims)} of the episodes "
             f"as solved, the scorer {percent(result.success.value)}. A policy learns to exploit the difference.",
-            "Make the reward's parser reject the disagreements below, and check it with python -m mtrl.rescore.",
+            "Make the reward's parser reject the disagreements below, and check it with mtrl rescore.",
         )
     elif agreement.lenient:
         yield Remark(

@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from mtrl.command.checks import check
 from mtrl.command.compose import merge
 from mtrl.command.stored import THEIRS, key_of, of_run
-from mtrl.config.derived import plays_agent, serves
+from mtrl.config.derived import runs_agent, serves
 from mtrl.config.mixture import source_of
 from mtrl.config.overrides import normalise
 from mtrl.config.schema import Config
@@ -143,7 +143,7 @@ def check_agent_models(config: Config, sources: Sequence[Source]) -> None:
     Raises:
         UserError: An endpoint would answer the program of `generator.agent`, but its tokens are not known.
     """
-    if plays_agent(config) and (remote := [source for source in sources if source.kind == "endpoint"]):
+    if runs_agent(config) and (remote := [source for source in sources if source.kind == "endpoint"]):
         raise UserError(
             f"{remote[0].text} is an endpoint, and the program of generator.agent needs a model with local weights; "
             "set generator.agent.target, command and url to null, so that mtrl runs the environment"

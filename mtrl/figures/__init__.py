@@ -1,1 +1,1 @@
-"""Figures of runs in the quality of a paper: `python -m mtrl.figures`."""
+"""Figures of runs in the quality of a paper: `mtrl figures`."""

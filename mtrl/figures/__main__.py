@@ -1,10 +1,10 @@
-"""python -m mtrl.figures: draw figures of runs in the quality of a paper.
+"""mtrl figures: draw figures of runs in the quality of a paper.
 
-    python -m mtrl.figures RUN                                write RUN/figures, with an index.html
-    python -m mtrl.figures RUN RUN RUN --out FOLDER           draw runs that differ only by their seed as one line
-    python -m mtrl.figures SWEEP --out FOLDER --x tokens      draw every run up to two levels below a folder
-    python -m mtrl.figures SWEEP --only learning,stops --format pdf --out FOLDER
-    python -m mtrl.figures SWEEP --table --out FOLDER         also write a table of the final success of each group
+    mtrl figures RUN                                write RUN/figures, with an index.html
+    mtrl figures RUN RUN RUN --out FOLDER           draw runs that differ only by their seed as one line
+    mtrl figures SWEEP --out FOLDER --x tokens      draw every run up to two levels below a folder
+    mtrl figures SWEEP --only learning,stops --format pdf --out FOLDER
+    mtrl figures SWEEP --table --out FOLDER         also write a table of the final success of each group
 
 Runs are grouped by their configuration. The label of a group names the settings that distinguish it from the others.
 The exit status is 0, or 2 if the command is wrong.
@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m mtrl.figures", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="mtrl figures", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the folder of a run, or one that holds runs")
     parser.add_argument(

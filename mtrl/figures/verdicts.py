@@ -78,8 +78,8 @@ def agreement(study: Study) -> Drawing:
     return Drawing(
         per_group(study, draw, "", "share; reward"),
         "Reward, claims and success of training episodes, means over seeds. A claim is an episode whose reward says "
-        "that it is solved; shaded: more claims than successes, as where a reward is exploited. Of runs that did not "
-        f"count claims, those of stored episodes.{smoothed(study)}",
+        "that it is solved; shaded: more claims than successes, as where a reward is exploited. For runs that "
+        f"did not count claims, they are counted in the stored episodes.{smoothed(study)}",
     )
 
 

@@ -1,13 +1,13 @@
-"""python -m mtrl.gateway: a policy behind OpenAI's API, for programs that you start yourself.
+"""mtrl gateway: a policy behind OpenAI's API, for programs that you start yourself.
 
-    python -m mtrl.gateway experiment=gsm8k                          the policy before training
-    python -m mtrl.gateway experiment=gsm8k gateway.model=RUN        the policy of a run; or a folder or a Hub name
-    python -m mtrl.gateway experiment=gsm8k generator=vllm           sampled by another engine
+    mtrl gateway experiment=gsm8k                          the policy before training
+    mtrl gateway experiment=gsm8k gateway.model=RUN        the policy of a run; or a folder or a Hub name
+    mtrl gateway experiment=gsm8k generator=vllm           sampled by another engine
 
 Settings in addition to the configuration:
 
     gateway.model                base, RUN, RUN/checkpoints/best, a model folder, a Hub name
-    gateway.out                  folder for the trajectories (outputs/gateway/TIME); python -m mtrl.view opens it
+    gateway.out                  folder for the trajectories (outputs/gateway/TIME); mtrl view opens it
     gateway.host, gateway.port   address to listen on (127.0.0.1 and a free port)
     gateway.max_calls            calls of one trajectory (1000); gateway.max_calls_at_once: concurrent calls (8)
     gateway.max_requests_per_second   requests of one trajectory per second (100); further ones get status 429
@@ -221,7 +221,7 @@ async def serve(model: ReadyModel, config: Config, settings: GatewaySettings, ke
         await manager.close()
         await gateway.close()
         await model.close()
-        view_hint = f"; python -m mtrl.view {out} shows them" if manager.written else ""
+        view_hint = f"; mtrl view {out} shows them" if manager.written else ""
         print(f"trajectories written: {manager.written}, to {file}{view_hint}", flush=True)
     if manager.failure is not None:
         raise manager.failure
@@ -275,9 +275,9 @@ def trajectory_file(out: RunDir) -> Path:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m mtrl.gateway", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="mtrl gateway", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for python -m mtrl.main")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for mtrl train")
     parser.add_argument("--config-dir", help="config groups of your own")
     return parser.parse_intermixed_args(argv)
 

@@ -1,1 +1,1 @@
-"""Interactive episodes in which a person is the policy: `python -m mtrl.play`."""
+"""Interactive episodes in which a person is the policy: `mtrl play`."""

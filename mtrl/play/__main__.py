@@ -1,10 +1,10 @@
-"""python -m mtrl.play: interactive episodes, in which you are the policy.
+"""mtrl play: interactive episodes, in which you are the policy.
 
-    python -m mtrl.play                                       plays the default experiment
-    python -m mtrl.play +experiment=text_to_sql               plays another one; overrides as for mtrl.main
-    python -m mtrl.play row=3 split=test                      starts at a row, by its id or its number
-    python -m mtrl.play player=gold episodes=5                shows the perfect player (or player=demonstrator)
-    python -m mtrl.play out=FILE.jsonl                        saves the episodes; python -m mtrl.rescore reads them
+    mtrl play                                       plays the default experiment
+    mtrl play +experiment=text_to_sql               plays another one; overrides as for mtrl train
+    mtrl play row=3 split=test                      starts at a row, by its id or its number
+    mtrl play player=gold episodes=5                shows the perfect player (or player=demonstrator)
+    mtrl play out=FILE.jsonl                        saves the episodes; mtrl rescore reads them
 
 A line is a response. For a response of several lines, write three quotes alone on a line before and after it. /help
 lists the commands. Responses may also come from a pipe; the session then ends with the pipe.
@@ -25,7 +25,7 @@ from mtrl.play.session import PlaySession
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compose the configuration, and run the session. Return the exit status."""
-    args = parse("python -m mtrl.play", __doc__, argv)
+    args = parse("mtrl play", __doc__, argv)
     own, overrides = split_words(args.overrides)
     choices = choices_of(own)
     config, task = prepared(overrides, args.config_dir)

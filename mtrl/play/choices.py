@@ -42,7 +42,7 @@ def parse(prog: str, description: str | None, argv: Sequence[str] | None) -> arg
     parser = argparse.ArgumentParser(
         prog=prog, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for python -m mtrl.main")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for mtrl train")
     parser.add_argument("--config-dir", help="config groups of your own")
     return parser.parse_intermixed_args(argv)
 
@@ -92,7 +92,7 @@ def prepared(overrides: Sequence[str], config_dir: str | None) -> tuple[Config, 
     if task.family.environment is ProgramTask:
         raise UserError(
             f"environment.name={task.family.name} needs an agent program, and cannot be run by hand; a run, "
-            "python -m mtrl.preflight and python -m mtrl.evaluate start it"
+            "mtrl preflight and mtrl evaluate start it"
         )
     return config, task
 

@@ -43,7 +43,7 @@ class TextEpisode:
 
     Example::
 
-        episode = Episode(rules, row, "play")
+        episode = TextEpisode(rules, row, "play")
         prompt = await episode.open()
         while not episode.over:
             result = await episode.say(input())

@@ -1,8 +1,8 @@
-"""python -m mtrl.play.serve: an environment as a server of the Model Context Protocol, on standard input and output.
+"""mtrl serve environment: an environment as a server of the Model Context Protocol, on standard input and output.
 
-    python -m mtrl.play.serve experiment=gsm8k                  overrides as for mtrl.main
-    python -m mtrl.play.serve experiment=gsm8k row=3 split=test starts at a row, by its id or its number
-    python -m mtrl.play.serve out=FILE.jsonl                    saves the episodes; python -m mtrl.rescore reads them
+    mtrl serve environment experiment=gsm8k                    overrides as for mtrl train
+    mtrl serve environment experiment=gsm8k row=3 split=test   starts at a row, by its id or its number
+    mtrl serve environment out=FILE.jsonl                      saves the episodes; mtrl rescore reads them
 
 An agent starts this program as its server. It offers the tools of the environment, start_episode and respond; each
 call is a turn, and the end of an episode shows its reward and score. Messages for people are on standard error.
@@ -21,7 +21,7 @@ from mtrl.play.choices import choices_of, parse, prepared, split_words
 from mtrl.play.served import RESPOND, START, ServedEpisodes
 
 WITHOUT_EFFECT = ("player", "episodes")
-"""Keys of `python -m mtrl.play` that a server refuses: its client is the player."""
+"""Keys of `mtrl play` that a server refuses: its client is the player."""
 INSTRUCTIONS = (
     f"One episode of a task at a time: call {START} and read the task, then call the other tools or {RESPOND} until a "
     "result says that the episode is over."
@@ -30,7 +30,7 @@ INSTRUCTIONS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compose the configuration, and serve one client until it closes standard input. Return the exit status."""
-    args = parse("python -m mtrl.play.serve", __doc__, argv)
+    args = parse("mtrl serve environment", __doc__, argv)
     own, overrides = split_words(args.overrides)
     if unused := [f"{key}={own[key]}" for key in WITHOUT_EFFECT if key in own]:
         raise UserError(f"{unused[0]} has no effect, because the client of the server is the player; remove it")

@@ -1,9 +1,9 @@
-"""python -m mtrl.preflight: the checklist before a run.
+"""mtrl preflight: the checklist before a run.
 
-    python -m mtrl.preflight                                  checks the default experiment
-    python -m mtrl.preflight experiment=text_to_sql           checks another one; overrides as for mtrl.main
-    python -m mtrl.preflight preflight.model=false            runs only checks that need no model: seconds
-    python -m mtrl.preflight preflight.json=PATH              writes the results to PATH
+    mtrl preflight                                  checks the default experiment
+    mtrl preflight experiment=text_to_sql           checks another one; overrides as for mtrl train
+    mtrl preflight preflight.model=false            runs only checks that need no model: seconds
+    mtrl preflight preflight.json=PATH              writes the results to PATH
 
 The exit status is 0 if no check failed, 1 if a check failed, 2 if the configuration is wrong.
 """
@@ -57,9 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m mtrl.preflight", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="mtrl preflight", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for python -m mtrl.main")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="as for mtrl train")
     parser.add_argument("--config-dir", help="config groups of your own")
     return parser.parse_intermixed_args(argv)
 

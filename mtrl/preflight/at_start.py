@@ -29,7 +29,7 @@ def check_at_start(
 ) -> None:
     """Run the cheap checks and log their findings; the global random state is restored afterwards.
 
-    A results file that `python -m mtrl.preflight` wrote to the same path holds more checks and is not overwritten.
+    A results file that `mtrl preflight` wrote to the same path holds more checks and is not overwritten.
 
     Raises:
         UserError: a check failed, and `preflight.at_start=stop`.
@@ -96,7 +96,7 @@ def results_in_time(config: Config, task: Task) -> list[CheckResult]:
 
 
 def _missing(evidence: str) -> CheckResult:
-    fix = "run python -m mtrl.preflight, which has more time, to find the reason"
+    fix = "run mtrl preflight, which has more time, to find the reason"
     return warned(evidence, fix).named("at_start", LIMIT)
 
 

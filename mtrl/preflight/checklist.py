@@ -110,9 +110,7 @@ def cheap_checks(
     results: list[CheckResult] = []
     for name in CHEAP:
         if time.monotonic() > deadline:
-            results.append(
-                skipped(f"not reached within {CHEAP_SECONDS:g} s; run python -m mtrl.preflight").named(name, 0.0)
-            )
+            results.append(skipped(f"not reached within {CHEAP_SECONDS:g} s; run mtrl preflight").named(name, 0.0))
         else:
             results += run(context, [(name, CHECKS[name])])
     return results

@@ -84,7 +84,7 @@ def success_rate(context: CheckContext, baseline: Baseline) -> CheckResult:
     if wins == 0:
         return failed(
             evidence,
-            "stop and simplify: an easier task, a better model, or fine-tuning first (python -m mtrl.sft); "
+            "stop and simplify: an easier task, a better model, or fine-tuning first (mtrl sft); "
             "RL amplifies what happens already",
         )
     if max(rewards) - min(rewards) < EPSILON:

@@ -1,1 +1,1 @@
-"""Recompute the rewards and scores of stored trajectories without a model: `python -m mtrl.rescore`."""
+"""Recompute the rewards and scores of stored trajectories without a model: `mtrl rescore`."""

@@ -1,10 +1,10 @@
-"""python -m mtrl.rescore: recompute the rewards and scores of stored trajectories without a model.
+"""mtrl rescore: recompute the rewards and scores of stored trajectories without a model.
 
-    python -m mtrl.rescore RUN                                uses the run's own settings: nothing must change
-    python -m mtrl.rescore RUN reward.scheme=guide            uses another reward
-    python -m mtrl.rescore FILE.jsonl +experiment=games       reads a file of python -m mtrl.play
-    python -m mtrl.rescore RUN --json                         prints JSON instead of the table
-    python -m mtrl.rescore RUN out=FILE.json                  prints the table, and writes JSON to FILE.json
+    mtrl rescore RUN                                uses the run's own settings: nothing must change
+    mtrl rescore RUN reward.scheme=guide            uses another reward
+    mtrl rescore FILE.jsonl +experiment=games       reads a file of mtrl play
+    mtrl rescore RUN --json                         prints JSON instead of the table
+    mtrl rescore RUN out=FILE.json                  prints the table, and writes JSON to FILE.json
 
 The responses are replayed in a fresh environment. If its observations differ from the stored ones, the episode is
 reported and not rescored. The exit status is 0 if every trajectory was rescored, 1 if some were not, 2 if the command
@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m mtrl.rescore", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="mtrl rescore", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("source", help="the folder of a run, or a JSONL file of trajectories")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings that replace those of the run")

@@ -1,4 +1,4 @@
-"""Entry point: `python -m mtrl.retrieval --corpus FILE` serves a corpus to search agents."""
+"""Entry point: `mtrl serve retriever --corpus FILE` serves a corpus to search agents."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ separates them wherever rewards are compared.
 
 Without frozen weights the current policy takes all roles, and all of them are trained. With frozen weights the role of
 the row is trained, and the turns of the frozen roles are discarded. Only training rows, which have the key `SELF_PLAY`,
-are played so; all others, as in evaluations, are played against the environment's fixed opponent.
+are run so; all others, as in evaluations, are run against the environment's fixed opponent.
 
 A turn of a role lasts until the role moves again: its reward and observation contain the answers of the other roles.
 """

@@ -318,20 +318,21 @@ class Workers:
         )
 
     async def _until_room(self, worker: _Worker) -> None:
-        """Wait until the cluster has room for one more process. The run goes on meanwhile, if other workers play.
+        """Wait until the cluster has room for one more process. The run goes on meanwhile, if other workers run
+        episodes.
 
         Raises:
-            EngineLostError: no worker has played for the time limit.
+            EngineLostError: no worker has run for the time limit.
         """
         clock, is_said = asyncio.get_running_loop().time, False
-        last_played = clock()
+        last_active = clock()
         while await self._lacks_room():
             if not is_said:
                 is_said = True
                 log.warning("%s waits, because the cluster has no room for it; other workers go on", worker.name)
             if any(one.is_live for one in self._workers):
-                last_played = clock()
-            elif clock() - last_played > self.timeout:
+                last_active = clock()
+            elif clock() - last_active > self.timeout:
                 raise EngineLostError(
                     f"all rollout workers are lost, and the cluster had no room for {worker.name} within "
                     f"rollouts.timeout={self.timeout:g} s; start machines again, then go on with resume=latest"

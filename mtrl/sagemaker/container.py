@@ -1,4 +1,4 @@
-"""The entry inside the container of a job: `python -m mtrl.main` with the job's overrides, in SageMaker's folders.
+"""The entry inside the container of a job: `mtrl train` with the job's overrides, in SageMaker's folders.
 
 | Variable of SageMaker | Use |
 |---|---|
@@ -25,7 +25,7 @@ from mtrl.sagemaker.source import OVERRIDES
 CHANNELS = {"SM_CHANNEL_DATA": "data.path", "SM_CHANNEL_MODEL": "model.path"}
 PORT = "7777"
 """Port of the first rank, as in the SDK's driver."""
-TOLD = 1000
+SHOWN_CHARACTERS = 1000
 """Number of characters of a failure that SageMaker shows."""
 
 
@@ -117,4 +117,4 @@ def tell_failure(run: Path, environment: Mapping[str, str]) -> None:
     log = run / "run.log"
     place = Path(environment.get("SM_OUTPUT_FAILURE", "/opt/ml/output/failure"))
     if log.is_file() and place.parent.is_dir():
-        place.write_text(log.read_text(encoding="utf-8", errors="replace")[-TOLD:], encoding="utf-8")
+        place.write_text(log.read_text(encoding="utf-8", errors="replace")[-SHOWN_CHARACTERS:], encoding="utf-8")

@@ -36,7 +36,7 @@ HELP = """python scripts/launch_sagemaker.py [OVERRIDES OF mtrl.main] sagemaker.
     python scripts/launch_sagemaker.py experiment=text_to_sql sagemaker.role=ARN sagemaker.bucket=NAME \\
         sagemaker.instance_type=ml.p5.48xlarge sagemaker.dry_run=true
 
-Starts a training job on SageMaker that runs python -m mtrl.main with these overrides. sagemaker=spot and sagemaker=cpu
+Starts a training job on SageMaker that runs mtrl train with these overrides. sagemaker=spot and sagemaker=cpu
 take conf/sagemaker/NAME.yaml; mtrl/sagemaker/schema.py has every key, docs/sagemaker.md the guide."""
 
 
@@ -54,7 +54,7 @@ class SageMakerJob:
 
 
 def plan(words: Sequence[str]) -> SageMakerJob:
-    """Read and check a command: the run as `python -m mtrl.main` would, then the job. No network access is needed.
+    """Read and check a command: the run as `mtrl train` would, then the job. No network access is needed.
 
     Raises:
         UserError: a setting is invalid; only the first fault is reported.

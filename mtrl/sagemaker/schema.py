@@ -9,7 +9,7 @@ HOUR = 3600
 
 @dataclass
 class JobConfig:
-    """A SageMaker training job that runs `python -m mtrl.main` with the same overrides."""
+    """A SageMaker training job that runs `mtrl train` with the same overrides."""
 
     role: str | None = None
     """ARN of the role that the job runs as; examples/sagemaker/execution_role.json is a policy for the role."""

@@ -1,9 +1,9 @@
-"""python -m mtrl.sweep: the report of a sweep.
+"""mtrl sweep: the report of a sweep.
 
-python -m mtrl.main -m seed=0,1,2,3                runs a sweep, and prints its folder
-python -m mtrl.sweep outputs/gsm8k/SWEEP           lists its jobs, the best first, also while it runs
-python -m mtrl.sweep outputs/gsm8k/SWEEP --json    prints JSON for programs
-python -m mtrl.view outputs/gsm8k/SWEEP            shows the sweep in the viewer, with the curves
+mtrl train -m seed=0,1,2,3               runs a sweep, and prints its folder
+mtrl sweep outputs/gsm8k/SWEEP           lists its jobs, the best first, also while it runs
+mtrl sweep outputs/gsm8k/SWEEP --json    prints JSON for programs
+mtrl view outputs/gsm8k/SWEEP            shows the sweep in the viewer, with the curves
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m mtrl.sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="mtrl sweep", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("sweep", metavar="SWEEP", help="the folder that holds the jobs")
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -141,7 +141,7 @@ class ToMlflow:
         identity = self._identity
         tags = {
             "mtrl.run": identity.id,
-            "mlflow.source.name": "python -m mtrl.main",
+            "mlflow.source.name": "mtrl train",
             "mlflow.source.type": "LOCAL",
             **{f"mtrl.{name}": short_text(value, LONGEST_TAG) for name, value in identity.facts.items()},
         }

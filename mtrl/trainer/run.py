@@ -306,9 +306,9 @@ def hints(config: Config, run: RunDir) -> dict[str, str]:
     steps, epochs = max(1, 2 * config.trainer.max_steps), config.trainer.epochs
     longer = f"trainer.max_steps={steps}" if epochs is None else f"trainer.epochs={2 * epochs:g}"
     return {
-        "see what it did": f"python -m mtrl.view {run.path}",
-        "what to change next": f"python -m mtrl.diagnose {run.path}",
-        "another task": f"python -m mtrl.main experiment={other}",
+        "see what it did": f"mtrl view {run.path}",
+        "what to change next": f"mtrl diagnose {run.path}",
+        "another task": f"mtrl train experiment={other}",
         "train on from here": command(config, f"run_dir={run.path}", "resume=latest", longer),
     }
 

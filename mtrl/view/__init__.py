@@ -1,1 +1,1 @@
-"""Viewer of runs and trajectories as a local web page: `python -m mtrl.view`."""
+"""Viewer of runs and trajectories as a local web page: `mtrl view`."""

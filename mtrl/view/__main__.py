@@ -1,9 +1,9 @@
-"""python -m mtrl.view: show runs and their trajectories in the browser.
+"""mtrl view: show runs and their trajectories in the browser.
 
-    python -m mtrl.view outputs/gsm8k/RUN              show one run, which may still be running
-    python -m mtrl.view outputs                        show all runs below a folder, side by side
-    python -m mtrl.view RUN OTHER_RUN                  show these runs
-    python -m mtrl.view RUN --export run.html          write one file to send to others, which needs no server
+    mtrl view outputs/gsm8k/RUN              show one run, which may still be running
+    mtrl view outputs                        show all runs below a folder, side by side
+    mtrl view RUN OTHER_RUN                  show these runs
+    mtrl view RUN --export run.html          write one file to send to others, which needs no server
 
 By default, only this machine can reach the page. Its URL holds a token: MTRL_VIEW_TOKEN if set, else a random one.
 """
@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m mtrl.view", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="mtrl view", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", help="the folder of a run, or one that holds runs")
     parser.add_argument("--port", type=int, help="default: a free one")

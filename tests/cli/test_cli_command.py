@@ -40,7 +40,7 @@ def test_every_program_has_a_command():
 
 def test_help_fits_a_screen():
     lines = help_text().splitlines()
-    assert len(lines) <= 32 and max(map(len, lines)) <= 110
+    assert len(lines) <= 32 and max(map(len, lines)) <= 80
     assert all(any(f"  {name} " in line for line in lines) for name in COMMANDS)
     assert run().stdout.strip() == run("--help").stdout.strip() == help_text()
 

@@ -239,8 +239,8 @@ def test_training_warns_about_keys_of_the_evaluator():
     cfg = merge(normalise(["evaluation.compare=[base]", "evaluation.endpoint.retries=1"]))
     assert check(cfg) == []
     assert training_hints(cfg) == [
-        "evaluation.compare=[base] has no effect on training; python -m mtrl.evaluate reads it",
-        "evaluation.endpoint.retries=1 has no effect on training; python -m mtrl.evaluate reads it",
+        "evaluation.compare=[base] has no effect on training; mtrl evaluate reads it",
+        "evaluation.endpoint.retries=1 has no effect on training; mtrl evaluate reads it",
     ]
 
 

@@ -56,7 +56,7 @@ def test_a_key_unlike_any_other_lists_what_its_section_has():
 
 def test_the_documented_example_matches_the_message():
     page = (CONF.parent / "docs" / "migration.md").read_text(encoding="utf-8")
-    ((typed, said),) = re.findall(r"^\$ python -m mtrl\.main (.+)\n(.+)\n```$", page, re.MULTILINE)
+    ((typed, said),) = re.findall(r"^\$ mtrl train (.+)\n(.+)\n```$", page, re.MULTILINE)
     assert sentence(typed) == said
 
 

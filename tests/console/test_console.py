@@ -51,7 +51,7 @@ curves   outputs/1/curves.png
 metrics  outputs/1/metrics.jsonl
 
 look at what the agent did:
-  python -m mtrl.view outputs/1
+  mtrl view outputs/1
 """
 
 
@@ -82,7 +82,7 @@ def whole_run(rows, episode, lost):
             "reward_before": 0.2, "reward_after": 0.8, "steps": 12, "seconds": 192.3,
         }  # fmt: skip
         paths = {"curves": "outputs/1/curves.png", "metrics": "outputs/1/metrics.jsonl"}
-        console.finish(summary, paths, {"look at what the agent did": "python -m mtrl.view outputs/1"})
+        console.finish(summary, paths, {"look at what the agent did": "mtrl view outputs/1"})
 
     return act
 
@@ -139,7 +139,7 @@ def test_hostile_text_is_shown_not_obeyed(printed, turn):
 
 
 def test_paths_and_commands_are_never_broken(printed):
-    path, command = "/long" * 40 + "/curves.png", "python -m mtrl.main " + "key=value " * 20 + "end"
+    path, command = "/long" * 40 + "/curves.png", "mtrl train " + "key=value " * 20 + "end"
     lines = printed(lambda console: console.finish({}, {"curves": path}, {"go on": command})).splitlines()
     assert f"curves  {path}" in lines and f"  {command}" in lines
 

@@ -74,7 +74,7 @@ def test_a_faulty_run_is_reported(ill, capsys):
     assert "ALARM" in output and "hacked_reward" in output and "R150" in output
     assert "trajectories/train_step_000030.jsonl:5" in output, "the highest reward"
     assert output.index("jsonl:5") < output.index("jsonl:1")
-    assert f"python -m mtrl.view {ill}" in output and f"python -m mtrl.rescore {ill}" in output
+    assert f"mtrl view {ill}" in output and f"mtrl rescore {ill}" in output
     assert f"parent={ill}" in output
 
 

@@ -59,7 +59,7 @@ def test_it_runs_here_as_a_program_and_leaves_nothing(tmp_path):
     assert [check["name"] for check in told["checks"]] == [*CHECKS]
     assert done.returncode == int(told["status"] == "fail") == 0, done.stdout
     assert all(check["fix"] for check in told["checks"] if check["status"] in ("warn", "fail"))
-    assert told["can"][0]["command"].startswith("python -m mtrl.main")
+    assert told["can"][0]["command"].startswith("mtrl train")
     assert not [*tmp_path.iterdir()]
 
 
@@ -69,7 +69,7 @@ def test_the_screen_ends_with_commands(monkeypatch, torch_says, capsys):
     assert doctor.main(["--no-smoke"]) == 0, "a sandbox is not what the default experiment needs"
     text = shown(capsys)
     assert "→ apt-get install bubblewrap" in text and text.endswith("generator.backend=vllm")
-    assert "python -m mtrl.main see what a real model would need: python -m mtrl.doctor --plan" in text
+    assert "mtrl train see what a real model would need: mtrl doctor --plan" in text
 
 
 def test_missing_essentials_fail_the_doctor(monkeypatch, capsys):
@@ -213,9 +213,9 @@ def test_an_engine_whose_environment_is_broken(monkeypatch):
 @pytest.mark.parametrize(
     ("gpus", "engine", "commands"),
     [
-        ([], None, ["python -m mtrl.main", "python -m mtrl.doctor --plan"]),
-        ([("RTX", 4 * GIB)], "vllm", ["python -m mtrl.main"]),
-        ([("H100", 79 * GIB)], "vllm", ["python -m mtrl.main experiment=sop_hf model=qwen3_8b placement=1_gpu"]),
+        ([], None, ["mtrl train", "mtrl doctor --plan"]),
+        ([("RTX", 4 * GIB)], "vllm", ["mtrl train"]),
+        ([("H100", 79 * GIB)], "vllm", ["mtrl train experiment=sop_hf model=qwen3_8b placement=1_gpu"]),
         (
             [("H100", 79 * GIB)] * 8,
             None,

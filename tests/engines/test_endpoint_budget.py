@@ -292,13 +292,13 @@ KILLED = """
 import asyncio, os, sys
 from pathlib import Path
 from mtrl.config.endpoint_schema import BudgetConfig, PriceConfig
-from mtrl.engines.endpoints.budget import Budget, Usage
+from mtrl.engines.endpoints.budget import Budget, TokenUsage
 
 async def main():
     budget = Budget("k", PriceConfig(), BudgetConfig(), Path(sys.argv[1]))
-    async with budget.reserve("a", Usage(100, 0, 50)) as reservation:
-        reservation.settle(Usage(10, 0, 5))
-    async with budget.reserve("a", Usage(100, 0, 50)), budget.reserve("b", Usage(200, 0, 70), True):
+    async with budget.reserve("a", TokenUsage(100, 0, 50)) as reservation:
+        reservation.settle(TokenUsage(10, 0, 5))
+    async with budget.reserve("a", TokenUsage(100, 0, 50)), budget.reserve("b", TokenUsage(200, 0, 70), True):
         os.kill(os.getpid(), 9)
 
 asyncio.run(main())

@@ -1,4 +1,4 @@
-"""One small run for the tests of evaluations, and `python -m mtrl.evaluate` in this process."""
+"""One small run for the tests of evaluations, and `mtrl evaluate` in this process."""
 
 import contextlib
 import fcntl
@@ -76,7 +76,7 @@ def evaluate(tmp_path, monkeypatch):
 
 
 def command(*words):
-    """Run `python -m mtrl.evaluate` in this process and return its status, output and errors."""
+    """Run `mtrl evaluate` in this process and return its status, output and errors."""
     from mtrl.evaluation.command import main
 
     out, err = StringIO(), StringIO()

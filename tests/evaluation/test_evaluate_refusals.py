@@ -160,7 +160,7 @@ def test_help_imports_no_heavy_packages():
     code += "print(sorted({'torch', 'transformers', 'matplotlib', 'mlflow', 'wandb'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
-    assert "python -m mtrl.evaluate RUN" in done.stdout
+    assert "mtrl evaluate RUN" in done.stdout
 
 
 def test_sampling_of_evaluations_is_its_own(evaluate, run, tmp_path):

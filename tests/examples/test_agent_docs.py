@@ -83,7 +83,7 @@ def test_the_curl_script_samples_rewards_and_completes(tiny_codec, tmp_path):
 def commands_of(path):
     """Return the training commands in the docstring of a module."""
     text = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").replace("\\\n", " ")
-    return [shlex.split(line) for line in text.splitlines() if line.strip().startswith("python -m mtrl.main")]
+    return [shlex.split(line) for line in text.splitlines() if line.strip().startswith("mtrl train")]
 
 
 COMMANDS = {f"{path.stem}{i}": words for path in EXAMPLES for i, words in enumerate(commands_of(path))}

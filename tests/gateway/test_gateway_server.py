@@ -371,7 +371,7 @@ class TestProgram:
                 assert process.wait(30) == 0, rest
                 assert KEY not in message + rest
                 assert rest.endswith(
-                    f"trajectories written: 2, to {trajectory_file(out)}; python -m mtrl.view {out} shows them\n"
+                    f"trajectories written: 2, to {trajectory_file(out)}; mtrl view {out} shows them\n"
                 )
             finally:
                 process.kill()

@@ -16,7 +16,7 @@ from tests.play.shown import ROOT, TASK
 
 @pytest.fixture
 def program(tmp_path):
-    """Function `program("a response\\n", "key=value", …)` that returns the ended process of `python -m mtrl.play`."""
+    """Function `program("a response\\n", "key=value", …)` that returns the ended process of `mtrl play`."""
 
     def run(typed, *words):
         environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "80"}

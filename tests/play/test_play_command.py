@@ -1,4 +1,4 @@
-"""`python -m mtrl.play` as a program: its output, its input, and its errors."""
+"""`mtrl play` as a program: its output, its input, and its errors."""
 
 import os
 import pty

@@ -1,4 +1,4 @@
-"""`python -m mtrl.play.serve`: an environment as an MCP server, with a real client of the protocol."""
+"""`mtrl serve environment`: an environment as an MCP server, with a real client of the protocol."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""`python -m mtrl.preflight`: the table, the JSON, the exit status; and the fast checks at the start of a run."""
+"""`mtrl preflight`: the table, the JSON, the exit status; and the fast checks at the start of a run."""
 
 import io
 import json

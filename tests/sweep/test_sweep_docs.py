@@ -15,7 +15,7 @@ LINES = [
     for block in re.findall(r"^```console\n(.*?)^```$", (ROOT / f"docs/{name}.md").read_text(), re.M | re.S)
     for line in block.splitlines()
 ]
-STARTS = [line for line in LINES if re.match(r"python -m mtrl\.main|scripts/|sbatch |docker run ", line)]
+STARTS = [line for line in LINES if re.match(r"mtrl train |scripts/|sbatch |docker run ", line)]
 
 
 def overrides_of(line):

@@ -47,7 +47,7 @@ def test_typed_keys_have_priority_over_a_prepared_sweep(trained, tmp_path, capsy
         (7, "grpo"), (7, "group_based_per_turn")
     ]  # fmt: skip
     assert [o.value for o in outcomes(tmp_path / "sweep")] == [0.7, 0.7]
-    assert capsys.readouterr().out.splitlines()[-1] == "  python -m mtrl.main algorithm=grpo seed=7"
+    assert capsys.readouterr().out.splitlines()[-1] == "  mtrl train algorithm=grpo seed=7"
 
 
 def test_a_job_that_fails_loses_no_other(trained, tmp_path, capsys):
@@ -84,7 +84,7 @@ def test_a_stopped_sweep_resumes(trained, tmp_path, capsys):
     trained.train = train
     assert status_of("-m", "seed=1,2", "run_dir=sweep") == 75
     assert [o.status for o in outcomes(tmp_path / "sweep")] == ["interrupted"]
-    again = "python -m mtrl.main -m seed=1,2 run_dir=sweep resume=latest"
+    again = "mtrl train -m seed=1,2 run_dir=sweep resume=latest"
     assert f"the sweep stopped; go on with: {again}\n" in capsys.readouterr().err
     (stopped,) = outcomes(tmp_path / "sweep")
     stopped.started -= 100

@@ -28,7 +28,7 @@ def test_the_best_is_first_then_the_pruned_then_the_others(tmp_path):
     sweep = read_sweep(made(tmp_path))
     assert [job.number for job in sweep.jobs] == [3, 2, 1, 0, 4, 5]
     assert sweep.keys == ["trainer.optimizer.lr", "seed"]
-    assert sweep.best.command == "python -m mtrl.main trainer.optimizer.lr=2 seed=1 debug=fast"
+    assert sweep.best.command == "mtrl train trainer.optimizer.lr=2 seed=1 debug=fast"
     assert (sweep.jobs[0].steps, sweep.jobs[0].max_steps, sweep.jobs[0].seconds) == (2, 2, 12.5)
 
 
@@ -52,7 +52,7 @@ def test_the_program_prints_failures_without_markup(tmp_path, capsys):
     assert main([str(made(tmp_path))]) == 0
     shown = capsys.readouterr().out
     assert "job 5 failed: there is [red]no[/] luck" in shown and "6 jobs, 1 of them pruned" in shown
-    assert shown.splitlines()[-1] == "  python -m mtrl.main trainer.optimizer.lr=2 seed=1 debug=fast"
+    assert shown.splitlines()[-1] == "  mtrl train trainer.optimizer.lr=2 seed=1 debug=fast"
 
 
 def test_a_job_that_died_is_not_running(tmp_path):
@@ -114,7 +114,7 @@ def test_only_long_fractions_are_rounded(typed, shown):
 
 def test_the_resume_command_repeats_all_words():
     words = ["--config-dir", "my groups", "-m", "seed=1,2", "run_dir=old", "resume=none"]
-    told = "python -m mtrl.main --config-dir 'my groups' -m seed=1,2 run_dir=sweep resume=latest"
+    told = "mtrl train --config-dir 'my groups' -m seed=1,2 run_dir=sweep resume=latest"
     assert resume_command(words, "sweep") == told
 
 
@@ -137,7 +137,7 @@ def test_prepared_sweeps_compose(path):
     """They also compose with the command in their file."""
     if path.stem == "optuna":
         pytest.importorskip("optuna", reason="pip install -e '.[sweep]'")
-    told = [line.partition("mtrl.main ")[2] for line in path.read_text().splitlines() if "python -m mtrl.main" in line]
+    told = [line.partition("mtrl.main ")[2] for line in path.read_text().splitlines() if "mtrl train" in line]
     assert told[0] == f"sweep={path.stem}"
     for words in told:
         overrides = normalise([word.strip("'") for word in words.split()])

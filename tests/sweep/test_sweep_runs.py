@@ -103,7 +103,7 @@ def test_jobs_side_by_side(tmp_path, name, seeds, words):
     assert "job 1 failed: RuntimeError: out of luck" in done.stdout
     processes = {(folder / "process").read_text() for folder in (tmp_path / "sweep").glob("[0-9]")}
     assert len(processes) == 2
-    assert done.stdout.splitlines()[-1] == "  python -m mtrl.main seed=3"
+    assert done.stdout.splitlines()[-1] == "  mtrl train seed=3"
 
 
 def test_a_signal_saves_the_jobs_of_all_workers(tmp_path):

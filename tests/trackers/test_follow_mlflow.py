@@ -278,4 +278,4 @@ def test_a_silent_server_does_not_delay_a_run(tmp_path):
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     assert "left: 5 rows, 9 trajectories, 2 files" in done.stdout
-    assert f"python -m mtrl.track {run.path}" in done.stdout
+    assert f"mtrl track {run.path}" in done.stdout

@@ -368,7 +368,7 @@ def test_a_hanging_tracker_never_delays_a_run(tmp_path, monkeypatch):
     forever.set()
     assert len(warnings) == 1
     assert "left: 2 rows, 3 trajectories, 2 files" in warnings[0]
-    assert f"python -m mtrl.track {run.path}" in warnings[0]
+    assert f"mtrl track {run.path}" in warnings[0]
 
 
 def test_a_failure_and_its_end_are_reported_once(tmp_path, monkeypatch):

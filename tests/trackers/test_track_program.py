@@ -1,4 +1,4 @@
-"""python -m mtrl.track sends the rest of a run, reports what arrived, and can be repeated."""
+"""mtrl track sends the rest of a run, reports what arrived, and can be repeated."""
 
 import os
 import signal

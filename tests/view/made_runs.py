@@ -83,7 +83,7 @@ def make_run(path, steps=3, groups=3, size=4, seed=0, config=None, name="made"):
 
 @contextmanager
 def viewing(*words, token=TOKEN):
-    """Run `python -m mtrl.view` in a process of its own, and yield its address and a client with the token."""
+    """Run `mtrl view` in a process of its own, and yield its address and a client with the token."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MTRL_VIEW_TOKEN": token}
     command = [sys.executable, "-m", "mtrl.view", *map(str, words), "--no-browser"]
     process = forked.Popen(

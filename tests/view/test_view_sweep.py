@@ -54,7 +54,7 @@ def test_the_page_shows_the_jobs(browser, swept):
         rows = look(page)
         assert [text.split()[1] for text in rows.locator("th").all_inner_texts()] == ["1", "2", "0", "3", "4"]
         expect(page.locator(".best code")).to_have_text(
-            "python -m mtrl.main trainer.optimizer.lr=0.0001 algorithm=rloo debug=fast"
+            "mtrl train trainer.optimizer.lr=0.0001 algorithm=rloo debug=fast"
         )
         names = page.locator("svg.parallel .name").all_text_contents()
         assert names == ["optimizer.lr", "algorithm", "success_after"]

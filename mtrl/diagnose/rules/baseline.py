@@ -77,9 +77,9 @@ def zero_baseline(record: Record) -> Finding | None:
         steps=(0, record.step),
         proposals=_warmer(record),
         advice="Stop the run and make the task easier: easier rows, a stronger base model, or supervised examples "
-        "first (python -m mtrl.sft). No reward and no group size replaces a first success.",
+        "first (mtrl sft). No reward and no group size replaces a first success.",
         expect="some successes at step 0, which training can increase",
-        look=(f"python -m mtrl.view {record.path or 'RUN'}",),
+        look=(f"mtrl view {record.path or 'RUN'}",),
     )
 
 
@@ -147,7 +147,7 @@ def lenient_baseline(record: Record) -> Finding | None:
         else "The parser of the reward accepts answers that the scorer rejects: check tags, field names and several "
         "answers. Make the parser reject them, and rescore these trajectories before training.",
         expect="val/lenient_frac is 0 at step 0",
-        look=(f"python -m mtrl.view {record.path or 'RUN'}", *rescoring(record, ())),
+        look=(f"mtrl view {record.path or 'RUN'}", *rescoring(record, ())),
         witnesses=seen.witnesses,
     )
 

@@ -66,7 +66,7 @@ def token_cap(record: Record) -> Finding | None:
         ),
         advice="Read some of the cut responses first: check whether they repeat themselves." if runs_away else "",
         expect=f"less than 5 % at the cap at once ({key})",
-        look=(f"python -m mtrl.view {record.path or 'RUN'}",),
+        look=(f"mtrl view {record.path or 'RUN'}",),
     )
 
 
@@ -90,7 +90,7 @@ def turn_budget(record: Record) -> Finding | None:
         ),
         metrics=(key, "rollout/turns/mean", "rollout/completion/mean"),
         proposals=(propose("1.5 times the turns", generator__max_turns=math.ceil(1.5 * limit)),),
-        advice="Allow 1.5 times the turns that a person needs: count them with python -m mtrl.play.",
+        advice="Allow 1.5 times the turns that a person needs: count them with mtrl play.",
         expect=f"{key} below 10 % at once",
     )
 

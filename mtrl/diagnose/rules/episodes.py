@@ -41,7 +41,7 @@ def failing_episodes(record: Record) -> Finding | None:
             ),
             propose("more attempts", environment__retries=retries + 1),
         ),
-        advice="run.log has the tracebacks; python -m mtrl.preflight runs the environment without a model.",
+        advice="run.log has the tracebacks; mtrl preflight runs the environment without a model.",
         expect=f"{FAILED} is 0",
     )
 
@@ -86,5 +86,5 @@ def template_breaks(record: Record) -> Finding | None:
         advice="Templates that remove reasoning or change earlier messages break the extension: choose a renderer that "
         "leaves them unchanged (model.renderer).",
         expect=f"{BREAKS} is 0 from the first step",
-        look=(f"python -m mtrl.view {record.path or 'RUN'}",),
+        look=(f"mtrl view {record.path or 'RUN'}",),
     )

@@ -74,7 +74,7 @@ def equal_groups(record: Record) -> Finding | None:
         advice="A reward with more than two values helps most: reward parts of the answer, or turns that make "
         "progress. Rows that are always or never solved give no gradient at any group size.",
         expect="analysis/informative_groups rises at once, and the reward within 25 to 50 steps",
-        look=(f"python -m mtrl.view {record.path or 'RUN'}", *rescoring(record, schemes)),
+        look=(f"mtrl view {record.path or 'RUN'}", *rescoring(record, schemes)),
     )  # fmt: skip
 
 

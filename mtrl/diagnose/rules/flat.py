@@ -77,7 +77,7 @@ def flat_from_start(record: Record) -> Finding | None:
         "reward progress, or begin with easier rows.",
         expect="once the reward parses the responses, it differs between rollouts: "
         f"{EQUAL} falls within a few steps, and the mean reward rises within 25 to 50",
-        look=(f"python -m mtrl.view {record.path or 'RUN'}", *rescoring(record, schemes)),
+        look=(f"mtrl view {record.path or 'RUN'}", *rescoring(record, schemes)),
     )  # fmt: skip
 
 

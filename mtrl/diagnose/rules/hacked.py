@@ -100,7 +100,7 @@ def hacked_reward(record: Record) -> Finding | None:
         "smaller weight, or reward it only once.",
         expect="with the repaired reward, training reward and held-out success rise together within 25 to 50 steps; "
         f"{LENIENT} stays near 0",
-        look=(f"python -m mtrl.view {record.path or 'RUN'}", f"python -m mtrl.rescore {record.path or 'RUN'}",
+        look=(f"mtrl view {record.path or 'RUN'}", f"mtrl rescore {record.path or 'RUN'}",
               *rescoring(record, schemes)),
         witnesses=seen.witnesses,
     )  # fmt: skip

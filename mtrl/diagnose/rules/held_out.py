@@ -38,7 +38,7 @@ def held_out_gap(record: Record) -> Finding | None:
         proposals=tuple(_proposals(record, gap, epochs)),
         advice=_advice(gap, epochs),
         expect="held-out success rises with success on training rows, within 50 steps",
-        look=(f"python -m mtrl.view {record.path or 'RUN'}",),
+        look=(f"mtrl view {record.path or 'RUN'}",),
     )
 
 

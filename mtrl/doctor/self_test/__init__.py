@@ -1,1 +1,1 @@
-"""python -m mtrl.doctor --self-test: runs each part of a training run on this machine, checks it and measures it."""
+"""mtrl doctor --self-test: runs each part of a training run on this machine, checks it and measures it."""

@@ -20,7 +20,7 @@ class Case:
     name: str
     """Name of its line; at most 16 characters."""
     function: str
-    """MODULE:FUNCTION, which gets the `Bench` and returns an `Outcome` on rank 0."""
+    """MODULE:FUNCTION, which gets the `Bench` and returns a `CaseResult` on rank 0."""
     seconds: float
     """Time limit."""
     ranks: int = 1

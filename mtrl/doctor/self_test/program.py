@@ -57,7 +57,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         UserError: `model.path` is not a folder with a model, or another key is given.
     """
     parser = argparse.ArgumentParser(
-        prog=f"python -m mtrl.doctor {OPTION}",
+        prog=f"mtrl doctor {OPTION}",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

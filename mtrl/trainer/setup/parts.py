@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from mtrl.config.derived import plays_agent
+from mtrl.config.derived import runs_agent
 from mtrl.config.schema import Config, SamplingConfig
 from mtrl.datasets import Splits
 from mtrl.distributed.rank_group import RankGroup
@@ -146,7 +146,7 @@ def connect(
     codec = Codec(tokenizer, make_renderer(tokenizer, config.model.renderer))
     limit = context_limit(config, model_config)
     check_prompts(codec, rows, limit)
-    make_loop = partial(agent_loop if plays_agent(config) else environment_loop, config, task, codec)
+    make_loop = partial(agent_loop if runs_agent(config) else environment_loop, config, task, codec)
     loop = make_loop(limits(config, limit), lambda: make_engine(limit))
     if isinstance(loop, SelfPlayLoop) and make_frozen is not None:
         loop.frozen = make_frozen(limit)

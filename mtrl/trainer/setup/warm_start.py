@@ -230,7 +230,7 @@ def imitate(config: Config, imitation: Imitation, measure: Callable[[Any], float
     raise UserError(
         f"after model.warm_start.max_steps={settings.max_steps} updates {success:.1%} of {settings.episodes} sampled "
         f"episodes succeed, {side} model.warm_start.success_band={[low, high]}; {fix}, or give a demonstrator that "
-        "succeeds more often (python -m mtrl.preflight reports its success rate)"
+        "succeeds more often (mtrl preflight reports its success rate)"
     )
 
 

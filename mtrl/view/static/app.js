@@ -42,7 +42,7 @@ class App {
       return this.show(dom.note(error.message, "error"));
     }
     keys.start(this);
-    if (!this.runs.length) return this.show(dom.note("There is no run here yet; run python -m mtrl.view RUN."));
+    if (!this.runs.length) return this.show(dom.note("There is no run here yet; run mtrl view RUN."));
     route.start(() => this.follow());
     if (live) live.start();
   }

@@ -46,7 +46,7 @@ class Server extends Source {
     try {
       answer = await fetch(address + query(values), { headers: { Accept: "application/json" } });
     } catch {
-      throw new Error("The server does not answer. Is python -m mtrl.view still running?");
+      throw new Error("The server does not answer. Is mtrl view still running?");
     }
     const body = await answer.json().catch(() => null);
     if (!answer.ok) throw new Error((body && body.error) || `The server answered ${answer.status}.`);

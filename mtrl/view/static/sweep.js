@@ -24,7 +24,7 @@ export class SweepView {
       this.parts?.forEach((part) => part.close());
       this.parts = sweeps.map((sweep) => new SweepPart(sweep));
       dom.replace(this.element, sweeps.length ? this.parts.map((part) => part.element)
-        : dom.note("None of these runs is a job of a sweep; start one with python -m mtrl.main -m seed=0,1."));
+        : dom.note("None of these runs is a job of a sweep; start one with mtrl train -m seed=0,1."));
     } catch (error) {
       dom.replace(this.element, dom.note(error.message, "error"));
     }

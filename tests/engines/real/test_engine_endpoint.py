@@ -1,4 +1,4 @@
-"""A real server behind its API: as a baseline of `python -m mtrl.evaluate`, as a judge, and as a teacher."""
+"""A real server behind its API: as a baseline of `mtrl evaluate`, as a judge, and as a teacher."""
 
 import asyncio
 import json

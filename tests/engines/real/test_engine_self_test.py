@@ -1,4 +1,4 @@
-"""The cases of servers in `python -m mtrl.doctor --self-test`, with real engines."""
+"""The cases of servers in `mtrl doctor --self-test`, with real engines."""
 
 import pytest
 

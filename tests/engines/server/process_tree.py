@@ -52,10 +52,11 @@ COUNT = 10
 TRAINER = """
 import os, sys, time
 from pathlib import Path
-from mtrl.engines.server.backend import Command
+from mtrl.engines.server.backend import ServerCommand
 from mtrl.engines.server.process import ServerProcess
 folder = Path(sys.argv[1])
-server = ServerProcess(Command([sys.executable, "-S", "-c", sys.argv[2], str(folder / "pids")]), folder / "log", "toy")
+command = ServerCommand([sys.executable, "-S", "-c", sys.argv[2], str(folder / "pids")])
+server = ServerProcess(command, folder / "log", "toy")
 while not (folder / "pids.ready").exists():
     time.sleep(0.01)
 {end}

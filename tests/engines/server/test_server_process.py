@@ -169,9 +169,9 @@ def test_the_library_path_of_the_user_is_inherited(tmp_path):
     program = (
         "import os, sys; from pathlib import Path\n"
         "from mtrl.engines.server.environment import server_environment\n"
-        "from mtrl.engines.server.backend import Command\n"
+        "from mtrl.engines.server.backend import ServerCommand\n"
         "os.environ['LD_LIBRARY_PATH'] = 'of a library'\n"
-        "print(server_environment(Command(['python'])).get('LD_LIBRARY_PATH'))"
+        "print(server_environment(ServerCommand(['python'])).get('LD_LIBRARY_PATH'))"
     )
     for given in (None, "/of/the/user"):
         before = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}

@@ -47,16 +47,21 @@ def test_servers_share_one_memory_block_that_is_freed():
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("fault", "words"), [("kill", "gone"), ("stop", "no answer"), ("refuse", "I refuse")])
-def test_memory_is_freed_if_a_server_did_not_read_it(fault, words):
+@pytest.mark.parametrize(
+    ("fault", "words", "seconds"),
+    [("kill", "gone", 60.0), ("stop", "no answer", 8.0), ("refuse", "I refuse", 60.0)],
+)
+def test_memory_is_freed_if_a_server_did_not_read_it(fault, words, seconds):
+    """Only the server that stops takes the whole time limit; the healthy one must answer within it."""
+
     async def scenario():
         before = shared_files()
         async with (
-            WeightServer("127.0.0.1:1", seconds=3.0) as healthy,
-            WeightServer("127.0.0.1:2", fault, "receive_tensors", seconds=3.0) as sick,
+            WeightServer("127.0.0.1:1", seconds=seconds) as healthy,
+            WeightServer("127.0.0.1:2", fault, "receive_tensors", seconds=seconds) as sick,
         ):
             with pytest.raises(SyncError, match=words) as caught:
-                await make_sync(sync_timeout=3.0).send([sick, healthy], WEIGHTS, 3)
+                await make_sync(sync_timeout=seconds).send([sick, healthy], WEIGHTS, 3)
             assert list(caught.value.failed) == [sick.url]
             assert await healthy.state() == (3, checksum(WEIGHTS))
             assert shared_files() == before
