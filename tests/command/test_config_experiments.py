@@ -62,8 +62,9 @@ def test_the_first_lines_of_an_experiment_are_its_command(name):
     package, command = (CONF / "experiment" / f"{name}.yaml").read_text().splitlines()[:2]
     assert package == "# @package _global_"
     words = shlex.split(command.removeprefix("# "))
-    start = words.index("mtrl.main") + 1
-    assert words[:start] in (["python", "-m", "mtrl.main"], [*TORCHRUN, "-m", "mtrl.main"])
+    started = ["mtrl", "train"] if words[0] == "mtrl" else [*TORCHRUN, "-m", "mtrl.main"]
+    start = len(started)
+    assert words[:start] == started
     # A command for several ranks may name more, which its machine needs.
     needed = words[start + 1 :] if words[0] == "torchrun" else []
     assert normalise(words[start:] or [DEFAULT]) == normalise([f"experiment={name}", *needed])
