@@ -52,7 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     partial = args.out.with_name(f"{args.out.name}.partial")
     with partial.open("w", encoding="utf-8") as file:
-        for messages in demonstrations(task.family, task.make_environment, task.splits.train, rng, count, timeout):
+        for messages in demonstrations(
+            task.family, task.make_for_demonstrations, task.splits.train, rng, count, timeout
+        ):
             file.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
     partial.rename(args.out)
     print(f"{count} episodes on {min(count, len(task.splits.train))} training rows, written to {args.out}")

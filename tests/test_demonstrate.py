@@ -11,7 +11,7 @@ from mtrl.sft import read_conversations
 FEW = ("data.synthetic_train_rows=12", "data.synthetic_test_rows=12")
 
 
-@pytest.mark.parametrize("experiment", ["gsm8k", "text_to_sql", "search", "triviaqa", "sop", "games"])
+@pytest.mark.parametrize("experiment", ["gsm8k", "text_to_sql", "search", "triviaqa", "sop", "games", "service"])
 def test_every_task_writes_what_sft_reads(experiment, tmp_path, capsys):
     out = tmp_path / "demonstrations.jsonl"
     assert main([f"experiment={experiment}", *FEW, "--out", str(out), "--count", "9"]) == 0

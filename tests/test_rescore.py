@@ -271,3 +271,11 @@ def test_as_a_program_without_torch(demonstrated, tmp_path):
 def test_a_file_of_a_run_uses_the_settings_of_the_run(run, found):
     status, report = found(run / "trajectories" / "eval_greedy_step_000002.jsonl")
     assert status == 0 and report["all"]["episodes"] == 4 and report["all"]["changed"] == 0
+
+
+def test_observations_of_a_server_are_not_replayed(demonstrated, capsys):
+    online = ["+experiment=service", "environment.config.customer=endpoint"]
+    online += ["environment.config.endpoint={url:'http://127.0.0.1:9/v1',model:m}"]
+    with pytest.raises(SystemExit), one_sentence():
+        rescore([str(demonstrated), *online])
+    assert "lets a server write the observations of service, and a replay gets other ones" in capsys.readouterr().err

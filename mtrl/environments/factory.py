@@ -32,6 +32,15 @@ class Task:
     make_environment: Callable[[], BaseEnvironment]
     sources: Mapping[str, Task] = field(default_factory=dict)
     """The tasks of a mixture by the name of their source, with their rows as in a run of their own; else empty."""
+    make_offline: Callable[[], BaseEnvironment] | None = None
+    """Factory of environments that make no requests to a server whose answers vary (`Family.offline`); None if
+    `make_environment` is such a factory."""
+
+    @property
+    def make_for_demonstrations(self) -> Callable[[], BaseEnvironment]:
+        """Factory of the environments for players with fixed responses, such as the demonstrator: they fit the offline
+        settings alone, and a server that is down must not end their episodes."""
+        return self.make_offline or self.make_environment
 
 
 def load_task(config: Config) -> Task:
@@ -49,11 +58,13 @@ def load_task(config: Config) -> Task:
             tasks[name] = _load_one(own)
     weights = weights_of(config)
     makers = {name: task.make_environment for name, task in tasks.items()}
+    offline = {name: task.make_for_demonstrations for name, task in tasks.items()}
     return Task(
         mixed_family({name: task.family for name, task in tasks.items()}),
         mixed_splits({name: _drawn(task.splits, weights[name]) for name, task in tasks.items()}),
         partial(MixedEnvironment, makers, config.generator.max_turns),
         tasks,
+        partial(MixedEnvironment, offline, config.generator.max_turns) if offline != makers else None,
     )
 
 
@@ -69,7 +80,8 @@ def _load_one(config: Config) -> Task:
     splits = cut_validation(splits, config.data.validation_rows)
     make = environment_factory(config, family)
     try_out(make, config, family)
-    return Task(family, splits, make)
+    offline = offline_config(config, family)
+    return Task(family, splits, make, make_offline=None if offline is None else environment_factory(offline, family))
 
 
 def _loaded(config: Config, family: Family) -> Splits:
@@ -82,6 +94,13 @@ def _loaded(config: Config, family: Family) -> Splits:
     load = partial(family.load, config.data, config.seed, **loader_settings(config, family))
     found = _tried(load, f"loading the rows of {family.name}", config, "episode_timeout", "loader or its data")
     return cap(found, config.data)
+
+
+def offline_config(config: Config, family: Family) -> Config | None:
+    """Return the configuration with the family's offline settings (`Family.offline`); None if the environment makes no
+    requests to a server whose answers vary."""
+    offline = None if family.offline is None else family.offline(config.environment.config)
+    return None if offline is None else replace(config, environment=replace(config.environment, config=offline))
 
 
 def environment_factory(config: Config, family: Family, max_turns: int | None = None) -> Callable[[], BaseEnvironment]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -69,6 +69,10 @@ class Family:
     """Function that returns further values for evaluations, each in [0, 1]: `format` (the answer has the required
     form), `field/<name>` (one field of the answer is right), or any other name. A key that does not fit a row is left
     out. Like `score` it shares no parsing code with the environment or its reward."""
+    offline: Callable[[Mapping[str, Any]], dict[str, Any] | None] | None = None
+    """Function from `environment.config` to the same settings without requests to a server whose answers vary, such as
+    a model that plays a customer; None if the settings make no such requests. With such requests the same actions give
+    other observations each time: the pre-flight says so, and runs its episodes with the offline settings."""
     config_keys: tuple[str, ...] = ()
     """Keys that `environment.config` may hold."""
     waits_for_processes: bool = False
@@ -85,7 +89,7 @@ class Family:
 
 BUILT_IN = {
     name: f"envs.{name}"
-    for name in ("gsm8k", "text_to_sql", "games", "search", "triviaqa", "mini_swe", "sop", "tic_tac_toe")
+    for name in ("gsm8k", "text_to_sql", "games", "search", "triviaqa", "mini_swe", "sop", "service", "tic_tac_toe")
 }
 """Family name -> module that holds its `FAMILY`."""
 
@@ -162,6 +166,7 @@ def family_of_class(cls: type[BaseEnvironment]) -> Family:
         explain=getattr(cls, "explain", None),
         waits_for_processes=getattr(cls, "waits_for_processes", False),
         measure=getattr(cls, "measure", None),
+        offline=getattr(cls, "offline", None),
     )
 
 

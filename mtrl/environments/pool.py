@@ -113,6 +113,8 @@ class _Call:
         self.loop = asyncio.get_running_loop()
         self.started: asyncio.Future[None] = self.loop.create_future()
         self.result: asyncio.Future[Any] = self.loop.create_future()
+        # An error that arrives while the caller is cancelled has no reader, and asyncio would write its traceback.
+        self.result.add_done_callback(lambda done: done.cancelled() or done.exception())
         self._lock = threading.Lock()
         self._abandoned = self._running = self._replaced = False
         self._results: list[Any] = []

@@ -15,7 +15,7 @@ from mtrl.preflight.agreement import agreement
 from mtrl.preflight.context import CheckContext
 from mtrl.preflight.data import batch, splits, turns
 from mtrl.preflight.exploits import echo, format_only, stalling, stuffing, tool_spam
-from mtrl.preflight.hermetic import concurrency, hermetic, leaks
+from mtrl.preflight.hermetic import concurrency, hermetic, leaks, online_warning
 from mtrl.preflight.optimum import local_optimum
 from mtrl.preflight.prompt import prompt
 from mtrl.preflight.result import CheckResult, failed, skipped
@@ -107,7 +107,8 @@ def cheap_checks(
     context = CheckContext(
         config, family, splits, make_environment, CHEAP_ROWS, SLICE, deadline=deadline, baselines=CHEAP_ROWS
     )
-    results: list[CheckResult] = []
+    online = online_warning(context)
+    results: list[CheckResult] = [] if online is None else [online.named("hermetic", 0.0)]
     for name in CHEAP:
         if time.monotonic() > deadline:
             results.append(skipped(f"not reached within {CHEAP_SECONDS:g} s; run mtrl preflight").named(name, 0.0))

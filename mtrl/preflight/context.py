@@ -6,14 +6,14 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mtrl.config.schema import Config
 from mtrl.datasets import Splits
 from mtrl.environments.base import BaseEnvironment
-from mtrl.environments.factory import environment_factory
+from mtrl.environments.factory import environment_factory, offline_config
 from mtrl.environments.family import Family
 from mtrl.errors import UserError
 from mtrl.preflight.repeats import Action, Repeats
@@ -88,6 +88,16 @@ class CheckContext:
     """Maximum number of demonstrator episodes."""
     processes: int = 0
     """Number of fresh processes that repeat episodes; with 0, this process produces the reference episodes."""
+    replaced: dict[str, Any] = field(default_factory=dict, init=False)
+    """The settings in `environment.config` that make requests to a server and that the checks have replaced, see
+    `Family.offline`; empty if the task makes no such requests."""
+
+    def __post_init__(self) -> None:
+        """Replace the settings of a task that makes requests to a server by its offline settings."""
+        if (offline := offline_config(self.config, self.family)) is not None:
+            settings, kept = self.config.environment.config, offline.environment.config
+            self.replaced = {str(key): value for key, value in settings.items() if kept.get(key) != value}
+            self.config, self.make_environment = offline, environment_factory(offline, self.family)
 
     @lazy
     def stage(self) -> Stage:

@@ -13,6 +13,8 @@ CONCURRENT = 8
 
 def hermetic(context: CheckContext) -> CheckResult:
     """Check that fresh processes with different hash seeds, time zones and times of day produce the same episodes."""
+    if (online := online_warning(context)) is not None:
+        return online
     if context.processes < 2:
         return skipped(f"preflight.processes={context.processes} compares nothing; set it to 2 or more")
     repeats = context.repeats
@@ -26,6 +28,18 @@ def hermetic(context: CheckContext) -> CheckResult:
             found,
         )
     return passed(f"{count} with other hash seeds and time zones: the same to the byte")
+
+
+def online_warning(context: CheckContext) -> CheckResult | None:
+    """Return the warning about a task that declares itself not hermetic (`Family.offline`); None for other tasks."""
+    if not context.replaced:
+        return None
+    setting = next((f"{key}={value}" for key, value in context.replaced.items() if isinstance(value, str)), "")
+    return warned(
+        f"{context.family.name} is not hermetic: with environment.config.{setting} a server writes observations, which "
+        "differ each time. All checks replace it by the task's offline settings",
+        "expect that resume and rescoring do not repeat such a run exactly",
+    )
 
 
 def leaks(context: CheckContext) -> CheckResult:

@@ -56,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     cfg, warnings = configuration(run, overrides)
     config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
     rescorer = Rescorer(config, load_task(config))
+    check_repeatable(rescorer)
     for warning in [*warnings, *unread(rescorer, overrides), *kl_warnings(config, run)]:
         print(f"warning: {warning}", file=sys.stderr)
     found = rescore_all(rescorer, itertools.chain.from_iterable(map(read, files)))
@@ -120,6 +121,21 @@ def check_read(override: str) -> None:
     key = key_of(override)
     if not any(key == read or key.startswith(f"{read}.") for read in READ):
         raise UserError(f"{override} changes nothing here: rescoring a run reads {', '.join(READ)}")
+
+
+def check_repeatable(rescorer: Rescorer) -> None:
+    """Check that a replay can give the stored observations again.
+
+    Raises:
+        UserError: a task makes requests to a server whose answers vary, see `Family.offline`.
+    """
+    tasks = rescorer.task.sources or {"": rescorer.task}
+    online = [task.family.name for task in tasks.values() if task.make_offline is not None]
+    if rescorer.replays and online:
+        raise UserError(
+            f"environment.config lets a server write the observations of {online[0]}, and a replay gets other ones; "
+            "rescore with reward.components.environment=0 and components that read only the messages"
+        )
 
 
 def unread(rescorer: Rescorer, overrides: Sequence[str]) -> list[str]:

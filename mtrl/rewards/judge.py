@@ -32,7 +32,6 @@ import os
 import re
 import tempfile
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -236,8 +235,6 @@ class Judge:
     client: ChatClient = field(init=False)
     _running: dict[tuple[Any, str], asyncio.Task[tuple[Any, int]]] = field(default_factory=dict)
     """Requests in progress, by event loop and cache key; identical trajectories of a group share one request."""
-    _busy: Counter[Any] = field(default_factory=Counter)
-    """Number of requests in progress, by event loop."""
     _answered: bool = False
     """Whether the judge has ever returned a verdict."""
     _refused_keys: set[str] = field(default_factory=set)
@@ -282,7 +279,7 @@ class Judge:
     async def _ask(self, request: dict[str, Any], nonce: str, key: str, read: Callable[[Any], Any]) -> tuple[Any, int]:
         settings = self.settings
         try:
-            answer = await self._send(request, partial(parse_answer, nonce=nonce, read=read))
+            answer = await self.client.request_and_close(request, partial(parse_answer, nonce=nonce, read=read))
         except NoAnswerError as error:
             if not error.is_garbled:
                 raise RunEndedError(
@@ -301,18 +298,6 @@ class Judge:
         content, verdict = answer.value
         self._write(key, content)
         return verdict, answer.attempts
-
-    async def _send(self, request: dict[str, Any], parse: Callable[[bytes], Any]) -> Any:
-        """Send a request. The last request of an event loop closes the loop's connections, since loops can end."""
-        loop = asyncio.get_running_loop()
-        self._busy[loop] += 1
-        try:
-            return await self.client.request(request, parse)
-        finally:
-            self._busy[loop] -= 1
-            if not self._busy[loop]:
-                del self._busy[loop]
-                await self.client.close()
 
     def _refuse(self, error: StatusError, key: str) -> None:
         """Handle a status that a retry would not change. The endpoint refuses either this conversation, because of its

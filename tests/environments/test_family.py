@@ -43,7 +43,10 @@ def test_a_bare_class_becomes_a_family():
     assert (score(0.5), score(0.4)) == (1.0, 0.0)
 
 
-OPTIONAL = ("demonstrate", "gold", "decoys", "answered", "worked_example", "explain", "measure", "waits_for_processes")
+OPTIONAL = (
+    *("demonstrate", "gold", "decoys", "answered", "worked_example", "explain", "measure"),
+    *("waits_for_processes", "offline"),
+)
 
 
 def test_attributes_of_a_bare_class_become_fields_of_the_family():

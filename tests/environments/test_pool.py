@@ -1,10 +1,12 @@
 """Blocking calls on threads: a call that hangs affects only its own caller, by a time-out."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -327,3 +329,34 @@ def test_finish_makes_its_call_although_the_event_loop_ends_first(make_pool, rel
 
     asyncio.run(go())
     assert done.wait(10)
+
+
+def test_an_error_that_arrives_at_the_moment_of_a_cancellation_is_not_reported_by_asyncio():
+    """The caller no longer waits, so the error has no reader; asyncio would write its traceback to stderr."""
+    reported, raising = [], threading.Event()
+
+    def fail():
+        raising.set()
+        raise ValueError("late")
+
+    async def cancel_a_call(pool):
+        call = asyncio.ensure_future(pool.call(fail, timeout=5.0))
+        await asyncio.sleep(0)  # the call is on its thread
+        raising.wait(5)
+        time.sleep(0.05)  # blocks the loop, so that the cancellation comes before the error
+        call.cancel()
+        with suppress(asyncio.CancelledError):
+            await call
+
+    async def run():
+        asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["message"]))
+        pool = EnvironmentPool(1)
+        await cancel_a_call(pool)
+        pool.close()
+
+    before = pool_threads()
+    asyncio.run(run())
+    for thread in pool_threads() - before:
+        thread.join(5)  # it refers to the call
+    gc.collect()
+    assert reported == []

@@ -21,6 +21,7 @@ TASKS = {
     "aircraft_inspection": ("sop", {"domain": "aircraft_inspection"}),
     "customer_service": ("sop", {"domain": "customer_service"}),
     "tic_tac_toe": ("tic_tac_toe", {}),
+    "service": ("service", {}),
     "order_fulfilment": ("sop", {"domain": "order_fulfilment"}),
 }
 """Family and settings of each prompt."""

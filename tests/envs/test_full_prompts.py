@@ -24,6 +24,7 @@ SHORT_ROWS = {
     "triviaqa": "f8d9e655815d70d6",
     "mini_swe": "81c39eda972fa93f",
     "sop": "145caa14727f280d",
+    "service": "1007511ed311cea5",
     "tic_tac_toe": "fe28aa21fc95e84c",
 }
 """SHA-256 of the generated rows of each family, from before full prompts had worked examples."""

@@ -53,7 +53,7 @@ def test_it_is_a_check_with_and_without_a_policy():
     assert dict(MODEL_CHECKS)["policy_optimum"] is policy_optimum
 
 
-@pytest.mark.parametrize("experiment", ["gsm8k", "sop", "triviaqa", "games"])
+@pytest.mark.parametrize("experiment", ["gsm8k", "sop", "triviaqa", "games", "service"])
 def test_rewards_of_the_task_alone_pass(experiment):
     result = local_optimum(context_of(f"experiment={experiment}", *FEW_ROWS))
     assert result.status == Status.PASS and "that never solve the task earns 0.00" in result.evidence, result

@@ -49,6 +49,7 @@ def result_of(*overrides, changes=(), **family):
         (["experiment=search"], "1 worked example is"),
         (["experiment=triviaqa"], "1 worked example is"),
         (["experiment=mini_swe"], "1 worked example is"),
+        (["experiment=service"], "1 worked example is"),
         (["experiment=sop", "environment.config.domain=all", "generator.max_turns=8"], "3 worked examples are"),
         (["experiment=agent_word_problems", "generator.agent.target=null"], "1 worked example is"),
     ],
@@ -95,6 +96,8 @@ def test_the_prompts_of_every_shipped_task_pass(words, examples):
         ),
         ("sop", [("Assistant calls getOrder", "Assistant calls fetchOrder")], "the environment rejects turn 1"),
         ("sop", [('calls getStock: {"sku"', 'calls getStock: {"article"')], "the environment rejects turn 3"),
+        ("service", [("up with get_order", "up with fetch_order")], "the instructions name fetch_order, which is no"),
+        ("service", [("The reference is R", "The number is Q")], "its example gets reward 0 and score 0"),
         ("sop", [("<final_output>", "<final_answer>")], "responses use <final_output>, which the instructions do not"),
     ],
 )

@@ -1,6 +1,7 @@
 """A client of OpenAI's chat API (`/v1/chat/completions`): retries, limits of time and size, the API key, the costs.
 
-The engine (`engine.py`) and the judge (`mtrl/rewards/judge.py`) send their requests through it.
+The engine (`engine.py`), the judge (`mtrl/rewards/judge.py`) and the customers of `envs/service` send their requests
+through it.
 """
 
 from __future__ import annotations
@@ -114,6 +115,8 @@ class _Connections:
 
     http: httpx.AsyncClient
     slots: asyncio.Semaphore
+    users: int = 0
+    """Number of calls of `request_and_close` in progress."""
 
 
 @dataclass(eq=False)
@@ -181,6 +184,20 @@ class ChatClient:
                 if attempt < self.config.retries:
                     await asyncio.sleep(pause)
         raise NoAnswerError(self.config.retries + 1, problem, is_garbled)
+
+    async def request_and_close(self, body: Mapping[str, Any], read: Callable[[bytes], T]) -> ChatAnswer[T]:
+        """Like `request`; the last call in progress on an event loop closes the connections of the loop.
+
+        It is for callers that do not know when an event loop ends, such as rewards and environments.
+        """
+        connections = self._own_connections()
+        connections.users += 1
+        try:
+            return await self.request(body, read)
+        finally:
+            connections.users -= 1
+            if not connections.users:
+                await self.close()
 
     async def close(self) -> None:
         """Close the connections of this event loop."""

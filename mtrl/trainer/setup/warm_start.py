@@ -276,7 +276,7 @@ def measured_rows(task: Task, count: int) -> list[Row]:
 def training_demonstrations(config: Config, task: Task, rng: random.Random) -> Iterator[list[Message]]:
     """Yield the demonstrations, cycling over the training rows."""
     count, timeout = config.model.warm_start.demonstrations, config.environment.step_timeout
-    return demonstrations(task.family, task.make_environment, task.splits.train, rng, count, timeout)
+    return demonstrations(task.family, task.make_for_demonstrations, task.splits.train, rng, count, timeout)
 
 
 def cache_key(config: Config, task: Task) -> str:
