@@ -15,6 +15,7 @@ from mtrl.engines.base import SamplingParams
 from mtrl.engines.local import worker
 from mtrl.engines.local.channel import Channel
 from mtrl.engines.local.child import Child
+from mtrl.engines.local.memory import EngineMemory
 from mtrl.engines.local.process import ProcessEngine
 from tests import forked
 
@@ -32,7 +33,7 @@ def run(coroutine, seconds=120):
 
 def make_engine(model=None, **settings):
     settings = {"max_num_seqs": 8, "max_context_length": CONTEXT, "deterministic": False} | settings
-    return ProcessEngine(model or ToyLM(), None, **settings)
+    return ProcessEngine(EngineMemory(model or ToyLM(), None, **settings))
 
 
 def ask(engine, name, prompt=PROMPT, sampling=ENDLESS):
@@ -62,7 +63,7 @@ def wait_until(condition, seconds=60):
 class ForkedChild(Child):
     """`Child` that is forked from the server of `tests.forked`, so that the imports of its worker take no time."""
 
-    def __init__(self, threads):
+    def __init__(self, threads, gpu=None):
         ours, theirs = socket.socketpair()
         our_files, their_files = socket.socketpair()
         with theirs, their_files:

@@ -34,6 +34,7 @@ from mtrl.engines.local import process
 from mtrl.engines.local.block import Block
 from mtrl.engines.local.child import Child
 from mtrl.engines.local.engine import LocalEngine
+from mtrl.engines.local.memory import EngineMemory
 from mtrl.engines.local.process import EngineProcessError, ProcessEngine
 from mtrl.errors import UserError
 from mtrl.types import FinishReason
@@ -74,7 +75,7 @@ def test_turns_equal_those_of_the_engine_in_this_process(make_tiny_model, tiny_t
     monkeypatch.setattr(process, "Child", Child)
     model = make_tiny_model()
     before = {name: (value.data_ptr(), value.clone()) for name, value in model.state_dict().items()}
-    engine = ProcessEngine(model, tiny_tokenizer, 5, 200)
+    engine = ProcessEngine(EngineMemory(model, tiny_tokenizer, 5, 200))
     assert all(
         value.data_ptr() == before[name][0] and torch.equal(value, before[name][1]) and not value.is_shared()
         for name, value in model.state_dict().items()
@@ -375,11 +376,12 @@ def test_repeated_deaths_of_the_process_end_in_one_error():
 PARENT = """
 import asyncio, sys
 from mtrl.engines.base import SamplingParams
+from mtrl.engines.local.memory import EngineMemory
 from mtrl.engines.local.process import ProcessEngine
 from toy_model import ToyLM
 
 async def main():  # without a main guard
-    engine = ProcessEngine(ToyLM(), None, max_context_length=4000, deterministic=False)
+    engine = ProcessEngine(EngineMemory(ToyLM(), None, max_context_length=4000, deterministic=False))
     print(engine.pid, flush=True)
     while True:
         await engine.generate("a", [1], SamplingParams(max_generate_length=3900))

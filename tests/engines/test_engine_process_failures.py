@@ -38,7 +38,7 @@ def test_unknown_settings_are_refused():
 
 def test_a_process_that_cannot_be_restarted_ends_the_engine(monkeypatch):
     engine = make_engine()
-    monkeypatch.setattr(process, "Child", lambda threads: 1 / 0)  # such as no memory for another process
+    monkeypatch.setattr(process, "Child", lambda threads, gpu: 1 / 0)  # such as no memory for another process
 
     async def go():
         turn = ask(engine, "a")
@@ -75,7 +75,7 @@ def test_an_interrupted_start_leaves_no_process(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Channel, "wait", wait)
-    monkeypatch.setattr(process, "Child", lambda threads: made.append(Child(threads)) or made[-1])
+    monkeypatch.setattr(process, "Child", lambda threads, gpu: made.append(Child(threads)) or made[-1])
     with pytest.raises(KeyboardInterrupt):
         make_engine()
     assert has_ended(made[0].pid)

@@ -10,6 +10,7 @@ import sys
 from contextlib import suppress
 
 from mtrl.engines.local.channel import Channel
+from mtrl.utils.gpus import gpu_names
 
 WORKER = "mtrl.engines.local.worker"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -22,7 +23,9 @@ class Child:
     The child has its own session, so that Ctrl-C in a terminal does not reach it.
     """
 
-    def __init__(self, threads: int):
+    def __init__(self, threads: int, gpu: int | None = None):
+        """Start the process with this number of CPU threads. It sees only the GPU with the index `gpu` in this process;
+        None: it sees the GPUs of this process."""
         ours, theirs = socket.socketpair()
         our_files, their_files = socket.socketpair()
         environment = {
@@ -30,6 +33,8 @@ class Child:
             **dict.fromkeys(THREAD_VARIABLES, str(threads)),  # read when torch is imported
             "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         }
+        if gpu is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = gpu_names([gpu])[0]
         with theirs, their_files:
             inherited = (theirs.fileno(), their_files.fileno())
             self._process = subprocess.Popen(

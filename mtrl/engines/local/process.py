@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import itertools
 import logging
 from collections import Counter
@@ -13,13 +12,12 @@ from typing import Any
 
 from torch import Tensor
 
-from mtrl.distributed.gathered import layout_of
 from mtrl.engines.base import EngineStats, Generation, SamplingParams
-from mtrl.engines.local.block import Block, pack
+from mtrl.engines.local.block import Block
 from mtrl.engines.local.channel import ChannelClosedError
 from mtrl.engines.local.child import Child
-from mtrl.engines.local.engine import LocalEngine
-from mtrl.engines.local.messages import Failed, Generate, Load, Loaded, NewBlock, Open, Ping, Release, Start, TurnAnswer
+from mtrl.engines.local.memory import EngineMemory, cannot_start
+from mtrl.engines.local.messages import Failed, Generate, Load, Loaded, NewBlock, Open, Ping, Release, TurnAnswer
 from mtrl.errors import UserError
 from mtrl.types import FinishReason
 
@@ -58,29 +56,21 @@ class ProcessEngine:
     lost; the only change is that such a turn is sampled under the newest weights as a whole.
     """
 
-    def __init__(
-        self, model: Any, tokenizer: Any, *settings: Any, threads: int = 1, timeout: float = 600.0, **more: Any
-    ):
+    def __init__(self, memory: EngineMemory, threads: int = 1, timeout: float = 600.0, gpu: int | None = None):
         """Start the process and wait until its engine is ready.
 
         Args:
-            model, tokenizer: model and tokenizer; the process receives copies.
-            settings, more: further arguments of `LocalEngine`.
+            memory: the model and its settings; several processes may share them.
             threads: number of CPU threads of the process.
             timeout: seconds without an answer after which the process counts as hung.
+            gpu: index of the only GPU that the process sees, among those of this process; None: it sees all of them.
 
         Raises:
-            UserError: the model cannot be sent to a process, or the engine cannot run it.
+            UserError: the engine cannot run the model.
         """
-        inspect.signature(LocalEngine).bind(model, tokenizer, *settings, **more)
-        self._threads = threads
+        self._memory, self._threads, self._gpu = memory, threads, gpu
         self.timeout = timeout
         """Seconds without an answer after which the process counts as hung; a change applies from the next check on."""
-        try:
-            pickled, self._model = pack((model, tokenizer, settings, more))
-        except Exception as error:
-            raise _cannot_start(f"{type(model).__name__} cannot be sent to it: {error}") from error
-        self._start = Start(pickled, self._model.layout)
         self._version = 0
         self.stats = EngineStats()
         self._earlier_stats = self.stats
@@ -88,17 +78,14 @@ class ProcessEngine:
         self._open: dict[str, None] = {}
         """Ids of open trajectories, in the order of `open`."""
         self._turns: dict[int, _PendingTurn] = {}
-        self._weights: Block | None = None
+        self._sent_block: Block | None = None
+        """Block of weights that the child was sent last."""
         self._newest: Load | None = None
         """Message that makes a new child load the newest weights."""
         self._loaded: asyncio.Future[None] | None = None
         """Future that is done when `_newest` is answered."""
         self._loading = False
         """Whether the block may hold other weights than the child uses."""
-        self._unread = False
-        """Whether the child was sent a `Load` that it has not confirmed, so that it may still read the block."""
-        self._has_read = asyncio.Event()
-        """Set while `_unread` is false."""
         self._numbers = itertools.count()
         self._deaths = 0
         self._error: Exception | None = None
@@ -145,7 +132,7 @@ class ProcessEngine:
             UserError: the process died `MAX_DEATHS` times in a row.
             EngineProcessError: the engine failed in the process, or is closed.
         """
-        loop = self._attach()
+        loop = self.attach()
         if trajectory_id not in self._open:
             self.open(trajectory_id)
         pending = _PendingTurn(Generate(next(self._numbers), trajectory_id, prompt, sampling), loop.create_future())
@@ -171,7 +158,7 @@ class ProcessEngine:
             UserError: the process died `MAX_DEATHS` times in a row.
             EngineProcessError: the weights do not fit, or the engine is closed.
         """
-        loop = self._attach()
+        loop = self.attach()
         # A caller that is cancelled must not let the next call overwrite weights that the child still reads.
         await asyncio.shield(loop.create_task(self._load(weights, version)))
 
@@ -180,47 +167,44 @@ class ProcessEngine:
         for pending in self._turns.values():
             pending.abort()
         self._give_up(EngineProcessError("the engine is closed"))
-        for block in (self._model, self._weights):
-            if block is not None:
-                block.close()
+        self._memory.close()
 
     # -- the child ----------------------------------------------------------------------------------------------------
 
     def _new_child(self) -> Child:
-        child = Child(self._threads)
-        child.channel.send_file(self._model.file)
-        child.channel.send(self._start)
+        child = Child(self._threads, self._gpu)
+        child.channel.send_file(self._memory.model.file)
+        child.channel.send(self._memory.start)
+        self._sent_block = None
         return child
 
     def _wait_for_start(self) -> None:
         try:
             answer = self._child.channel.wait(self.timeout)
         except ChannelClosedError:
-            raise _cannot_start(f"it {self._child.end()}") from None
+            raise cannot_start(f"it {self._child.end()}") from None
         except TimeoutError as error:
             self._child.end()
-            raise _cannot_start(str(error)) from None
+            raise cannot_start(str(error)) from None
         except BaseException:  # such as Ctrl-C, or the end of another rank
             self._child.end()
             raise
         if isinstance(answer, Failed):
             self._child.end()
-            raise UserError(answer.error) if answer.for_user else _cannot_start(answer.error)
+            raise UserError(answer.error) if answer.for_user else cannot_start(answer.error)
 
-    def _attach(self) -> asyncio.AbstractEventLoop:
+    def attach(self) -> asyncio.AbstractEventLoop:
         """Let the running event loop read the child's answers, and return that loop."""
         if self._error is not None:
             raise self._error
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
-            if self._loading:
+            if self._loading or not self._memory.weights.is_whole:
                 error = EngineProcessError("the last event loop ended while weights were loaded")
                 self._give_up(error)
                 raise error
             self._loop = loop
-            self._loads, self._writing, self._has_read = asyncio.Lock(), asyncio.Lock(), asyncio.Event()
-            if not self._unread:
-                self._has_read.set()
+            self._loads = asyncio.Lock()
             if self._child.channel.closed:  # the last loop ended before it could start a new child
                 self._restarting = loop.create_task(self._restart())
             else:
@@ -248,24 +232,23 @@ class ProcessEngine:
         match message:
             case TurnAnswer(number, generation, stats):
                 self._deaths = 0
-                self.stats = _sum(self._earlier_stats, stats)
+                self.stats = add_stats(self._earlier_stats, stats)
                 if (pending := self._turns.get(number)) and not pending.future.done():
                     pending.future.set_result(generation)
             case Loaded(number):
                 self._deaths = 0
                 if self._newest and self._newest.number == number:
-                    self._unread = False
-                    self._has_read.set()
+                    self._memory.weights.end_reading(self)
                     if self._loaded and not self._loaded.done():
                         self._loading = False
                         self._loaded.set_result(None)
             case Failed(None, text, for_user):
-                self._give_up(UserError(text) if for_user else _cannot_start(text))
+                self._give_up(UserError(text) if for_user else cannot_start(text))
             case Failed(int(number), text, for_user):
                 self._deaths = 0
-                self._fail(number, UserError(text) if for_user else EngineProcessError(text))
+                self._fail_request(number, UserError(text) if for_user else EngineProcessError(text))
 
-    def _fail(self, number: int, error: Exception) -> None:
+    def _fail_request(self, number: int, error: Exception) -> None:
         if (pending := self._turns.get(number)) and not pending.future.done():
             pending.future.set_exception(error)
         elif self._newest and self._newest.number == number:
@@ -275,7 +258,7 @@ class ProcessEngine:
     def _on_exit(self) -> None:
         """Handle the death of the child: start a new one, or give up after `MAX_DEATHS` deaths."""
         how = self._child.end()
-        self._earlier_stats = _sum(self.stats, EngineStats(extra={"restarts": 1}))
+        self._earlier_stats = add_stats(self.stats, EngineStats(extra={"restarts": 1}))
         self._deaths += 1
         if self._deaths >= MAX_DEATHS:
             self._give_up(
@@ -291,24 +274,22 @@ class ProcessEngine:
 
     async def _restart(self) -> None:
         """Start a new child in the state of the old one: weights, open trajectories and unanswered requests."""
-        async with self._writing:  # half-written weights must not be loaded
-            try:
-                self._child = self._new_child()
-            except Exception as error:  # callers that wait for a turn would otherwise wait forever
-                self._give_up(_cannot_start(f"{type(error).__name__}: {error}"))
-                return
-            if self._weights is not None:
-                self._send_block(self._weights)
-            if self._newest is not None:
-                self._send_newest(self._newest)
-            for trajectory_id in self._open:
-                self._child.channel.send(Open(trajectory_id))
-            for pending in self._turns.values():
-                if pending.released:
-                    pending.abort()
-                else:
-                    self._child.channel.send(pending.request)
-            self._listen()
+        await self._memory.weights.until_written()
+        try:
+            self._child = self._new_child()
+        except Exception as error:  # callers that wait for a turn would otherwise wait forever
+            self._give_up(cannot_start(f"{type(error).__name__}: {error}"))
+            return
+        if self._newest is not None:
+            self._send_newest(self._newest)
+        for trajectory_id in self._open:
+            self._child.channel.send(Open(trajectory_id))
+        for pending in self._turns.values():
+            if pending.released:
+                pending.abort()
+            else:
+                self._child.channel.send(pending.request)
+        self._listen()
 
     async def _load(self, weights: Mapping[str, Tensor] | None, version: int) -> None:
         async with self._loads:
@@ -316,43 +297,26 @@ class ProcessEngine:
                 raise self._error
             self._loaded, self._loading = asyncio.get_running_loop().create_future(), True
             if weights is not None:
-                await self._write(weights)
+                try:
+                    await self._memory.weights.write(weights)
+                except Exception as error:
+                    self._give_up(error)  # the block may hold incomplete weights, which a new child would load
             self._send_load(version)
             await self._loaded
             self._version = version
 
-    async def _write(self, weights: Mapping[str, Tensor]) -> None:
-        """Write the weights to the block, once no child reads it; if a new block is needed, send it to the child."""
-        while True:
-            await self._has_read.wait()  # without the lock, which the restart of a child needs
-            async with self._writing:
-                if self._has_read.is_set():  # no child was started while this call waited for the lock
-                    await self._write_now(weights)
-                    return
-
-    async def _write_now(self, weights: Mapping[str, Tensor]) -> None:
-        try:
-            if new := self._weights is None or not self._weights.fits(layout_of(weights)):
-                self._weights = Block.like(layout_of(weights))
-            await asyncio.to_thread(self._weights.write, weights)
-        except Exception as error:
-            self._give_up(error)  # the block may hold incomplete weights, which a new child would load
-        else:
-            if new:
-                self._send_block(self._weights)
-
     def _send_load(self, version: int) -> None:
-        self._newest = Load(next(self._numbers), version, self._weights is not None)
+        self._newest = Load(next(self._numbers), version, self._memory.weights.block is not None)
         self._send_newest(self._newest)
 
     def _send_newest(self, newest: Load) -> None:
-        self._unread = True
-        self._has_read.clear()
+        self._memory.weights.begin_reading(self)
+        block = self._memory.weights.block
+        if block is not None and block is not self._sent_block:
+            self._child.channel.send_file(block.file)
+            self._child.channel.send(NewBlock(block.layout))
+            self._sent_block = block
         self._child.channel.send(newest)
-
-    def _send_block(self, block: Block) -> None:
-        self._child.channel.send_file(block.file)
-        self._child.channel.send(NewBlock(block.layout))
 
     def _give_up(self, error: Exception) -> None:
         """End the child; all waiting and further requests raise `error`."""
@@ -362,7 +326,7 @@ class ProcessEngine:
         if self._restarting is not None:
             self._restarting.cancel()
         self._child.end()
-        self._has_read.set()  # a call that waits for the child goes on to the error
+        self._memory.weights.end_reading(self)
         futures = [pending.future for pending in self._turns.values()] + ([self._loaded] if self._loaded else [])
         for future in futures:
             if not future.done():
@@ -370,14 +334,7 @@ class ProcessEngine:
                 future.exception()  # marks it as retrieved: asyncio would warn where no caller waits any more
 
 
-def _cannot_start(why: str) -> UserError:
-    return UserError(
-        f"the local engine's process cannot start ({why}); generator.local.process=false runs the engine in the "
-        "trainer's process"
-    )
-
-
-def _sum(one: EngineStats, other: EngineStats) -> EngineStats:
+def add_stats(one: EngineStats, other: EngineStats) -> EngineStats:
     return EngineStats(
         one.prompt_tokens + other.prompt_tokens,
         one.cached_tokens + other.cached_tokens,
