@@ -22,7 +22,7 @@ from mtrl.command.distillation_checks import check_distillation
 from mtrl.command.engine_checks import check_engines, check_sampling
 from mtrl.command.hints import hints
 from mtrl.command.mixture_checks import check_mixture
-from mtrl.command.rollout_checks import check_resources, check_rollouts
+from mtrl.command.rollout_checks import check_local_replicas, check_resources, check_rollouts
 from mtrl.command.runs import holds_run
 from mtrl.command.scale_checks import check_scale
 from mtrl.command.secret_checks import check_secrets
@@ -343,5 +343,6 @@ _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     check_self_play,
     check_resources,
     check_rollouts,
+    check_local_replicas,
 )
 """The checks across keys, in order: first those that later ones depend on."""

@@ -11,6 +11,7 @@ from omegaconf import DictConfig
 from mtrl.config.derived import runs_agent, serves
 from mtrl.errors import UserError, missing_extra
 from mtrl.rollout.resources import byte_count
+from mtrl.utils.gpus import visible_gpus
 
 ELSEWHERE = {
     "CPU": "environment.resources.cpu",
@@ -72,5 +73,36 @@ def check_rollouts(cfg: DictConfig) -> list[str]:
         )
     if importlib.util.find_spec("ray") is None:
         raise missing_extra(f"ray, which {start} needs,", "ray")
-    idle = "generator.local.process=true has no effect with rollouts.workers, whose engines run in the workers"
-    return [idle] if cfg.generator.local.process and not serves(cfg) else []
+    if serves(cfg):
+        return []
+    local = cfg.generator.local
+    idle = ["process=true"] if local.process else []
+    idle += [f"replicas={local.replicas}"] if local.replicas else []
+    return [
+        f"generator.local.{setting} has no effect with rollouts.workers, whose engines run in the workers"
+        for setting in idle
+    ]
+
+
+def check_local_replicas(cfg: DictConfig) -> list[str]:
+    """Check the replicas of the embedded engine. Return warnings; there are none.
+
+    Raises:
+        UserError: the replicas contradict `generator.local.process`, or there are more than GPUs.
+    """
+    replicas = cfg.generator.local.replicas or 1
+    if serves(cfg) or cfg.rollouts.workers or replicas == 1:
+        return []
+    setting = f"generator.local.replicas={replicas}"
+    if cfg.generator.local.process is False:
+        raise UserError(
+            f"{setting} runs in processes, and generator.local.process=false allows none; leave "
+            "generator.local.process out, or write generator.local.replicas=1"
+        )
+    gpus = 0 if cfg.model.device == "cpu" else visible_gpus()
+    if gpus and replicas > gpus:
+        raise UserError(
+            f"{setting} needs a GPU for each replica, and this machine shows {gpus}; write "
+            f"generator.local.replicas={gpus}, or model.device=cpu"
+        )
+    return []

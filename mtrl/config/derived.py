@@ -106,6 +106,22 @@ def sums_top_tokens(cfg: DictConfig | Config) -> bool:
     return distils(cfg) and cfg.distillation.top_k > 0
 
 
+def local_replicas(cfg: DictConfig | Config) -> int:
+    """Return the number of copies of the embedded engine. By default it is one on each GPU on which a rank of this
+    machine trains."""
+    local = cfg.generator.local
+    if local.replicas is not None:
+        return int(local.replicas)
+    trains_on_gpus = ranks() > 1 and cfg.model.device != "cpu" and visible_gpus() >= ranks_here()
+    return ranks_here() if trains_on_gpus and local.process is not False else 1
+
+
+def in_a_process(cfg: DictConfig | Config) -> bool:
+    """Return whether the embedded engine runs in processes of its own."""
+    chosen = cfg.generator.local.process
+    return overlaps(cfg) or local_replicas(cfg) > 1 if chosen is None else bool(chosen)
+
+
 def serves(cfg: DictConfig | Config) -> bool:
     """Return whether inference servers, each with its own copy of the weights, sample the turns."""
     return cfg.generator.backend != "local"

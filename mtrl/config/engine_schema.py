@@ -24,7 +24,10 @@ class LocalEngineConfig:
     and updates do not overlap."""
     process: bool | None = None
     """Run the engine in a separate process, with weights in shared memory. Null: true if rollouts and updates
-    overlap."""
+    overlap, or with several replicas."""
+    replicas: int | None = number(None, at_least=1)
+    """Number of processes with a copy of the model each, among which the groups are divided; on GPUs, each process
+    samples on a GPU of its own. Null: the number of ranks of this machine if several ranks train on GPUs, else 1."""
 
 
 @dataclass

@@ -24,7 +24,7 @@ def command(config: Mapping[str, Any], changes: Sequence[str], parent: Path | No
     words = [*words_of(config, changes), *changes]
     if parent is not None:
         words.append(_word("parent", str(parent)))
-    return shlex.join(["python", "-m", "mtrl.main", *words])
+    return shlex.join(["mtrl", "train", *words])
 
 
 def words_of(config: Mapping[str, Any], changes: Sequence[str] = ()) -> list[str]:

@@ -155,18 +155,19 @@ class Memory:
         yield from self.local_engine()
 
     def local_engine(self) -> Iterator[Part]:
-        """Yield the memory of rank 0's embedded engine: a copy of the weights if it needs one, and the keys and
-        values."""
+        """Yield the memory of the embedded engine: a copy of the weights if it needs one, and the keys and values."""
         if self.layout.servers is not None:
             return
         config, model, size = self.config, self.model, self.layout.computed
+        replicas = self._replicas()
+        here = 1 if self.device.kind == "cuda" else replicas  # each replica has a GPU of its own
         if self._has_copy():
-            yield Part("engine's copy of the weights", model.parameters * size)
+            yield Part("engine's copy of the weights", here * model.parameters * size)
         if self._in_process():
-            yield Part("engine's process", self.device.process)
+            yield Part("engine's process", here * self.device.process)
         capacity = 1 << max(6, (self.context - 1).bit_length())  # the same rounding as in SlotCache
         slot = capacity * model.cached(size)
-        slots = sequences(config)
+        slots = here * -(-sequences(config) // replicas)
         if self.device.kind == "cuda":
             slots = min(slots, max(1, self._cache_budget() // slot))
         yield Part("engine's keys and values", slots * slot)
@@ -344,9 +345,15 @@ class Memory:
         return 2 * self.adapters * FLOAT32 + (whole if servers.weight_sync == "disk" else bucket)
 
     def _in_process(self) -> bool:
-        """Return whether the embedded engine runs in a separate process."""
-        overlap = self.config.async_config.max_steps_off_policy > 0
-        return overlap if self.config.generator.local.process is None else self.config.generator.local.process
+        """Return whether the embedded engine runs in separate processes."""
+        overlap, process = self.config.async_config.max_steps_off_policy > 0, self.config.generator.local.process
+        return overlap or self._replicas() > 1 if process is None else process
+
+    def _replicas(self) -> int:
+        """Return the number of copies of the embedded engine, see `mtrl.config.derived.local_replicas`."""
+        local, layout = self.config.generator.local, self.layout
+        on_each_gpu = self.device.kind == "cuda" and layout.ranks > 1 and local.process is not False
+        return local.replicas or (layout.ranks_here if on_each_gpu else 1)
 
     def _has_copy(self) -> bool:
         """Return whether the embedded engine has its own copy of the weights."""

@@ -53,7 +53,7 @@ class SweepRun:
     @property
     def command(self) -> str:
         """Command that repeats the job in a new folder."""
-        return shlex.join(["python", "-m", "mtrl.main", *self.outcome.overrides])
+        return shlex.join(["mtrl", "train", *self.outcome.overrides])
 
 
 @dataclass(frozen=True)

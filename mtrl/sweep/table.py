@@ -84,4 +84,4 @@ def escape(text: str) -> str:
 def resume_command(words: Sequence[str], folder: str) -> str:
     """Return the command that resumes a stopped sweep. `words` are those of the original command."""
     others = [word for word in words if not word.startswith(("run_dir=", "resume="))]
-    return shlex.join(["python", "-m", "mtrl.main", *others, f"run_dir={folder}", "resume=latest"])
+    return shlex.join(["mtrl", "train", *others, f"run_dir={folder}", "resume=latest"])

@@ -262,8 +262,8 @@ class Trainer:
                 self.console.warning(f"{finding.severity} at step {self.progress.step}: {in_short(finding)}")
         if (end := self.watch.stop) is not None:
             raise SymptomError(
-                f"diagnosis.live=stop ends the run at step {self.progress.step}: {in_short(end)} (python -m "
-                f"mtrl.diagnose {self.run_dir} has the details; resume=latest diagnosis.live=warn continues the run)"
+                f"diagnosis.live=stop ends the run at step {self.progress.step}: {in_short(end)} ("
+                f"mtrl diagnose {self.run_dir} has the details; resume=latest diagnosis.live=warn continues the run)"
             )
         if "val/success/mean" in row:
             self.on_evaluation(self.progress.step, row)

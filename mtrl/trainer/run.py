@@ -335,7 +335,7 @@ def command(config: Config, *changes: str) -> str:
     flags = config_dir_flags() if HydraConfig.initialized() else []
     changed = {"run_dir", "resume", "sweep", *(key(change) for change in changes)}
     unchanged = [override for override in task if key(override) not in changed]
-    return shlex.join([*launcher(), "-m", "mtrl.main", *flags, *unchanged, *changes])
+    return shlex.join([*launcher(), *flags, *unchanged, *changes])
 
 
 def config_dir_flags() -> list[str]:
@@ -345,12 +345,13 @@ def config_dir_flags() -> list[str]:
 
 
 def launcher() -> list[str]:
-    """Return the start of the command that starts the same ranks again: `python`, or `torchrun` with its options."""
+    """Return the command that starts the same ranks again, without overrides: `mtrl train`, or `torchrun` with its
+    options."""
     if not is_launched():
-        return ["python"]
+        return ["mtrl", "train"]
     here, everywhere = environment_integer("LOCAL_WORLD_SIZE", "1"), environment_integer("WORLD_SIZE", "1")
     nodes = ["--standalone"] if here == everywhere else [f"--nnodes={everywhere // here}"]
-    return ["torchrun", *nodes, f"--nproc-per-node={here}"]
+    return ["torchrun", *nodes, f"--nproc-per-node={here}", "-m", "mtrl.main"]
 
 
 def key(override: str) -> str:

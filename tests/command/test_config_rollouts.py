@@ -6,6 +6,7 @@ import pytest
 
 from mtrl.command.checks import check
 from mtrl.command.compose import compose
+from mtrl.config.derived import in_a_process, local_replicas
 from mtrl.errors import UserError
 
 SERVED = ["generator.backend=vllm", "generator.vllm.urls=[http://127.0.0.1:8000]"]
@@ -50,3 +51,36 @@ def test_what_has_no_effect_is_told():
     assert check(compose([asked, "rollouts.workers=2"])) == []
     (said,) = check(compose(["rollouts.workers=2", "generator.local.process=true"]))
     assert said.startswith("generator.local.process=true has no effect with rollouts.workers")
+    (said,) = check(compose(["rollouts.workers=2", "generator.local.replicas=2"]))
+    assert said.startswith("generator.local.replicas=2 has no effect with rollouts.workers")
+
+
+def test_replicas_of_the_embedded_engine_are_checked(monkeypatch):
+    assert check(compose(["generator.local.replicas=2"])) == []
+    with pytest.raises(UserError, match="replicas=2 runs in processes, and generator.local.process=false allows none"):
+        check(compose(["generator.local.replicas=2", "generator.local.process=false"]))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    with pytest.raises(UserError, match="replicas=3 needs a GPU for each replica, and this machine shows 2; write"):
+        check(compose(["generator.local.replicas=3"]))
+    assert check(compose(["generator.local.replicas=3", "model.device=cpu"])) == []
+
+
+@pytest.mark.parametrize(
+    "words, ranks, gpus, expected",
+    [
+        ([], 1, "0,1", (1, False)),
+        ([], 2, "0,1", (2, True)),
+        ([], 2, "", (1, False)),
+        (["model.device=cpu"], 2, "0,1", (1, False)),
+        (["generator.local.process=false"], 2, "0,1", (1, False)),
+        (["generator.local.replicas=1"], 2, "0,1", (1, False)),
+        (["generator.local.replicas=2"], 1, "", (2, True)),
+        (["async_config.max_steps_off_policy=1"], 1, "", (1, True)),
+    ],
+)
+def test_every_gpu_on_which_a_rank_trains_samples(words, ranks, gpus, expected, monkeypatch):
+    cfg = compose(words)
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, str(ranks))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    assert (local_replicas(cfg), in_a_process(cfg)) == expected

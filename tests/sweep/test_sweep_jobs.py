@@ -89,7 +89,7 @@ def test_a_stopped_sweep_resumes(trained, tmp_path, capsys):
     (stopped,) = outcomes(tmp_path / "sweep")
     stopped.started -= 100
     stopped.write(tmp_path / "sweep" / "0")
-    main_module.cli(again.split()[3:])
+    main_module.cli(again.split()[2:])
     assert [o.status for o in outcomes(tmp_path / "sweep")] == ["finished"] * 2
     assert [o.seconds > 100 for o in outcomes(tmp_path / "sweep")] == [True, False]  # including its time before
     assert [cfg.resume for cfg in trained.cfgs[1:]] == ["latest", "none"]

@@ -318,7 +318,9 @@ def test_the_command_to_train_further_contains_the_users_config_groups(tmp_path)
     (groups / "experiment" / "mine.yaml").write_text(own)
     words = [f"--config-dir={groups}", "experiment=mine", "trainer.max_steps=1"]
     printed = finish(start(run_dir, *words)).partition("train on from here:")[2].split("\n")[1]
-    command = [sys.executable, *shlex.split(printed)[1:]]
+    mtrl, train, *overrides = shlex.split(printed)
+    assert (mtrl, train) == ("mtrl", "train")
+    command = [sys.executable, "-m", "mtrl.main", *overrides]
     forked.run(command, check=True, capture_output=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert rows_of(run_dir)[-1]["step"] == 2
 

@@ -35,12 +35,12 @@ def test_the_stream_at_staleness_0_is_the_synchronous_run_bit_for_bit(tmp_path):
     ("lag", "words"),
     [
         (1, []),
-        (2, ["async_config.in_flight=drain"]),
+        (2, ["async_config.in_flight=drain", "generator.local.process=true", "generator.local.replicas=2"]),
         (1, ["async_config.on_stale=requeue", "algorithm.dynamic_sampling_rounds=4", "model.lora_rank=8"]),
     ],
 )
 def test_no_token_is_older_than_allowed_and_no_group_is_trained_twice(tmp_path, lag, words):
-    """The engine is in the process of the trainer; that of `test_run_kills.py` has a process of its own."""
+    """The engine is in the process of the trainer, or in two others; that of `test_run_kills.py` is in one other."""
     run_dir = tmp_path / "run"
     words = [f"async_config.max_steps_off_policy={lag}", "trainer.save_trajectories_every=1", IN_PROCESS, *words]
     finish(start(run_dir, *words, *NO_EVALUATION, "trainer.max_steps=6"))

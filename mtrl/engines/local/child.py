@@ -28,19 +28,12 @@ class Child:
         None: it sees the GPUs of this process."""
         ours, theirs = socket.socketpair()
         our_files, their_files = socket.socketpair()
-        environment = {
-            **os.environ,
-            **dict.fromkeys(THREAD_VARIABLES, str(threads)),  # read when torch is imported
-            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
-        }
-        if gpu is not None:
-            environment["CUDA_VISIBLE_DEVICES"] = gpu_names([gpu])[0]
         with theirs, their_files:
             inherited = (theirs.fileno(), their_files.fileno())
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", WORKER, *map(str, inherited), str(os.getpid())],
                 pass_fds=inherited,
-                env=environment,
+                env=environment_of(threads, gpu),
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
@@ -64,3 +57,17 @@ class Child:
             self._process.kill()
             code = self._process.wait()
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+
+
+def environment_of(threads: int, gpu: int | None) -> dict[str, str]:
+    """Return the environment variables of a process, see `Child`.
+
+    Raises:
+        UserError: this process sees no GPU with that index.
+    """
+    environment = {
+        **os.environ,
+        **dict.fromkeys(THREAD_VARIABLES, str(threads)),  # read when torch is imported
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+    }
+    return environment if gpu is None else environment | {"CUDA_VISIBLE_DEVICES": gpu_names([gpu])[0]}

@@ -275,6 +275,9 @@ class ProcessEngine:
     async def _restart(self) -> None:
         """Start a new child in the state of the old one: weights, open trajectories and unanswered requests."""
         await self._memory.weights.until_written()
+        if not self._memory.weights.is_whole:
+            self._give_up(EngineProcessError("the newest weights could not be written"))
+            return
         try:
             self._child = self._new_child()
         except Exception as error:  # callers that wait for a turn would otherwise wait forever

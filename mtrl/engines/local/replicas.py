@@ -1,4 +1,4 @@
-"""The embedded engine in several processes, each with a copy of the model: one for each GPU of a machine, or for some of
+"""The embedded engine in several processes, each with a copy of the model: one for each GPU of a machine, or several on
 its CPU cores."""
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, reduce
-from typing import Any
 
 from torch import Tensor
 
@@ -105,5 +104,3 @@ def replica_of(trajectory_id: str, replicas: int) -> int:
     group = trajectory_id.rpartition("/")[0]
     numbers = re.findall(r"\d+", group)
     return (int(numbers[-1]) if numbers else zlib.crc32(group.encode())) % replicas
-
-

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
 
-from mtrl.config.derived import cache_budget, is_deterministic, overlaps, sequences, serves
+from mtrl.config.derived import (
+    cache_budget,
+    in_a_process,
+    is_deterministic,
+    local_replicas,
+    overlaps,
+    sequences,
+    serves,
+)
 from mtrl.config.schema import Config
 from mtrl.distributed.sharding import local_part, needs_sharding
 from mtrl.distributed.world import World
 from mtrl.engines.base import Engine
 from mtrl.engines.local.engine import LocalEngine, copy_weights
+from mtrl.engines.local.memory import EngineMemory
 from mtrl.engines.local.process import ProcessEngine
+from mtrl.engines.local.replicas import ReplicatedEngine
 from mtrl.models.lora import LoraWeights
 from mtrl.record.run_dir import RunDir
 from mtrl.trainer.setup.loading import cast_parameters, compute_dtype, load_model, pick_device
@@ -62,21 +71,29 @@ def training_engine(config: Config, world: World, path: str, policy: Policy, con
     # Turns are sampled in the dtype in which the trainer computes. The weights are cast before they are moved, since a
     # GPU may not hold them in the dtype in which they are stored.
     model = cast_parameters(model, compute_dtype(config)).to(pick_device(config.model.device))
-    generator = config.generator
-    # Beside the trainer, the engine gets half as many threads, but at least one, since rollouts mostly wait.
-    make = partial(ProcessEngine, threads=max(1, torch.get_num_threads() // 2))
-    return (make if in_a_process(config) else LocalEngine)(
+    local, replicas = config.generator.local, local_replicas(config)
+    make = EngineMemory if in_a_process(config) else LocalEngine
+    made = make(
         model,
         policy.tokenizer,
-        sequences(config),
+        -(-sequences(config) // replicas),
         context,
-        generator.local.fused,
+        local.fused,
         is_deterministic(config),
         in_flight=config.async_config.in_flight,
         apply_weights=LoraWeights.of(policy.model) if config.model.lora_rank else copy_weights,
         cache_bytes=cache_bytes(model.device, bytes_to_come(policy.model)),
-        cuda_graphs=generator.local.cuda_graphs,
+        cuda_graphs=local.cuda_graphs,
     )
+    return _in_processes(made, replicas, model.device.type == "cuda") if isinstance(made, EngineMemory) else made
+
+
+def _in_processes(memory: EngineMemory, replicas: int, on_gpus: bool) -> Engine:
+    threads = torch.get_num_threads()
+    if replicas > 1:
+        return ReplicatedEngine(memory, replicas, max(1, threads // replicas), on_gpus)
+    # Beside the trainer, the engine gets half as many threads, but at least one, since rollouts mostly wait.
+    return ProcessEngine(memory, threads=max(1, threads // 2))
 
 
 def cache_bytes(device: torch.device, reserved: int) -> int | None:
@@ -115,9 +132,3 @@ def sent_device(config: Config, device: torch.device) -> torch.device | None:
     """
     elsewhere = serves(config) or config.rollouts.workers > 0 or in_a_process(config)
     return None if elsewhere or device.type != "cuda" else device
-
-
-def in_a_process(config: Config) -> bool:
-    """Return whether the local engine runs in a separate process."""
-    local = config.generator.local
-    return overlaps(config) if local.process is None else local.process
