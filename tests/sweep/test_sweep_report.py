@@ -137,7 +137,7 @@ def test_prepared_sweeps_compose(path):
     """They also compose with the command in their file."""
     if path.stem == "optuna":
         pytest.importorskip("optuna", reason="pip install -e '.[sweep]'")
-    told = [line.partition("mtrl.main ")[2] for line in path.read_text().splitlines() if "mtrl train" in line]
+    told = [line.partition("mtrl train ")[2] for line in path.read_text().splitlines() if "mtrl train" in line]
     assert told[0] == f"sweep={path.stem}"
     for words in told:
         overrides = normalise([word.strip("'") for word in words.split()])
