@@ -13,7 +13,7 @@ from tests.test_docs import TRAINING, overrides_of, snippets  # noqa: F401 - a f
 def headers():
     """Yield the commands in the first lines of the experiments for real models."""
     for path in sorted((CONF / "experiment").glob("*_hf.yaml")):
-        yield from re.findall(r"^# ((?:python|torchrun) .*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+        yield from re.findall(r"^# ((?:mtrl train|torchrun) .*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def number(command, option):
@@ -30,7 +30,7 @@ def composed(command, overrides):
 
 
 DOCUMENTED = {name: overrides_of(words) for name, words in TRAINING.items()}
-DOCUMENTED |= {command: command.partition("mtrl.main ")[2].split() for command in headers()}
+DOCUMENTED |= {command: re.split("mtrl train |mtrl.main ", command)[1].split() for command in headers()}
 REAL = {name: words for name, words in DOCUMENTED.items() if re.search(r"_hf\b|model(\.path)?=(?!tiny)", name)}
 
 
