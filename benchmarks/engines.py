@@ -45,7 +45,7 @@ from mtrl.engines.base import SamplingParams
 from mtrl.environments.factory import load_task
 from mtrl.models.tiny import make_model, save
 from mtrl.rollout.rollouts import Rollouts, all_or_none, stream_seed
-from mtrl.trainer.setup.loading import load_model
+from mtrl.trainer.loading import load_model
 from mtrl.trainer.setup.parts import RunParts, set_up, start_of
 from mtrl.types import Row
 

@@ -139,7 +139,7 @@ def _train(args: argparse.Namespace, conversations: list[list[Message]]) -> list
 
 def _tiny(args: argparse.Namespace, conversations: list[list[Message]], sizes: Any) -> tuple[Any, Any]:
     from mtrl.models.tiny import make_model, train_tokenizer
-    from mtrl.trainer.setup.loading import pick_device
+    from mtrl.trainer.loading import pick_device
 
     tags = tuple(tag for tag in args.tags.split(",") if tag)
     tokenizer = train_tokenizer(conversations, sizes.vocabulary, tags)
@@ -151,7 +151,7 @@ def _pretrained(args: argparse.Namespace) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from mtrl.models.gguf import as_folder
-    from mtrl.trainer.setup.loading import UNREADABLE, check_export, pick_device
+    from mtrl.trainer.loading import UNREADABLE, check_export, pick_device
     from mtrl.utils.hub import is_out_of_reach, model_options
 
     check_export(args.model, "--model")

@@ -15,7 +15,7 @@ from mtrl.doctor.memory import main_memory
 from mtrl.doctor.plan import plan_run
 from mtrl.doctor.plan_report import verdict
 from mtrl.errors import UserError
-from mtrl.trainer.setup.loading import pick_device
+from mtrl.trainer.loading import pick_device
 
 
 def plan_at_start(config: Config, note: Callable[[str], None], warn: Callable[[str], None]) -> None:

@@ -88,8 +88,8 @@ def local_model(source: Source, config: Config, task: Task, rows: Sequence[Row])
     import torch
 
     from mtrl.evaluation.weights import load
+    from mtrl.trainer.loading import cast_parameters, compute_dtype
     from mtrl.trainer.setup.engine import shared_engine
-    from mtrl.trainer.setup.loading import cast_parameters, compute_dtype
     from mtrl.trainer.setup.models import SMALL_MODEL
     from mtrl.trainer.setup.parts import connect
 
@@ -116,7 +116,7 @@ def served_model(source: Source, config: Config, task: Task, rows: Sequence[Row]
     from mtrl.evaluation.weights import load
     from mtrl.models.gguf import as_folder
     from mtrl.models.tiny import save
-    from mtrl.trainer.setup.loading import load_shape
+    from mtrl.trainer.loading import load_shape
     from mtrl.trainer.setup.parts import connect
     from mtrl.trainer.setup.servers import server_engine
 

@@ -17,7 +17,7 @@ from mtrl.models.lora import merged_state_of
 from mtrl.models.tiny import make_model
 from mtrl.record.run_dir import RunDir
 from mtrl.trainer.checkpoint.tensors import read_tensors
-from mtrl.trainer.setup.loading import load_model, pick_device
+from mtrl.trainer.loading import load_model, pick_device
 from mtrl.trainer.setup.parts import start_of
 from mtrl.trainer.update.policy import Policy
 

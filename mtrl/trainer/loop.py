@@ -35,21 +35,21 @@ from mtrl.scoring.heldout import HeldOut
 from mtrl.trackers.tracker import Tracker
 from mtrl.trainer.checkpoint.checkpoint import Checkpoint, Checkpoints
 from mtrl.trainer.data.experience import Collector, Experience, NoSignalError, StoppedError, SymptomError
-from mtrl.trainer.data.kl_penalty import KlPenalty
 from mtrl.trainer.data.mixed_sampler import sampler_of
 from mtrl.trainer.data.samples import Credited, credit_by_rewards, note_advantages, note_logprobs
 from mtrl.trainer.data.stream import Stream
 from mtrl.trainer.flops import peak_flops
+from mtrl.trainer.loading import compute_dtype
 from mtrl.trainer.publisher import Publisher
 from mtrl.trainer.rollout_metrics import role_metrics, rollout_metrics, source_metrics, staleness_metrics
 from mtrl.trainer.setup.frozen import self_play_rows
-from mtrl.trainer.setup.loading import compute_dtype
 from mtrl.trainer.setup.parts import RunParts
 from mtrl.trainer.setup.servers import are_external, colocated, make_canary
 from mtrl.trainer.setup.teacher import make_distillation
 from mtrl.trainer.setup.workers import rollouts_of
 from mtrl.trainer.throughput import Throughput, peak_memory
 from mtrl.trainer.update.critic import Critic, credit_by_critic
+from mtrl.trainer.update.kl_penalty import KlPenalty
 from mtrl.trainer.update.update import Updater, UpdateResult
 from mtrl.trainer.work_thread import WorkThread
 from mtrl.types import Group, Row

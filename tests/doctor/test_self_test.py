@@ -25,7 +25,7 @@ from mtrl.engines.local.engine import LocalEngine
 from mtrl.errors import UserError
 from mtrl.preflight.report import NAME
 from mtrl.preflight.result import failed, passed
-from mtrl.trainer.setup.loading import load_model
+from mtrl.trainer.loading import load_model
 from tests import forked
 
 GIB = 2**30

@@ -13,7 +13,7 @@ from mtrl.environments.factory import load_task
 from mtrl.evaluation.ready_models import served_model
 from mtrl.evaluation.sources import source_of
 from mtrl.evaluation.weights import load
-from mtrl.trainer.setup.loading import load_model
+from mtrl.trainer.loading import load_model
 from tests.evaluation.conftest import TASK
 
 

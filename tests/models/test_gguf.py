@@ -17,7 +17,7 @@ from mtrl.evaluation.sources import source_of
 from mtrl.models import tiny
 from mtrl.models.gguf import as_folder
 from mtrl.models.renderer import make_renderer
-from mtrl.trainer.setup.loading import load_model, load_shape
+from mtrl.trainer.loading import load_model, load_shape
 from tests import forked
 from tests.models.gguf_files import SMOLLM2, write_gguf
 

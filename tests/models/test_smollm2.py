@@ -20,7 +20,7 @@ from mtrl.models.gguf import as_folder
 from mtrl.models.renderer import TemplateRenderer, make_renderer
 from mtrl.models.tiny import save
 from mtrl.rollout.conversation import Codec, Conversation
-from mtrl.trainer.setup.loading import load_model, load_shape
+from mtrl.trainer.loading import load_model, load_shape
 from tests import forked
 from tests.models.gguf_files import SMOLLM2, real_model
 
@@ -102,7 +102,7 @@ PEAK = """
 import torch
 import transformers.models.llama.modeling_llama
 from mtrl.command.compose import compose
-from mtrl.trainer.setup.loading import load_model
+from mtrl.trainer.loading import load_model
 
 def peak():
     lines = open("/proc/self/status").read().splitlines()

@@ -17,9 +17,9 @@ from mtrl.engines.endpoints.budget import Budget
 from mtrl.engines.endpoints.prompt_logprobs import PromptScorer
 from mtrl.models.tiny import save
 from mtrl.trainer.data.batching import balance, micro_batches
-from mtrl.trainer.data.distillation import Distillation, LocalTeacher, ServedTeacher
 from mtrl.trainer.data.samples import Credited, group_samples
 from mtrl.trainer.setup.models import make_learner
+from mtrl.trainer.update.distillation import Distillation, LocalTeacher, ServedTeacher
 from mtrl.trainer.update.policy import Policy
 from mtrl.types import Group
 from tests.engines.chat_server import ChatServer, Reply

@@ -24,8 +24,8 @@ from mtrl.algorithms.reductions import Totals, token_weights
 from mtrl.algorithms.registry import CORRECTIONS, LOSSES, REDUCTIONS, find_correction, find_loss
 from mtrl.config.schema import AlgorithmConfig, Config, DppoConfig
 from mtrl.trainer.data.batching import PACKED, PADDED, micro_batches
-from mtrl.trainer.data.distillation import Distillation, LocalTeacher
 from mtrl.trainer.data.samples import Credited, group_samples
+from mtrl.trainer.update.distillation import Distillation, LocalTeacher
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import Policy
 from mtrl.types import Group

@@ -9,7 +9,7 @@ from helpers import make_group, split_by_turn
 
 from mtrl.algorithms.kl import KlController
 from mtrl.config.schema import Config
-from mtrl.trainer.data.kl_penalty import KlPenalty
+from mtrl.trainer.update.kl_penalty import KlPenalty
 from mtrl.trainer.update.policy import Policy
 from mtrl.types import Group
 

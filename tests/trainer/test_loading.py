@@ -9,7 +9,7 @@ from mtrl.command.compose import compose
 from mtrl.errors import UserError
 from mtrl.models.attention import OWN, multiplies
 from mtrl.models.tiny import save
-from mtrl.trainer.setup.loading import cast_parameters, fit_attention, load_model, load_peer, parameters_of, pick_device
+from mtrl.trainer.loading import cast_parameters, fit_attention, load_model, load_peer, parameters_of, pick_device
 from mtrl.trainer.setup.models import reference_model
 
 HALF = OWN if multiplies(torch.bfloat16) else "sdpa"

@@ -14,7 +14,7 @@ from mtrl.command.compose import compose
 from mtrl.distributed.sharding import full_state
 from mtrl.engines.server.checksum import checksum
 from mtrl.models.tiny import save
-from mtrl.trainer.setup.loading import load_model
+from mtrl.trainer.loading import load_model
 from mtrl.trainer.setup.models import make_learner
 
 SIZES = {"hidden_size": 512, "intermediate_size": 1536, "num_hidden_layers": 12, "head_dim": 64}

@@ -5,8 +5,8 @@ import torch
 from omegaconf import OmegaConf
 
 from mtrl.command.compose import compose
+from mtrl.trainer.loading import compute_dtype
 from mtrl.trainer.setup import machine
-from mtrl.trainer.setup.loading import compute_dtype
 from mtrl.trainer.setup.machine import machine_note, with_machine_settings
 
 

@@ -12,7 +12,7 @@ from mtrl.command.compose import compose
 from mtrl.diagnose.__main__ import main as diagnose
 from mtrl.errors import UserError
 from mtrl.record.checksums import SUMS
-from mtrl.trainer.setup.loading import load_model
+from mtrl.trainer.loading import load_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("runs")]
 

@@ -32,8 +32,8 @@ from mtrl.environments.factory import Task, environment_factory
 from mtrl.environments.family import get_family
 from mtrl.errors import UserError
 from mtrl.models.renderer import TinyRenderer, make_renderer
+from mtrl.trainer.loading import load_model
 from mtrl.trainer.setup import warm_start as module
-from mtrl.trainer.setup.loading import load_model
 from mtrl.trainer.setup.parts import connect, shared_engine
 from mtrl.trainer.setup.warm_start import WarmStartResult, cache_key, success_of, warm_start
 from tests.echo import Echo, rows

@@ -19,8 +19,8 @@ from mtrl.doctor.self_test.outcome import CaseResult, judged
 from mtrl.doctor.self_test.workload import GIB, logprobs_of, make_samples, new_learner, update, vocabulary
 from mtrl.engines.base import Generation, SamplingParams
 from mtrl.trainer.data.batching import PADDED
+from mtrl.trainer.loading import compute_dtype
 from mtrl.trainer.setup.engine import has_copy, training_engine
-from mtrl.trainer.setup.loading import compute_dtype
 from mtrl.trainer.update.learner import Learner, alone
 from mtrl.types import Sample
 

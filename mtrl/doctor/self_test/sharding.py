@@ -16,7 +16,7 @@ from mtrl.distributed.world import World
 from mtrl.doctor.self_test.bench import Bench
 from mtrl.doctor.self_test.outcome import CaseResult, judged
 from mtrl.doctor.self_test.workload import make_samples, memory_text, planned, update, vocabulary
-from mtrl.trainer.setup.loading import fit_attention, load_model
+from mtrl.trainer.loading import fit_attention, load_model
 from mtrl.trainer.setup.models import make_learner
 from mtrl.trainer.update.learner import Learner, Learners, alone
 from mtrl.trainer.update.optimizer import Optimizer

@@ -23,7 +23,7 @@ from mtrl.doctor.self_test.workload import (
 )
 from mtrl.preflight.result import passed
 from mtrl.trainer.data.batching import PADDED
-from mtrl.trainer.setup.loading import compute_dtype
+from mtrl.trainer.loading import compute_dtype
 from mtrl.trainer.update.learner import alone
 
 CLOSE = 0.97

@@ -21,7 +21,7 @@ from mtrl.doctor.self_test.bench import Bench
 from mtrl.doctor.self_test.products import peak_rate
 from mtrl.errors import UserError
 from mtrl.trainer.data.batching import MicroBatch, RowLayout, micro_batches
-from mtrl.trainer.setup.loading import compute_dtype
+from mtrl.trainer.loading import compute_dtype
 from mtrl.trainer.setup.models import make_learner
 from mtrl.trainer.throughput import Computation
 from mtrl.trainer.update.learner import Learner, Learners, alone

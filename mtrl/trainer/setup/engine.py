@@ -25,7 +25,7 @@ from mtrl.engines.local.process import ProcessEngine
 from mtrl.engines.local.replicas import ReplicatedEngine
 from mtrl.models.lora import LoraWeights
 from mtrl.record.run_dir import RunDir
-from mtrl.trainer.setup.loading import cast_parameters, compute_dtype, load_model, pick_device
+from mtrl.trainer.loading import cast_parameters, compute_dtype, load_model, pick_device
 from mtrl.trainer.setup.servers import server_engine
 from mtrl.trainer.setup.workers import start_served_workers, start_workers
 from mtrl.trainer.update.policy import Policy

@@ -9,7 +9,7 @@ from mtrl.config.schema import Config
 from mtrl.engines.local.frozen import FrozenEngine
 from mtrl.environments.roles import SELF_PLAY
 from mtrl.errors import UserError
-from mtrl.trainer.setup.loading import cast_parameters, compute_dtype, load_model, load_tokenizer, pick_device
+from mtrl.trainer.loading import cast_parameters, compute_dtype, load_model, load_tokenizer, pick_device
 from mtrl.types import Row
 
 PATH = "environment.opponent_path"

@@ -9,7 +9,7 @@ import torch
 from mtrl.config.derived import prefers_bfloat16
 from mtrl.config.schema import Config
 from mtrl.models.attention import multiplies
-from mtrl.trainer.setup.loading import pick_device
+from mtrl.trainer.loading import pick_device
 
 
 def with_machine_settings(config: Config) -> Config:

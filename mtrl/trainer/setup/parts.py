@@ -25,16 +25,16 @@ from mtrl.rollout.conversation import Codec, Conversation, SingleMessageConversa
 from mtrl.rollout.episode import BaseLoop, EpisodeLimits, EpisodeLoop
 from mtrl.rollout.folding import fold_of
 from mtrl.rollout.self_play import SelfPlayLoop
-from mtrl.trainer.data.distillation import ServedTeacher
+from mtrl.trainer.loading import cast_parameters, compute_dtype
 from mtrl.trainer.setup.engine import has_copy, shared_engine, training_engine
 from mtrl.trainer.setup.frozen import frozen_engine
-from mtrl.trainer.setup.loading import cast_parameters, compute_dtype
 from mtrl.trainer.setup.machine import with_machine_settings
 from mtrl.trainer.setup.models import make_learner, set_threads
 from mtrl.trainer.setup.sequence_parallel import check_heads
 from mtrl.trainer.setup.servers import check_servers
 from mtrl.trainer.setup.teacher import check_teacher, served_teacher
 from mtrl.trainer.setup.warm_start import OnStep, WarmStartResult, success_of, warm_start
+from mtrl.trainer.update.distillation import ServedTeacher
 from mtrl.trainer.update.learner import Learner, Learners
 from mtrl.trainer.update.policy import Policy
 from mtrl.types import Row

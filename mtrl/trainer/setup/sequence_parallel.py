@@ -10,7 +10,7 @@ from mtrl.config.schema import Config
 from mtrl.distributed.world import World
 from mtrl.errors import UserError
 from mtrl.models.sequence_parallel import SequenceGroup
-from mtrl.trainer.setup.loading import load_shape
+from mtrl.trainer.loading import load_shape
 
 
 def check_heads(config: Config) -> None:

@@ -29,7 +29,7 @@ from mtrl.engines.vllm.command import vllm_command
 from mtrl.errors import UserError
 from mtrl.rollout.served_workers import ServedWorkers
 from mtrl.trainer.canary import TOKENS, Canary
-from mtrl.trainer.setup.loading import compute_dtype, parameters_of, pick_device
+from mtrl.trainer.loading import compute_dtype, parameters_of, pick_device
 from mtrl.trainer.work_thread import WorkThread
 from mtrl.utils.gpus import listed_gpus
 from mtrl.utils.process import allow_open_files

@@ -12,8 +12,8 @@ from mtrl.engines.endpoints.chat_client import api_key, check_key
 from mtrl.engines.endpoints.prompt_logprobs import PromptScorer
 from mtrl.errors import UserError
 from mtrl.models.tokenizer_difference import difference
-from mtrl.trainer.data.distillation import Distillation, LocalTeacher, ServedTeacher
-from mtrl.trainer.setup.loading import compute_dtype, load_beside, load_tokenizer, vocabulary
+from mtrl.trainer.loading import compute_dtype, load_beside, load_tokenizer, vocabulary
+from mtrl.trainer.update.distillation import Distillation, LocalTeacher, ServedTeacher
 from mtrl.trainer.update.learner import Learners
 
 PATH, ENDPOINT = "distillation.teacher.path", "distillation.teacher.endpoint"

@@ -40,7 +40,7 @@ from mtrl.record.checksums import SUMS, changes, write_checksums
 from mtrl.rewards.mixture import make_composer
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.scoring.heldout import score_groups
-from mtrl.trainer.setup.loading import compute_dtype, fit_attention, load_model
+from mtrl.trainer.loading import compute_dtype, fit_attention, load_model
 from mtrl.types import Group, Message, Row
 from mtrl.utils.files import cache_folder, locked, replace_text
 

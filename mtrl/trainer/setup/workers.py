@@ -26,7 +26,7 @@ from mtrl.rollout.resources import WorkerResources, byte_count
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.rollout.served_workers import ServedWorkers
 from mtrl.rollout.workers import WorkerRollouts, Workers
-from mtrl.trainer.setup.loading import cast_parameters, compute_dtype, load_model, load_shape, pick_device
+from mtrl.trainer.loading import cast_parameters, compute_dtype, load_model, load_shape, pick_device
 from mtrl.trainer.setup.servers import remote_engine
 from mtrl.trainer.update.policy import Policy
 from mtrl.utils.process import settle

@@ -18,7 +18,7 @@ from mtrl.models.preparation import checkpoint_gradients
 from mtrl.models.sequence_parallel import SequenceGroup
 from mtrl.models.value_head import ValueModel
 from mtrl.trainer.data.batching import MicroBatch
-from mtrl.trainer.setup.loading import load_peer
+from mtrl.trainer.loading import load_peer
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.part import part_of
 from mtrl.trainer.update.report import CriticReport, NonFiniteError

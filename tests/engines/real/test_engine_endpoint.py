@@ -21,7 +21,7 @@ from mtrl.engines.endpoints.wire import ChatPrompt
 from mtrl.environments.factory import load_task
 from mtrl.errors import RunEndedError, UserError
 from mtrl.rewards.judge import judge, judge_metrics, record_spending
-from mtrl.trainer.data.distillation import ServedTeacher
+from mtrl.trainer.update.distillation import ServedTeacher
 from mtrl.types import FinishReason, Sample, read_trajectories
 from tests.evaluation.conftest import TASK
 
