@@ -118,6 +118,28 @@ def test_no_cycle_of_packages(edges):
     TopologicalSorter(graph).prepare()  # raises CycleError
 
 
+def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
+    """Nodes of a graph to which a path of at least one edge leads."""
+    found: set[str] = set()
+    todo = [*graph.get(start, ())]
+    while todo:
+        if (node := todo.pop()) not in found:
+            found.add(node)
+            todo += graph.get(node, ())
+    return found
+
+
+@pytest.mark.parametrize("package", sorted(path.parent.name for path in PACKAGE.glob("*/*/__init__.py")))
+def test_a_package_within_a_package_is_in_no_cycle(package, edges):
+    """Its nodes are the files and packages of the outer package, such as `trainer.data` in `trainer`."""
+    outer, graph = next(path.parent.parent for path in PACKAGE.glob(f"*/{package}/__init__.py")).name, {}
+    for module, _, found in edges:
+        (_, one, *inner), (_, other, *imported) = f"{module}..".split(".")[:3], f"{found}..".split(".")[:3]
+        if one == other == outer and inner != imported and inner != ["__main__"] and inner != [""]:
+            graph.setdefault(inner[0], set()).add(imported[0])
+    assert package not in reachable(graph, package)
+
+
 def imports_at_start(file: Path, known: dict[str, Path]) -> set[str]:
     """Modules that are imported when the module of a file is imported, with their packages."""
     body = ast.parse(file.read_text(encoding="utf-8")).body
