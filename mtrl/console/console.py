@@ -15,7 +15,6 @@ from rich.console import Group, RenderableType
 from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
-from rich.tree import Tree
 
 from mtrl.console.episode_view import Decode, EpisodeView
 from mtrl.console.headline import headline
@@ -60,10 +59,6 @@ class Console:
     def banner(self, facts: Mapping[str, Any], title: str = "mtrl") -> None:
         """Print a title and aligned facts about the run that is about to start."""
         self._print(Rule(Text(one_line(title), style="bold"), align="left", style="cyan"), _facts(facts), Text())
-
-    def config(self, tree: Mapping[str, Any], title: str = "config") -> None:
-        """Print the composed configuration as a tree."""
-        self._print(_tree(Tree(Text(one_line(title), style="bold"), guide_style="dim"), tree), Text())
 
     def progress(self, description: str, total: int | None = None) -> AbstractContextManager[Work]:
         """Show a bar for long work: `with console.progress("warm start", 300) as bar: … bar.advance()`. Bars may be
@@ -185,16 +180,6 @@ def _facts(facts: Mapping[str, Any]) -> Table:
     for name, value in facts.items():
         grid.add_row(Text(one_line(name), style="dim"), Text(one_line(value, 2000)))
     return grid
-
-
-def _tree(branch: Tree, values: Mapping[str, Any]) -> Tree:
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            _tree(branch.add(Text(one_line(key), style="bold")), value)
-        else:
-            shown = value if isinstance(value, str) else json.dumps(value, default=str)
-            branch.add(Text.assemble((f"{one_line(key)}: ", "dim"), one_line(shown, 500)))
-    return branch
 
 
 def _outcome(summary: Mapping[str, Any]) -> Table:

@@ -127,7 +127,6 @@ def test_hostile_text_is_shown_not_obeyed(printed, turn):
 
     def act(console):
         console.banner({evil: evil}, title=evil)
-        console.config({evil: {evil: evil}})
         console.evaluation({}, episode, decode=lambda _: evil)
         console.warning(evil)
         console.note(evil)
