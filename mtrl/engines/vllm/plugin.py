@@ -8,4 +8,4 @@ def register() -> None:
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     if "mtrl" not in WeightTransferEngineFactory._registry:  # vLLM may load a plugin twice
-        WeightTransferEngineFactory.register_engine("mtrl", "mtrl.engines.vllm.receiver", "Receiver")
+        WeightTransferEngineFactory.register_engine("mtrl", "mtrl.engines.vllm.receiver", "WeightReceiver")
