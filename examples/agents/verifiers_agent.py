@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import replace
 from typing import Any
 
 from examples.agents.verifiers_worker import INSTALL, PYTHON, VerifiersWorker
@@ -27,6 +26,8 @@ from mtrl.environments.agent import agent_family
 from mtrl.errors import UserError
 from mtrl.types import Row
 
+START_TIMEOUT = 300.0
+"""Seconds for the import of verifiers, which takes minutes from a cold network disk."""
 _lock = threading.Lock()
 _worker: VerifiersWorker | None = None
 
@@ -74,15 +75,12 @@ def load(data: Any, seed: int, tasks: int | None = None, held_out: Any = None, *
     train = [row for row in rows if _content(row) not in known]
     if not train:
         raise UserError(
-            f"environment.config.held_out={dict(held_out)} holds out every training task; name settings that give others"
+            f"environment.config.held_out={dict(held_out)} holds out every training task; name settings of other tasks"
         )
     return cap(Splits(train, test), data)
 
 
-FAMILY = replace(
-    agent_family("verifiers", load=load),
-    config_keys=(),  # the keys are those of the environment
-)
+FAMILY = agent_family("verifiers", load=load)
 """The task. Success is a reward of at least 1, because the environment's rewards are its only judgement."""
 
 
@@ -97,12 +95,14 @@ def worker() -> VerifiersWorker:
         if _worker is None or not _worker.alive:
             started = VerifiersWorker()
             try:
-                version = started.ready.result()
-            except AgentError as error:
-                raise UserError(f"{PYTHON}: {error}; install it with: {INSTALL}") from error
+                version = started.ready.result(START_TIMEOUT)
+            except (AgentError, TimeoutError) as error:
+                started.end()
+                problem = str(error) or f"it has not answered for {START_TIMEOUT:g} s"
+                raise UserError(f"{PYTHON}: {problem}; make an interpreter with: {INSTALL}") from error
             if not version.startswith("0.4."):
                 started.end()
-                raise UserError(f"{PYTHON} has verifiers {version}, and this agent runs 0.4; install it with: {INSTALL}")
+                raise UserError(f"{PYTHON} has verifiers {version} instead of 0.4; make an interpreter with: {INSTALL}")
             _worker = started
         return _worker
 

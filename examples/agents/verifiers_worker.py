@@ -42,7 +42,10 @@ class VerifiersWorker:
         requests, stdin = os.pipe()
         answers, stdout = os.pipe()
         printed, stderr = os.pipe()
-        variables = {**agent_environment(no_proxy_hosts=()), "PATH": f"{Path(python).parent}{os.pathsep}{program_path()}"}
+        variables = {
+            **agent_environment(no_proxy_hosts=()),
+            "PATH": f"{Path(python).parent}{os.pathsep}{program_path()}",
+        }
         try:
             self.process = SupervisedProcess(
                 [python, str(PROGRAM)], variables, stdout, "verifiers", stdin=requests, errors=stderr
@@ -104,7 +107,11 @@ class VerifiersWorker:
     def _read(self, file: IO[bytes]) -> None:
         with file:
             for line in file:
-                answer = json.loads(line)
+                try:
+                    answer = json.loads(line)
+                except ValueError:  # another program than the worker's
+                    self._last.append(line[:500].decode(errors="replace").rstrip())
+                    break
                 with self._lock:
                     future = self._waiting.pop(answer["id"], None)
                 if future is None:
@@ -137,7 +144,7 @@ def _interpreter() -> str:
     """
     named = os.environ.get(PYTHON)
     if not named:
-        raise UserError(f"{PYTHON} is not set; set it to the Python of an environment with verifiers, made by: {INSTALL}")
+        raise UserError(f"{PYTHON} is not set; set it to a Python with verifiers, made by: {INSTALL}")
     if (found := shutil.which(named)) is None:
         raise UserError(f"{PYTHON}={named} is no program; set it to a Python with verifiers, made by: {INSTALL}")
     return str(Path(found).absolute())

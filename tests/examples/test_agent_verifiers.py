@@ -190,10 +190,14 @@ def test_a_cancelled_episode_ends_in_the_process(interpreter):
 @pytest.mark.parametrize(
     ("fields", "sentence"),
     [
-        ({"taskset": "no_such_words"}, "environment.config.taskset.id=no_such_words: .*is not installed|pip install PACKAGE"),
+        (
+            {"taskset": "no_such_words"},
+            "^environment.config.taskset.id=no_such_words needs the module no_such_words, which is not installed; .* "
+            "with: .*python -m pip install PACKAGE$",
+        ),
         ({"fault": "download"}, "taskset.id=mtrl_words needs a download that failed .*set HF_HOME"),
         ({"fault": "endless"}, "has tasks without an end; set environment.config.tasks"),
-        ({"falt": "endless"}, "environment.config.taskset.id=mtrl_words: .*falt"),
+        ({"falt": 1}, "^environment.config.taskset.falt=1 is refused by verifiers .Extra inputs are not permitted.; "),
     ],
 )
 def test_an_environment_that_cannot_be_loaded_is_one_sentence(interpreter, fields, sentence):
@@ -225,7 +229,13 @@ def test_a_missing_interpreter_is_one_sentence(unstarted, monkeypatch, tmp_path)
 
 def test_an_interpreter_without_verifiers_is_one_sentence(unstarted, monkeypatch, tmp_path):
     monkeypatch.setenv("MTRL_VERIFIERS_PYTHON", program(tmp_path / "python", f"exec '{sys.executable}' -I -S"))
-    with pytest.raises(UserError, match="^MTRL_VERIFIERS_PYTHON: .* has no verifiers 0.4 .*; install it with: python -m venv"):
+    with pytest.raises(UserError, match="^MTRL_VERIFIERS_PYTHON: .* has no verifiers 0.4 .*; make an interp"):
+        load()
+
+
+def test_a_program_that_is_no_python_is_one_sentence(unstarted, monkeypatch, tmp_path):
+    monkeypatch.setenv("MTRL_VERIFIERS_PYTHON", program(tmp_path / "python", "echo hello; exec cat"))
+    with pytest.raises(UserError, match="^MTRL_VERIFIERS_PYTHON: the process of verifiers .* last output: hello; make"):
         load()
 
 

@@ -47,11 +47,6 @@ class Environment:
         self.name = str((block.get("taskset") or {}).get("id"))
         try:
             self.env = load_environment(_config(block))
-        except ModuleNotFoundError as error:
-            raise RequestError(
-                f"environment.config.taskset.id={self.name}: {_line(error)}; install the package of the environment "
-                f"with: {sys.executable} -m pip install PACKAGE"
-            ) from error
         except Exception as error:
             raise _failure(error, self.name) from error
         self.policy = self._policy()
@@ -71,10 +66,7 @@ class Environment:
                 "the number of tasks to take"
             )
         try:
-            return [
-                {**task.data.model_dump(mode="json", exclude_defaults=True, exclude_none=True), "prompt_text": task.data.prompt_text}
-                for task in islice(taskset, limit)
-            ]
+            return [_plain(task.data) for task in islice(taskset, limit)]
         except Exception as error:
             raise _failure(error, self.name) from error
 
@@ -146,11 +138,17 @@ def _config(block: dict[str, Any]) -> Any:
         if not isinstance(field.default, AgentConfig):
             continue
         agent = block[name] = dict(block.get(name) or {})
-        if field.default.harness is None and not ships_harness:
+        theirs = field.default.harness
+        if theirs.id == "null" if theirs else not ships_harness:  # `null` is the same chat in a process of its own
             agent.setdefault("harness", HARNESS)
         if "runtime" not in field.default.model_fields_set:
             agent.setdefault("runtime", RUNTIME)
     return resolve_env_config(block)
+
+
+def _plain(data: Any) -> dict[str, Any]:
+    """Return a task's data without default values, and with the text of its prompt as `prompt_text`."""
+    return {**data.model_dump(mode="json", exclude_defaults=True, exclude_none=True), "prompt_text": data.prompt_text}
 
 
 def _failure(error: BaseException, name: str) -> RequestError:
@@ -164,7 +162,20 @@ def _failure(error: BaseException, name: str) -> RequestError:
             f"environment.config.taskset.id={name} needs a download that failed ({_line(error)}); run it once where "
             "the network can be reached, and set HF_HOME to the folder that then holds the data"
         )
-    return RequestError(f"environment.config.taskset.id={name}: {type(error).__name__}: {_line(error)}")
+    missing = next((each.name for each in seen if isinstance(each, ModuleNotFoundError) and each.name), None)
+    if missing is not None:
+        return RequestError(
+            f"environment.config.taskset.id={name} needs the module {missing}, which is not installed; install the "
+            f"environment's package with: {sys.executable} -m pip install PACKAGE"
+        )
+    if type(error).__name__ == "ValidationError":
+        first = error.errors()[0]  # type: ignore[attr-defined]
+        key = ".".join(map(str, ("environment.config", *first["loc"])))
+        return RequestError(
+            f"{key}={first['input']!r:.100} is refused by verifiers ({first['msg']}); correct it by the settings of "
+            f"{name}"
+        )
+    return RequestError(f"environment.config.taskset.id={name} cannot be made: {type(error).__name__}: {_line(error)}")
 
 
 def _line(error: BaseException) -> str:

@@ -31,4 +31,4 @@ class GuessEnv(vf.Env[GuessConfig]):
                 guess = await player.turn("higher")
 
 
-__all__ = ["Guesses", "GuessEnv"]
+__all__ = ["GuessEnv", "Guesses"]
