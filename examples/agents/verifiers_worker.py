@@ -120,6 +120,7 @@ class VerifiersWorker:
                     future.set_exception(AgentError(answer["error"]))
                 else:
                     future.set_result(answer["value"])
+        self.process.end(0)  # a process that does not speak the protocol still runs
         self._printing.join(1)
         with self._lock:
             self._alive, waiting, self._waiting = False, [*self._waiting.values()], {}

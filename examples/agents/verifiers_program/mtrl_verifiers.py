@@ -18,8 +18,8 @@ import asyncio
 import json
 import math
 import os
+import signal
 import sys
-from contextlib import AsyncExitStack
 from itertools import islice
 from typing import Any
 
@@ -28,6 +28,10 @@ HARNESS, RUNTIME = {"id": "mtrl_chat"}, {"type": "subprocess"}
 rent a machine for it."""
 UNREACHABLE = ("ConnectionError", "ConnectError", "OfflineModeIsEnabled", "LocalEntryNotFoundError", "URLError")
 """Classes of errors by which a data set or a package cannot be downloaded."""
+
+
+LONGEST_REQUEST = 2**28
+"""Maximum number of bytes of one request."""
 
 
 class RequestError(Exception):
@@ -50,8 +54,8 @@ class Environment:
         except Exception as error:
             raise _failure(error, self.name) from error
         self.policy = self._policy()
-        self.stack = AsyncExitStack()
-        self.started: asyncio.Task[None] | None = None
+        self.serving: asyncio.Task[None] | None = None
+        self.ready, self.closing = asyncio.Event(), asyncio.Event()
 
     def rows(self, limit: int | None) -> list[dict[str, Any]]:
         """Return the data of the tasks, at most `limit`.
@@ -79,9 +83,7 @@ class Environment:
         from verifiers.v1.clients import EvalClientConfig, ModelContext
         from verifiers.v1.types import SamplingConfig
 
-        if self.started is None:
-            self.started = asyncio.ensure_future(self._start())
-        await asyncio.shield(self.started)
+        await self._start()
         # The address holds the trajectory's token, so no key is needed.
         client = EvalClientConfig(base_url=base_url, api_key_var="MTRL_NO_KEY")
         kind = type(self.env.taskset).task_type()
@@ -89,11 +91,31 @@ class Environment:
         episode = await self.env.run_episode(made, ModelContext(client=client, model=model, sampling=SamplingConfig()))
         return self._outcome(episode)
 
+    async def close(self) -> None:
+        """End the tool servers."""
+        self.closing.set()
+        if self.serving is not None:
+            await asyncio.wait((self.serving,))
+
     async def _start(self) -> None:
-        await self.stack.enter_async_context(self.env.serving())
-        # verifiers would keep one HTTP client for every address, and each episode has an address of its own. Without
-        # this server, each episode starts and closes its own.
-        self.env._interception = None
+        """Start what all episodes share, at the first episode."""
+        if self.serving is None:
+            self.serving = asyncio.ensure_future(self._serve())
+        ready = asyncio.ensure_future(self.ready.wait())
+        try:
+            await asyncio.wait((self.serving, ready), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ready.cancel()
+        if self.serving.done():
+            self.serving.result()
+
+    async def _serve(self) -> None:
+        async with self.env.serving():
+            # verifiers would keep one HTTP client for every address, and each episode has an address of its own.
+            # Without this server, each episode starts and closes its own.
+            self.env._interception = None
+            self.ready.set()
+            await self.closing.wait()
 
     def _policy(self) -> str:
         """Return the name of the only agent that the policy plays."""
@@ -191,10 +213,13 @@ class Worker:
         self.environments: dict[str, Environment] = {}
         self.running: dict[int, asyncio.Task[None]] = {}
 
-    async def run(self, requests: Any) -> None:
-        """Read requests until the end of the input, and then close the environments."""
+    async def run(self) -> None:
+        """Read requests until the end of the input or SIGTERM, and then close the environments."""
+        loop, requests = asyncio.get_running_loop(), asyncio.StreamReader(limit=LONGEST_REQUEST)
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(requests), sys.stdin)
+        loop.add_signal_handler(signal.SIGTERM, requests.feed_eof)
         try:
-            while line := await asyncio.to_thread(requests.readline):
+            while line := await requests.readline():
                 request = json.loads(line)
                 if request["do"] == "cancel":
                     if task := self.running.get(request["id"]):
@@ -203,10 +228,10 @@ class Worker:
                 task = self.running[request["id"]] = asyncio.ensure_future(self.answer(request))
                 task.add_done_callback(lambda _, number=request["id"]: self.running.pop(number))
         finally:
-            for task in [*self.running.values()]:
+            for task in (running := [*self.running.values()]):
                 task.cancel()
-            for environment in self.environments.values():
-                await environment.stack.aclose()
+            await asyncio.gather(*running, return_exceptions=True)
+            await asyncio.gather(*(environment.close() for environment in self.environments.values()))
 
     async def answer(self, request: dict[str, Any]) -> None:
         """Answer one request. A failure of the environment's code, of any kind, is an answer too."""
@@ -246,7 +271,7 @@ def main() -> None:
     else:
         ready = {"value": version}
     print(json.dumps({"id": 0, **ready}), file=output, flush=True)
-    asyncio.run(Worker(output).run(sys.stdin))
+    asyncio.run(Worker(output).run())
 
 
 if __name__ == "__main__":
