@@ -51,9 +51,10 @@ class ChatHarness(Harness[ChatHarnessConfig]):
         async with AsyncExitStack() as stack:
             schemas, dispatch, connections = await connect_mcp({"mcpServers": servers}, stack)
             headers = {"Authorization": f"Bearer {secret}"}
-            # The address is http on this machine, so certificates, which take 20 ms to load, are not needed.
+            # Certificates take 20 ms to load, and are only needed for https.
+            verify = endpoint.startswith("https:")
             http = await stack.enter_async_context(
-                httpx.AsyncClient(timeout=None, trust_env=False, verify=False, headers=headers)
+                httpx.AsyncClient(timeout=None, trust_env=False, verify=verify, headers=headers)
             )
             body = {"model": ctx.model, "messages": self._opening(data), **({"tools": schemas} if schemas else {})}
             while True:
@@ -66,7 +67,8 @@ class ChatHarness(Harness[ChatHarnessConfig]):
                     return ProgramResult(exit_code=0, stdout="", stderr="")
                 for call in message["tool_calls"]:
                     content = await _result(call["function"], dispatch, connections)
-                    body["messages"].append({"role": "tool", "tool_call_id": call["id"], "content": content})
+                    answer = {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"]}
+                    body["messages"].append({**answer, "content": content})
 
     def _opening(self, data: Any) -> list[dict[str, Any]]:
         system, prompt = self.resolve_prompt(data)
