@@ -137,9 +137,18 @@ def test_an_episode_that_reaches_a_limit_is_scored(interpreter, tiny_codec, monk
 
 
 @real
-def test_a_mistake_in_a_tool_call_is_an_observation(interpreter, tiny_codec):
-    trajectory = played(load().train[2], [format_call("triple", {"n": 3}), "6"], tiny_codec)
-    assert trajectory.turns[1].observation[0]["content"] == "error: there is no tool 'triple'; the tools are double"
+@pytest.mark.parametrize(
+    ("call", "answer"),
+    [
+        (format_call("triple", {"n": 3}), "error: there is no tool 'triple'; the tools are double"),
+        (format_call("double", {"n": "three"}), "validation error"),
+        (format_call("double", {}), "validation error"),
+    ],
+)
+def test_a_mistake_in_a_tool_call_is_an_observation(interpreter, tiny_codec, call, answer):
+    trajectory = played(load().train[2], [call, "6"], tiny_codec)
+    assert (trajectory.error, trajectory.reward) == (None, 1.0)
+    assert answer in trajectory.turns[1].observation[0]["content"]
 
 
 @real
@@ -178,18 +187,27 @@ def test_a_cancelled_episode_ends_in_the_process(interpreter):
     row = load().train[2]
 
     async def cancelled():
-        server = await asyncio.start_server(lambda reader, writer: asked.set(), "127.0.0.1", 0)
-        asked, (host, port) = asyncio.Event(), server.sockets[0].getsockname()
+        asked, gone = asyncio.Event(), asyncio.Event()
+
+        async def serve(reader, writer):
+            asked.set()
+            while await reader.read(2**16):
+                pass
+            gone.set()
+            writer.close()
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
         client = SimpleNamespace(base_url=f"http://{host}:{port}/v1", model="m")
         playing = asyncio.ensure_future(verifiers_agent.run(row, client))
         await asked.wait()
         playing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await playing
+        await gone.wait()
         server.close()
 
     asyncio.run(asyncio.wait_for(cancelled(), 60))
-    assert not verifiers_agent.worker()._waiting
     assert load(tasks=9).train, "the process answers further requests"
 
 

@@ -85,7 +85,7 @@ async def _result(function: dict[str, Any], dispatch: dict[str, Any], connection
         return f"error: there is no tool {name!r}; the tools are {', '.join(sorted(dispatch)) or 'none'}"
     try:
         arguments = json.loads(function.get("arguments") or "{}")
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return f"error: the arguments are no JSON ({error})"
     if not isinstance(arguments, dict):
         return f"error: the arguments are a JSON {type(arguments).__name__}; they must be an object"
