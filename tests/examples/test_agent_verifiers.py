@@ -155,8 +155,9 @@ def test_a_mistake_in_a_tool_call_is_an_observation(interpreter, tiny_codec, cal
 def test_a_reward_that_is_no_number_fails_its_episode(interpreter, tiny_codec):
     row = load().train[2]
     for response, sentence in (
-        ("nan", "mtrl_words: the function right gave nan; let it return a finite number"),
-        ("text", "could not convert string to float: 'no number'"),
+        ("nan", "the function right of mtrl_words gave nan; let it return a finite number"),
+        ("text", "'no number'; let the functions of @vf.reward and @vf.metric return numbers"),
+        ("metric", "'many'; let the functions of @vf.reward and @vf.metric return numbers"),
     ):
         trajectory = played(row, [response], tiny_codec)
         assert trajectory.stop_reason == StopReason.ENV_ERROR and sentence in trajectory.error

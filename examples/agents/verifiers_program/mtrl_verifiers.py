@@ -29,7 +29,6 @@ rent a machine for it."""
 UNREACHABLE = ("ConnectionError", "ConnectError", "OfflineModeIsEnabled", "LocalEntryNotFoundError", "URLError")
 """Classes of errors by which a data set or a package cannot be downloaded."""
 
-
 LONGEST_REQUEST = 2**28
 """Maximum number of bytes of one request."""
 
@@ -134,18 +133,22 @@ class Environment:
     def _outcome(self, episode: Any) -> dict[str, Any]:
         traces = [trace for trace in episode.traces if trace.agent.name == self.policy]
         errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
-        if not episode.ok and errors:
-            raise RequestError(f"{self.name} failed: {errors[-1].type}: {errors[-1].message}")
+        if not episode.ok:
+            problem = f"{errors[-1].type}: {_line(errors[-1].message)}" if errors else "it names no error"
+            if "float" in problem:  # verifiers converts the values of the environment's functions
+                problem += "; let the functions of @vf.reward and @vf.metric return numbers"
+            raise RequestError(f"an episode of {self.name} failed: {problem}")
         if len(traces) != 1:
             raise RequestError(f"{self.name}: agent {self.policy} ran {len(traces)} times in one episode, not once")
         (trace,) = traces
         scores = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}
-        metrics = {name: value for name, value in trace.metrics.items() if value is not None}
-        for name, value in {**metrics, **scores, "": trace.reward}.items():
+        if not scores:
+            raise RequestError(f"{self.name} gave no reward; mark a method of its task with @vf.reward")
+        metrics = {**{name: value for name, value in trace.metrics.items() if value is not None}, **scores}
+        for name, value in metrics.items():
             if not math.isfinite(value):
-                where = f"the function {name}" if name else "the sum of the rewards"
-                raise RequestError(f"{self.name}: {where} gave {value}; let it return a finite number")
-        return {"reward": trace.reward, "metrics": {**metrics, **scores}}
+                raise RequestError(f"the function {name} of {self.name} gave {value}; let it return a finite number")
+        return {"reward": trace.reward, "metrics": metrics}
 
 
 def _config(block: dict[str, Any]) -> Any:
@@ -200,8 +203,8 @@ def _failure(error: BaseException, name: str) -> RequestError:
     return RequestError(f"environment.config.taskset.id={name} cannot be made: {type(error).__name__}: {_line(error)}")
 
 
-def _line(error: BaseException) -> str:
-    """Return an error's message on one line, of at most 300 characters."""
+def _line(error: object) -> str:
+    """Return the text of an error on one line, of at most 300 characters."""
     return " ".join(str(error).split())[:300]
 
 
@@ -236,14 +239,14 @@ class Worker:
     async def answer(self, request: dict[str, Any]) -> None:
         """Answer one request. A failure of the environment's code, of any kind, is an answer too."""
         try:
-            answer = {"value": await self.value(request)}
+            answer = json.dumps({"id": request["id"], "value": await self.value(request)})
         except asyncio.CancelledError:
             raise
         except RequestError as error:
-            answer = {"error": str(error)}
+            answer = json.dumps({"id": request["id"], "error": str(error)})
         except (Exception, SystemExit) as error:
-            answer = {"error": f"{type(error).__name__}: {_line(error)}"}
-        print(json.dumps({"id": request["id"], **answer}), file=self.output, flush=True)
+            answer = json.dumps({"id": request["id"], "error": f"{type(error).__name__}: {_line(error)}"})
+        print(answer, file=self.output, flush=True)
 
     async def value(self, request: dict[str, Any]) -> Any:
         environment = self.environment(request["env"])

@@ -40,6 +40,8 @@ class Word(vf.Task[Data]):
 
     @vf.metric
     async def turns(self, trace) -> float:
+        if trace.last_reply == "metric":
+            return "many"
         return float(trace.num_turns)
 
 
