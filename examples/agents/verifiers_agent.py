@@ -16,6 +16,7 @@ row of each eight is held out. verifiers runs in an interpreter of its own (`ver
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from typing import Any
 
@@ -25,6 +26,8 @@ from mtrl.datasets import HELD_OUT, Splits, cap
 from mtrl.environments.agent import agent_family
 from mtrl.errors import UserError
 from mtrl.types import Row
+
+log = logging.getLogger(__name__)
 
 START_TIMEOUT = 300.0
 """Seconds for the import of verifiers, which takes minutes from a cold network disk."""
@@ -68,15 +71,19 @@ def load(data: Any, seed: int, tasks: int | None = None, held_out: Any = None, *
         raise UserError(f"data.path={data.path} is not read, since the environment has its own tasks; set it to null")
     rows = _rows(block, "train", tasks)
     if held_out is None:
-        train = [row for number, row in enumerate(rows) if number % HELD_OUT]
-        return cap(Splits(train, [{**row, "split": "test"} for row in rows[::HELD_OUT]]), data)
-    test = _rows({**block, "taskset": {**block["taskset"], **held_out}}, "test", tasks)
+        test = [{**row, "id": f"test-{row['task']['idx']}", "split": "test"} for row in rows[::HELD_OUT]]
+        rows = [row for number, row in enumerate(rows) if number % HELD_OUT]
+    else:
+        test = _rows({**block, "taskset": {**block["taskset"], **held_out}}, "test", tasks)
     known = {_content(row) for row in test}
     train = [row for row in rows if _content(row) not in known]
     if not train:
         raise UserError(
-            f"environment.config.held_out={dict(held_out)} holds out every training task; name settings of other tasks"
+            f"environment.config.taskset.id={block['taskset']['id']}: every one of the {len(rows)} training tasks is "
+            "held out as well; set environment.config.held_out to settings that give other tasks"
         )
+    if len(train) < len(rows):
+        log.warning("dropped %d training tasks that are held out as well", len(rows) - len(train))
     return cap(Splits(train, test), data)
 
 

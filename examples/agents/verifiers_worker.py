@@ -54,7 +54,7 @@ class VerifiersWorker:
             for descriptor in (requests, stdout, stderr):
                 os.close(descriptor)
         self.pid, self._ids, self._lock = os.getpid(), count(1), threading.Lock()
-        self._waiting: dict[int, Future[Any]] = {0: Future()}
+        self._waiting: dict[int, Future[Any]] = {0: _uncancelled()}
         self.ready, self._alive = self._waiting[0], True
         self._requests: SimpleQueue[str | None] = SimpleQueue()
         self._last: deque[str] = deque(maxlen=MAX_SHOWN_LINES)
@@ -70,7 +70,7 @@ class VerifiersWorker:
     def request(self, do: str, **fields: Any) -> tuple[int, Future[Any]]:
         """Send a request, and return its number and the future of its answer, which raises `AgentError`."""
         with self._lock:
-            number, answer = next(self._ids), Future[Any]()
+            number, answer = next(self._ids), _uncancelled()
             if self._alive:
                 self._waiting[number] = answer
             else:
@@ -109,11 +109,12 @@ class VerifiersWorker:
             for line in file:
                 try:
                     answer = json.loads(line)
-                except ValueError:  # another program than the worker's
+                    number = answer["id"]
+                except (ValueError, LookupError, TypeError):  # another program than the worker's
                     self._last.append(line[:500].decode(errors="replace").rstrip())
                     break
                 with self._lock:
-                    future = self._waiting.pop(answer["id"], None)
+                    future = self._waiting.pop(number, None)
                 if future is None:
                     continue
                 if "error" in answer:
@@ -135,6 +136,13 @@ class VerifiersWorker:
 
     def _lost(self) -> AgentError:
         return AgentError(f"the process of verifiers {self.process.end(0)}; its last output: {' | '.join(self._last)}")
+
+
+def _uncancelled() -> Future[Any]:
+    """Return a future that its waiters cannot cancel, so that setting its result cannot fail."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
 
 
 def _interpreter() -> str:

@@ -75,7 +75,7 @@ class Guessing(BaseEnvironment):
 @real
 def test_tasks_become_rows_of_two_splits(interpreter):
     splits = load()
-    assert [row["id"] for row in splits.test] == ["train-0", "train-8"]
+    assert [row["id"] for row in splits.test] == ["test-0", "test-8"]
     assert [row["task"]["answer"] for row in splits.train] == [str(2 * n) for n in range(16) if n % 8]
     assert splits.train[0]["prompt"] == [
         {"role": "system", "content": "count"},
@@ -85,11 +85,14 @@ def test_tasks_become_rows_of_two_splits(interpreter):
 
 
 @real
-def test_held_out_settings_give_the_held_out_rows(interpreter):
+def test_held_out_settings_give_the_held_out_rows(interpreter, caplog):
     splits = load(held_out={"split": "test"})
     assert [row["task"]["answer"] for row in splits.test] == [str(2 * n) for n in range(14, 30)]
     assert [row["task"]["answer"] for row in splits.train] == [str(2 * n) for n in range(14)], "14 and 15 are held out"
-    with pytest.raises(UserError, match="held_out={'split': 'train'} holds out every training task"):
+    assert "dropped 2 training tasks that are held out as well" in caplog.text
+    with pytest.raises(
+        UserError, match="every one of the 16 training tasks is held out as well; set env"
+    ):
         load(held_out={"split": "train"})
 
 
@@ -260,8 +263,8 @@ def test_an_interpreter_without_verifiers_is_one_sentence(unstarted, monkeypatch
 
 
 def test_a_program_that_is_no_python_is_one_sentence(unstarted, monkeypatch, tmp_path):
-    monkeypatch.setenv("MTRL_VERIFIERS_PYTHON", program(tmp_path / "python", "echo hello; exec cat"))
-    with pytest.raises(UserError, match="^MTRL_VERIFIERS_PYTHON: the process of verifiers .* last output: hello; make"):
+    monkeypatch.setenv("MTRL_VERIFIERS_PYTHON", program(tmp_path / "python", "echo 7; exec cat"))
+    with pytest.raises(UserError, match="^MTRL_VERIFIERS_PYTHON: the process of verifiers .* last output: 7; make"):
         load()
 
 
