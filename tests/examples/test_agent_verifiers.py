@@ -90,9 +90,7 @@ def test_held_out_settings_give_the_held_out_rows(interpreter, caplog):
     assert [row["task"]["answer"] for row in splits.test] == [str(2 * n) for n in range(14, 30)]
     assert [row["task"]["answer"] for row in splits.train] == [str(2 * n) for n in range(14)], "14 and 15 are held out"
     assert "dropped 2 training tasks that are held out as well" in caplog.text
-    with pytest.raises(
-        UserError, match="every one of the 16 training tasks is held out as well; set env"
-    ):
+    with pytest.raises(UserError, match="every one of the 16 training tasks is held out as well; set env"):
         load(held_out={"split": "train"})
 
 
