@@ -36,6 +36,7 @@ INSIDE = {
     "mtrl/engines/sglang/torch_cpu.py": {"sglang"},
     "examples/agents/langchain_agent.py": {"langchain", "langchain_openai"},
     "examples/agents/rft_agent.py": {"sagemaker"},
+    "examples/agents/verifiers_program/mtrl_chat.py": {"verifiers"},
     "examples/agents/strands_agent.py": {"strands"},
 }
 """File that only the environment of an engine or agent imports -> packages that are installed there."""
