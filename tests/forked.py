@@ -35,6 +35,8 @@ PIPES = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
 STARTS = inspect.signature(subprocess.Popen._execute_child)
 CONTEXT = multiprocessing.get_context("forkserver")
 STARTED: WeakSet = WeakSet()
+STARTING = threading.Lock()
+"""The start of the server changes the environment and the folder of this process for a moment."""
 atexit.register(
     lambda: [process.kill() for process in STARTED]
 )  # before the exit handler of multiprocessing, which waits for them
@@ -50,6 +52,11 @@ def preloaded() -> list[str]:
 
 def begin() -> None:
     """Start the fork server of this process, unless it runs. The first start determines its imported modules."""
+    with STARTING:
+        _begin()
+
+
+def _begin() -> None:
     CONTEXT.set_forkserver_preload(preloaded())
     with chdir(ROOT), mock.patch.dict(os.environ, AT_START | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}):
         ensure_running()

@@ -39,9 +39,9 @@ def folder(tmp_path_factory):
 
 def follow(module, folder, *more, **keywords):
     """Run the first command of the guide that uses `module`, like a reader."""
-    words = next(words for words in COMMANDS if words[:3] == ["python", "-m", f"mtrl.{module}"])
+    words = next(words for words in COMMANDS if words[:2] == ["mtrl", module])
     environment = os.environ | {"PYTHONPATH": str(ROOT), "MTRL_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, *words[1:], *more]
+    command = [sys.executable, "-m", f"mtrl.{module}", *words[2:], *more]
     return forked.run(command, cwd=folder, env=environment, capture_output=True, text=True, **keywords)
 
 

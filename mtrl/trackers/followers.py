@@ -127,7 +127,7 @@ class _Thread(threading.Thread):
             )
         except Exception:  # the thread may be reading the same files
             left = "some pieces"
-        command = shlex.join(["python", "-m", "mtrl.track", str(self.follower.folder.run.path)])
+        command = shlex.join(["mtrl", "track", str(self.follower.folder.run.path)])
         return f"{self.follower.backend.name} has not received the whole run (left: {left}); send it with: {command}"
 
     def _attempt(self, act: Callable[[], Any]) -> None:

@@ -209,7 +209,7 @@ def test_close_releases_all_descriptors_and_mounts():
                 call()
     forgotten = ProcessSandbox()
     del forgotten
-    assert descriptors() == before
+    assert descriptors() <= before
     assert Path("/proc/mounts").read_text() == mounts, "the host has no mount of the sandbox"
 
 
@@ -237,7 +237,7 @@ def test_two_hundred_sandboxes_run_at_once():
     before = descriptors()
     with ThreadPoolExecutor(200) as pool:
         assert list(pool.map(episode, range(200))) == [(f"{number}1\n", "", 0) for number in range(200)]
-    assert descriptors() == before
+    assert descriptors() <= before
 
 
 def test_one_sandbox_runs_one_command_at_a_time(sandbox):

@@ -219,13 +219,13 @@ def test_a_paused_turn_continues_under_new_weights(server, policy):
     version, weights = policy.step()
 
     async def act(api):
-        async with sampling_now(api, turn(max_tokens=WHOLE)) as task:
+        async with sampling_now(api, turn(max_tokens=LONG)) as task:
             await update(api, WAYS["tensors"], weights, version, "continue")
             return await task
 
     generation = server.ask(act)
     (before, first), (after, second) = generation.version_spans
-    assert (before, after) == (version - 1, version) and first + second == WHOLE
+    assert (before, after) == (version - 1, version) and first + second == LONG
     prompt, ids = PROMPT, generation.token_ids
     assert worst(generation.logprobs[:first], reference_logprobs(old, prompt, ids[:first])) < PARITY
     assert worst(generation.logprobs[first:], reference_logprobs(policy.model, prompt, ids)[first:]) < PARITY
