@@ -287,7 +287,15 @@ def test_recommended_settings_follow_from_cases_that_passed():
 def cases_of(pid):
     """Return the process ids of the cases that a self-test runs now."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [child for child in children if b"self_test.child" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [child for child in children if b"self_test.child" in command_line(child)]
+
+
+def command_line(pid):
+    """Return the command line of a process; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
 
 
 @pytest.mark.slow

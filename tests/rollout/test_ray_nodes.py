@@ -65,6 +65,8 @@ def test_workers_of_several_nodes(nodes):
         await asyncio.sleep(0.1)
         await asyncio.to_thread(cluster.remove_node, found["beta"], False)
         second = (await second).groups
+        while workers.stats.extra["workers"] > 1:  # until the deaths of the node's processes are known
+            await asyncio.sleep(0.05)
         await workers.load_weights(None, 1)
         third = (await rollouts.collect("third", ROWS, 2, SAMPLING)).groups
         playing = workers.stats.extra["workers"]
