@@ -64,9 +64,9 @@ def kill_once(program, seconds, started=0):
     for _ in range(started):
         process.stdout.readline()
     time.sleep(seconds)
+    before = len(containers(program, label))  # before the kill, after which the supervisor removes them at once
     process.kill()
     process.wait()
-    before = len(containers(program, label))
     deadline = time.monotonic() + MOST_SECONDS
     while supervisors(label) and time.monotonic() < deadline:
         time.sleep(0.2)

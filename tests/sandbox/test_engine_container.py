@@ -72,7 +72,8 @@ def test_a_killed_process_leaves_no_container(container):
     """The first kill falls into the start of the containers, and the second into their commands."""
     program = engine_path("podman")
     assert kill_once(program, 0.3)[1] == 0
-    assert kill_once(program, 0.5, started=2) == (2, 0)
+    before, left = kill_once(program, 0.5, started=2)
+    assert before > 0 and left == 0
 
 
 ENGINE = """#!/bin/bash
