@@ -164,6 +164,10 @@ class ProcessEngine:
 
     async def close(self) -> None:
         """End the process, even in the middle of its work, and abort unanswered turns."""
+        self.end()
+
+    def end(self) -> None:
+        """Do what `close` does, without an event loop."""
         for pending in self._turns.values():
             pending.abort()
         self._give_up(EngineProcessError("the engine is closed"))

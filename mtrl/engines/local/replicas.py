@@ -43,7 +43,8 @@ class ReplicatedEngine:
         failed = next((error for one in starts if (error := one.exception())), None)
         self._replicas = [one.result() for one in starts if one.exception() is None]
         if failed is not None:
-            asyncio.run(self.close())
+            for replica in self._replicas:
+                replica.end()
             raise failed
 
     @property
