@@ -23,7 +23,7 @@ from mtrl.algorithms.advantages import estimate, turn_advantages
 from mtrl.algorithms.advantages.gae import token_batch, turn_batch
 from mtrl.algorithms.batch import CreditBatch
 from mtrl.algorithms.registry import ESTIMATORS
-from mtrl.config.schema import AlgorithmConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
 from mtrl.types import FinishReason, Group, Trajectory, Turn
 
 WEIGHTS = {"environment": 1.0, "tidy": 0.5}

@@ -43,7 +43,9 @@ from cost import Cost
 
 from mtrl.algorithms.advantages import turn_advantages
 from mtrl.algorithms.signal import signal_metrics
-from mtrl.config.schema import AlgorithmConfig, Config, RewardConfig, TrainerConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
+from mtrl.config.schema import Config, RewardConfig
+from mtrl.config.trainer_schema import TrainerConfig
 from mtrl.engines.base import Generation, SamplingParams
 from mtrl.environments.family import reward_is_success
 from mtrl.environments.pool import EnvironmentPool

@@ -42,7 +42,8 @@ import torch
 from mtrl.algorithms.advantages import turn_advantages
 from mtrl.algorithms.reductions import token_weights
 from mtrl.algorithms.signal import signal_metrics
-from mtrl.config.schema import AlgorithmConfig, Config, RewardConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
+from mtrl.config.schema import Config, RewardConfig
 from mtrl.diagnose.live import Watch
 from mtrl.engines.base import Generation, SamplingParams
 from mtrl.engines.scripted import ScriptedEngine

@@ -24,7 +24,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from mtrl.algorithms.losses import TokenBatch, weighted_sum
 from mtrl.algorithms.reductions import token_weights
 from mtrl.algorithms.registry import find_loss
-from mtrl.config.schema import AlgorithmConfig, TrainerConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
+from mtrl.config.trainer_schema import TrainerConfig
 from mtrl.trainer.data.batching import micro_batches
 from mtrl.trainer.data.samples import trajectory_samples
 from mtrl.trainer.update.policy import Policy

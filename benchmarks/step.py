@@ -32,8 +32,10 @@ from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mtrl.algorithms.advantages import turn_advantages
+from mtrl.config.algorithm_schema import AlgorithmConfig
 from mtrl.config.derived import sequences
-from mtrl.config.schema import AlgorithmConfig, Config, FsdpConfig, TrainerConfig
+from mtrl.config.schema import Config
+from mtrl.config.trainer_schema import FsdpConfig, TrainerConfig
 from mtrl.distributed.world import World
 from mtrl.engines.base import SamplingParams
 from mtrl.engines.local.engine import LocalEngine

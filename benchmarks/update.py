@@ -24,7 +24,8 @@ import torch
 from step import BASE_VOCABULARY, Sizes, machine, make_policy, peak_rss
 from torch.nn.functional import cross_entropy
 
-from mtrl.config.schema import Config, FsdpConfig, TrainerConfig
+from mtrl.config.schema import Config
+from mtrl.config.trainer_schema import FsdpConfig, TrainerConfig
 from mtrl.distributed.world import World
 from mtrl.models.preparation import prepare_packing
 from mtrl.models.tiny import train_tokenizer

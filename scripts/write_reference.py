@@ -73,9 +73,10 @@ def reference(section: Key, home: Key) -> str:
 
 def about(key: Key) -> str:
     """Return the description of a section."""
-    description = described(key) or " ".join((ast.get_docstring(tree(key.type)) or "").split())
-    is_null = " Null unless one of its keys is set." if key.default is None else ""
-    return f"{description}{is_null}\n\n" if description or is_null else ""
+    description = attribute_docstring(key) or " ".join((ast.get_docstring(tree(key.type)) or "").split())
+    is_null = "Null unless one of its keys is set." if key.default is None else ""
+    sentences = [part for part in (description, readers(key), is_null) if part]
+    return f"{' '.join(sentences)}\n\n" if sentences else ""
 
 
 def table(rows: Iterable[Key]) -> str:
@@ -84,8 +85,11 @@ def table(rows: Iterable[Key]) -> str:
 
 
 def type_of(key: Key) -> str:
-    """Return the type without its article."""
-    return re.sub(r"^an? ", "", key.expected())
+    """Return the words of the key, or its type without its article."""
+    if not (words := [*key.choices, *key.functions]):
+        return re.sub(r"^an? ", "", key.expected())
+    more = ["package.module.function"] if key.functions else ["null"] if key.optional else []
+    return cell(" | ".join([*words, *more]))
 
 
 def typed(key: Key) -> str:
@@ -101,6 +105,20 @@ def cell(text: str) -> str:
 
 
 def described(key: Key) -> str:
+    """Return the description of a key: its attribute docstring in the schema, and what reads it."""
+    return " ".join(part for part in (attribute_docstring(key), readers(key)) if part)
+
+
+def readers(key: Key) -> str:
+    """Return a sentence about the settings or the program that read the key; empty if every run reads it."""
+    if key.program:
+        return f"Only `{key.program}` reads {'this section' if key.is_section else 'it'}."
+    settings = [f"`{chooser}={'|'.join(words)}`" for chooser, words in key.read_with.items()]
+    subject = "This section" if key.is_section else "It"
+    return f"{subject} is read with {' or '.join(settings)}." if settings else ""
+
+
+def attribute_docstring(key: Key) -> str:
     """Return the attribute docstring of a key in the schema."""
     parent, _, name = key.path.rpartition(".")
     return words(keys.all_keys()[parent].type if parent else Config).get(name, "")

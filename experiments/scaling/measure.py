@@ -33,8 +33,8 @@ from synthetic import GROUP, batches_of, make_groups, make_samples
 
 from mtrl.algorithms.advantages import turn_advantages
 from mtrl.algorithms.signal import signal_metrics
+from mtrl.config.algorithm_schema import AlgorithmConfig
 from mtrl.config.engine_schema import VllmConfig
-from mtrl.config.schema import AlgorithmConfig
 from mtrl.distributed.broadcast import flatten
 from mtrl.engines.base import SamplingParams
 from mtrl.engines.server.backend import ServerBackend

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from mtrl.algorithms.reductions import token_weights
-from mtrl.config.schema import AlgorithmConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
 from mtrl.trainer.data.batching import PACKED, MicroBatch, micro_batches
 from mtrl.trainer.data.samples import group_samples
 from mtrl.types import FinishReason, Group, Sample, StopReason, Trajectory, Turn

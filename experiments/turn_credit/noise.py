@@ -13,7 +13,7 @@ import numpy as np
 
 from mtrl.algorithms.advantages import estimate
 from mtrl.algorithms.batch import CreditBatch
-from mtrl.config.schema import AlgorithmConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
 from mtrl.types import FinishReason, Group, StopReason, Trajectory, Turn
 
 TURNS, SIZE, GROUPS = 6, 8, 4_000

@@ -18,8 +18,7 @@ from torch import Tensor
 
 from mtrl.algorithms.losses import MAX_LOG_RATIO, TokenBatch
 from mtrl.algorithms.registry import off_policy_correction
-from mtrl.config.choices import BOUNDS
-from mtrl.config.schema import AlgorithmConfig
+from mtrl.config.algorithm_schema import PUBLISHED_BOUNDS, AlgorithmConfig
 
 
 @off_policy_correction("none")
@@ -118,7 +117,7 @@ def _ratio(difference: Tensor) -> Tensor:
 
 def _bounds(config: AlgorithmConfig, name: str) -> tuple[float, float]:
     """Return the configured bounds of the correction `name`, or the published bounds where none are configured."""
-    low, high = BOUNDS[name]
+    low, high = PUBLISHED_BOUNDS[name]
     own_low, own_high = config.correction_low, config.correction_high
     return low if own_low is None else own_low, high if own_high is None else own_high
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from mtrl.algorithms.registry import policy_loss
-from mtrl.config.schema import AlgorithmConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
 
 MAX_LOG_RATIO = 20.0
 """Maximum magnitude of log-ratios, which are clamped before exp: it avoids overflow, and a token with a larger

@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 
 from mtrl.algorithms.registry import find_reduction, reduction
-from mtrl.config.schema import AlgorithmConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
 from mtrl.errors import UserError
 from mtrl.types import Sample
 

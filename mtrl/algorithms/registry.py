@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mtrl.config.choices import list_registered
+from mtrl.config.keys import list_registered
 from mtrl.errors import UserError
 from mtrl.utils.user_code import load_function
 

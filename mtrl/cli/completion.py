@@ -81,14 +81,12 @@ def _keys(begun: str) -> list[str]:
 
 def _values(key: str) -> list[str]:
     """Return the words that a key takes; empty if it takes any text or number."""
-    from mtrl.config.choices import CHOICES, REGISTERED
-    from mtrl.config.keys import all_keys
+    from mtrl.config.keys import all_keys, words
 
     if key in _groups():
         return _groups()[key]
     found = all_keys().get(key)
-    words = CHOICES.get(key) or REGISTERED.get(key) or (("true", "false") if found and found.type is bool else ())
-    return [*words]
+    return [*words(key)] or (["true", "false"] if found and found.type is bool else [])
 
 
 @cache

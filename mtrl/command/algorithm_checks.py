@@ -10,7 +10,7 @@ import math
 from omegaconf import DictConfig
 
 from mtrl.algorithms.registry import ESTIMATORS, RegisteredFunction
-from mtrl.config.choices import BOUNDS
+from mtrl.config.algorithm_schema import PUBLISHED_BOUNDS
 from mtrl.config.derived import distils
 from mtrl.errors import UserError
 
@@ -178,7 +178,7 @@ def _kl(cfg: DictConfig) -> None:
 
 def _bounds(cfg: DictConfig) -> None:
     algorithm = cfg.algorithm
-    published = BOUNDS.get(algorithm.off_policy_correction, (0.0, math.inf))
+    published = PUBLISHED_BOUNDS.get(algorithm.off_policy_correction, (0.0, math.inf))
     own = algorithm.correction_low, algorithm.correction_high
     low, high = (theirs if mine is None else mine for mine, theirs in zip(own, published, strict=True))
     if low > high:

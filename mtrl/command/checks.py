@@ -28,12 +28,11 @@ from mtrl.command.scale_checks import check_scale
 from mtrl.command.secret_checks import check_secrets
 from mtrl.command.self_play_checks import check_self_play
 from mtrl.config import keys
-from mtrl.config.choices import WITH_TORCH
 from mtrl.config.messages import check_values, did_you_mean, unknown_choice
 from mtrl.config.mixture import in_source, source_configs
 from mtrl.config.outputs import check_local
 from mtrl.config.overrides import CONF
-from mtrl.config.schema import OptimizerConfig
+from mtrl.config.trainer_schema import OptimizerConfig
 from mtrl.engines.endpoints.budget import check_spending
 from mtrl.errors import UserError, missing_extra
 from mtrl.utils.user_code import load_function, reason
@@ -130,9 +129,9 @@ def _registered(cfg: DictConfig) -> None:
 
 
 def _function(registry: Registry, value: str) -> None:
-    """Check the name of a registered function, or the path of a function. Names in `WITH_TORCH` are accepted without an
-    import of torch."""
-    if value in WITH_TORCH.get(registry.key, ()):
+    """Check the name of a registered function, or the path of a function. The names in the schema are accepted without
+    an import of torch."""
+    if value in keys.words(registry.key):
         return
     if "." in value:
         load_function(value, registry.key)

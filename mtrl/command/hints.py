@@ -11,10 +11,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from mtrl.algorithms.registry import ESTIMATORS, REDUCTIONS
 from mtrl.command.algorithm_checks import credit_of
 from mtrl.config import keys
-from mtrl.config.choices import ALIASES, BOUNDS, CHOICES, WITH_TORCH
+from mtrl.config.algorithm_schema import PUBLISHED_BOUNDS
 from mtrl.config.derived import is_deterministic, may_be_sharded, overlaps, ranks, runs_agent, serves
 from mtrl.config.model_schema import TinyConfig
 from mtrl.utils.gpus import visible_gpus
@@ -22,32 +21,6 @@ from mtrl.utils.gpus import visible_gpus
 Condition = Callable[[DictConfig], bool]
 Values = dict[str, Any]
 """Plain values of a configuration (`keys.plain`)."""
-
-METHOD, CREDIT = "algorithm.advantage_method", "algorithm.credit"
-LOSS, REDUCTION, CORRECTION = "algorithm.loss_fn", "algorithm.loss_reduction", "algorithm.off_policy_correction"
-CLIPPED = ("ppo", "cispo", "gspo", "decoupled_ppo")
-
-READERS: list[tuple[tuple[str, ...], dict[str, tuple[str, ...]]]] = [
-    (("algorithm.gamma",), {METHOD: ("gigpo", "turn_gae", "gae"), CREDIT: ("turn", "turn+outcome")}),
-    (("algorithm.turn_advantage_coef",), {METHOD: ("gigpo",), CREDIT: ("turn+outcome",)}),
-    (("algorithm.gae_lambda", "algorithm.whiten_advantages", "algorithm.critic"), {METHOD: ("gae", "turn_gae")}),
-    (("algorithm.passk",), {METHOD: ("grpo_passk",)}),
-    (("algorithm.passk.k",), {"algorithm.passk.estimator": ("pkpo_sloo1", "pkpo_sloo", "chen")}),
-    (("algorithm.clip_low_threshold", "algorithm.clip_high_threshold"), {LOSS: CLIPPED}),
-    (("algorithm.dual_clip",), {LOSS: ("ppo", "gspo", "decoupled_ppo")}),
-    (("algorithm.is_cap",), {LOSS: ("importance_sampling", "dppo", "decoupled_ppo")}),
-    (("algorithm.sapo",), {LOSS: ("sapo",)}),
-    (("algorithm.dppo",), {LOSS: ("dppo",)}),
-    (("algorithm.max_sequence_length",), {REDUCTION: ("seq_mean_token_sum_norm",)}),
-    (
-        ("algorithm.correction_low", "algorithm.correction_high"),
-        {CORRECTION: ("tis", "sequence_tis", "icepop", "mis", "geometric")},
-    ),
-]
-"""Keys, or sections with all their keys, and the choices that read them; one matching choice is enough.
-
-`norm_by_std` is not listed, since methods without a standard deviation always behave as with false.
-"""
 
 
 def _has_kl(c: DictConfig) -> bool:
@@ -268,7 +241,7 @@ def hints(cfg: DictConfig, values: Values) -> list[str]:
         values: the plain values of `cfg`.
     """
     idle = [
-        f"{_setting(values, path)} has no effect with {reason}"
+        f"{keys.setting_at(values, path)} has no effect with {reason}"
         for paths, applies, reason in IDLE
         if applies(cfg)
         for path in _settings_in(paths)
@@ -285,52 +258,48 @@ def _is_of_all_engines(values: Values, path: str) -> bool:
     return is_other and keys.value_at(values, used) == keys.value_at(values, path)
 
 
-EVALUATING = tuple(f"evaluation.{key}" for key in ("model", "compare", "split", "output", "endpoint"))
-"""Keys that only `mtrl evaluate` reads."""
-
-
 def training_hints(cfg: DictConfig) -> list[str]:
     """Return warnings about settings that only another program reads."""
-    values = {"evaluation": keys.plain(cfg.evaluation)}
+    elsewhere = [key for key in keys.all_keys().values() if key.program]
+    values = {section: keys.plain(cfg[section]) for section in {key.path.partition(".")[0] for key in elsewhere}}
     return [
-        f"{_setting(values, path)} has no effect on training; mtrl evaluate reads it"
-        for path in _settings_in(EVALUATING)
+        f"{keys.setting_at(values, path)} has no effect on training; {key.program} reads it"
+        for key in elsewhere
+        for path in _settings_in((key.path,))
         if _is_changed(values, path)
     ]
 
 
 def _unread(cfg: DictConfig, values: Values) -> Iterator[str]:
     """Yield warnings about settings of a method, loss, … that is not selected."""
-    for paths, readers in READERS:
-        chosen = {chooser: _chosen(cfg, values, chooser) for chooser in readers}
-        if None in chosen.values() or any(chosen[chooser] in words for chooser, words in readers.items()):
+    for key in _read_with_others():
+        chosen = {chooser: _chosen(cfg, values, chooser) for chooser in key.read_with}
+        if None in chosen.values() or any(chosen[chooser] in words for chooser, words in key.read_with.items()):
             continue
-        readers_text = " or ".join(f"{chooser}={'|'.join(words)}" for chooser, words in readers.items())
-        first = next(iter(readers))
-        for path in _settings_in(paths):
+        readers = " or ".join(f"{chooser}={'|'.join(words)}" for chooser, words in key.read_with.items())
+        other = keys.setting_at(values, next(iter(key.read_with)))
+        for path in _settings_in((key.path,)):
             if _is_changed(values, path):
-                other = _setting(values, first)
-                yield f"{_setting(values, path)} has no effect with {other}; it is read with {readers_text}"
+                yield f"{keys.setting_at(values, path)} has no effect with {other}; it is read with {readers}"
+
+
+@cache
+def _read_with_others() -> list[keys.Key]:
+    return [key for key in keys.all_keys().values() if key.read_with]
 
 
 def _chosen(cfg: DictConfig, values: Values, chooser: str) -> str | None:
-    """Return the selected choice, with aliases resolved; None for a user's function, which may read any key."""
-    word = str(credit_of(cfg) if chooser == CREDIT else keys.value_at(values, chooser))
-    if chooser in CHOICES:
+    """Return the selected word, with aliases resolved; None for a user's function, which may read any key."""
+    word = str(credit_of(cfg) if chooser == "algorithm.credit" else keys.value_at(values, chooser))
+    key = keys.all_keys()[chooser]
+    if not key.functions:
         return word
-    if chooser in WITH_TORCH:
-        return ALIASES.get(word, word) if word in WITH_TORCH[chooser] else None
-    entry = (ESTIMATORS if chooser == METHOD else REDUCTIONS).find(word)
-    return entry.name if entry.function.__module__.startswith("mtrl.") else None
+    return key.aliases.get(word, word) if word in key.functions else None
 
 
 @cache
 def _settings_in(paths: tuple[str, ...]) -> list[str]:
     return [known for path in paths for known in keys.settings() if known == path or known.startswith(f"{path}.")]
-
-
-def _setting(values: Values, path: str) -> str:
-    return f"{path}={keys.typed(keys.value_at(values, path))}"
 
 
 def _is_changed(values: Values, path: str) -> bool:
@@ -343,8 +312,8 @@ def _rejecting(cfg: DictConfig) -> Iterator[str]:
     algorithm = cfg.algorithm
     if algorithm.off_policy_correction != "geometric" or not overlaps(cfg):
         return
-    own = algorithm.correction_low, algorithm.correction_high
-    low, high = (theirs if mine is None else mine for mine, theirs in zip(own, BOUNDS["geometric"], strict=True))
+    own, published = (algorithm.correction_low, algorithm.correction_high), PUBLISHED_BOUNDS["geometric"]
+    low, high = (theirs if mine is None else mine for mine, theirs in zip(own, published, strict=True))
     if _width(low, high) < NARROW:
         yield (
             f"algorithm.off_policy_correction=geometric trains on trajectories whose mean ratio is from {low} to "

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import mtrl
 from mtrl.config import keys
-from mtrl.config.choices import CHOICES, REGISTERED
 from mtrl.config.dialect_values import (
     CONVERT,
     FOREIGN_WHEN_FALSE,
@@ -21,8 +20,6 @@ from mtrl.config.dialect_values import (
 )
 from mtrl.config.dialects import FRAMEWORKS
 
-FUNCTIONS = tuple(REGISTERED)
-"""Keys that also take a function of the user's own, as `package.module.function`."""
 EXPERIMENTS = Path(mtrl.__file__).parent.parent / "conf" / "experiment"
 
 
@@ -87,7 +84,7 @@ def written(key: str, value: str, values: Mapping[str, str] | None = None) -> st
     """
     values = VALUES.get(key, {}) if values is None else values
     first, *more = values[value].split(" ") if value in values else [value]
-    is_known = first in (_words(key) or (first,)) or ("." in first and key in FUNCTIONS)
+    is_known = first in (_words(key) or (first,)) or ("." in first and _takes_functions(key))
     if not (is_known and keys.takes(key, first)):
         return None
     if first == "null" and key in NEEDS:
@@ -106,18 +103,23 @@ def meant(key: str, path: str, value: str | None) -> str:
     return f"did you mean {proposed}?" if proposed else f"did you mean {key}? It takes {allowed(key)}"
 
 
-def _words(key: str) -> tuple[str, ...] | None:
-    """Return the words that a key takes; None if it is not limited to a set of words."""
+def _takes_functions(key: str) -> bool:
+    """Return whether a key also takes a function of the user's own, as `package.module.function`."""
+    return key in keys.all_keys() and bool(keys.all_keys()[key].functions)
+
+
+def _words(key: str) -> tuple[str, ...]:
+    """Return the words that a key takes; empty if it is not limited to a set of words."""
     if key == "experiment":
         return tuple(sorted(file.stem for file in EXPERIMENTS.glob("*.yaml")))
-    return CHOICES.get(key) or REGISTERED.get(key)
+    return keys.words(key)
 
 
 def allowed(key: str) -> str:
     """Return a description of the values that a key takes."""
     words, known = _words(key), keys.find(key)
     if words:
-        return f"one of {', '.join(words)}" + (", or package.module.function" if key in FUNCTIONS else "")
+        return f"one of {', '.join(words)}" + (", or package.module.function" if _takes_functions(key) else "")
     return known.expected() if known else "another value"
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import types
 import typing
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -17,15 +17,6 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mtrl.config.field import Bound
 from mtrl.config.schema import Config
-
-IDLE = (
-    *("run_dir", "resume", "parent", "objective", "plugins", "tracker", "preflight", "diagnosis"),
-    *("model.device", "trainer.threads", "trainer.checkpoint", "trainer.save_trajectories_every"),
-    *("trainer.max_steps_without_signal", "environment.max_workers", "environment.resources"),
-    *(f"evaluation.{key}" for key in ("model", "compare", "split", "source", "output", "endpoint")),
-    *("evaluation.keep_disagreements", "evaluation.confidence", "evaluation.every_steps"),
-)
-"""Keys and sections that have no effect on the policy that a run trains."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +33,16 @@ class Key:
     """Words of which the value is one; empty: the schema does not limit it to words."""
     refused: Mapping[str, str] = field(default_factory=dict)
     """Other words that users may expect, each with the rest of the sentence that refuses it."""
+    functions: tuple[str, ...] = ()
+    """Names and aliases of mtrl's own functions of which the value is one, unless it is `package.module.function`."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Alias -> name of a function."""
+    read_with: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Path of another key -> its words with which this key is read; empty: it is always read."""
+    program: str = ""
+    """The one command that reads the key; empty: training reads it."""
+    affects_policy: bool = True
+    """Whether the key has an effect on the policy that a run trains."""
 
     @property
     def is_section(self) -> bool:
@@ -100,12 +101,13 @@ def all_keys() -> dict[str, Key]:
     return {key.path: key for key in _walk(Config(), "")}
 
 
-def _walk(section: Any, prefix: str) -> typing.Iterator[Key]:
+def _walk(section: Any, prefix: str) -> Iterator[Key]:
     hints = typing.get_type_hints(type(section))
     for entry in fields(section):
         kind, optional = _without_none(hints[entry.name])
         default = getattr(section, entry.name)
         key = Key(prefix + entry.name, kind, optional, default, **entry.metadata)
+        key = replace(key, read_with={prefix + name: words for name, words in key.read_with.items()})
         yield key
         if key.is_section:
             yield from _walk(kind() if default is None else default, f"{key.path}.")
@@ -126,6 +128,33 @@ def find(path: str) -> Key | None:
         return key
     parent = find(path.rpartition(".")[0])
     return parent if parent is not None and parent.is_open else None
+
+
+OWN_FUNCTIONS: dict[str, tuple[str, ...]] = {}
+"""Key -> names of functions that modules of the user registered for it."""
+
+
+def list_registered(path: str, names: Iterable[str]) -> None:
+    """Add the names of functions that a module registers for a key, so that messages and completion list them too."""
+    key = all_keys().get(path)
+    if key is not None and key.functions:
+        OWN_FUNCTIONS[path] = tuple(dict.fromkeys((*OWN_FUNCTIONS.get(path, ()), *names)))
+
+
+def words(path: str) -> tuple[str, ...]:
+    """Return the words and the names of functions that the key at `path` takes; empty if it takes other values."""
+    key = all_keys().get(path)
+    return () if key is None else tuple(dict.fromkeys((*key.choices, *key.functions, *OWN_FUNCTIONS.get(path, ()))))
+
+
+def setting_at(values: Any, path: str) -> str:
+    """Return `path=value` for the value at `path` of plain values, as typed on the command line."""
+    return f"{path}={typed(value_at(values, path))}"
+
+
+def without_effect_on_policy() -> tuple[str, ...]:
+    """Return the keys and sections that have no effect on the policy that a run trains."""
+    return tuple(path for path, key in all_keys().items() if not key.affects_policy)
 
 
 @cache
@@ -171,7 +200,7 @@ def settings() -> list[str]:
     return [path for path, key in all_keys().items() if not key.is_section]
 
 
-def nearest(word: str, known: typing.Iterable[str], cutoff: float = 0.6) -> str | None:
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the known word that is most similar to `word`; None if none is similar enough."""
     return next(iter(difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)), None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from mtrl.config.field import number, one_of
+from mtrl.config.field import number, one_of, setting
 
 NO_FLOAT16 = "needs loss scaling, which mtrl does not have; set bfloat16"
 """Why weights and passes of training cannot be in float16."""
@@ -70,11 +70,10 @@ class ModelConfig:
     path: str | None = None
     """model=hf: model folder, Hub name or GGUF file; PACKAGE/FILE.gguf names a file of an installed Python package."""
     dtype: str = one_of("float32", "bfloat16", refused=dict.fromkeys(("float16", "fp16"), NO_FLOAT16))
-    """Dtype of the weights: float32 | bfloat16"""
-    device: str = "auto"
+    """Dtype of the weights."""
+    device: str = setting("auto", affects_policy=False)
     """auto | cpu | cuda | cuda:N. auto: cuda if the machine has a GPU (an error if PyTorch cannot use it), else cpu"""
     attn_implementation: str = one_of("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention")
-    """sdpa | eager | flash_attention_2 | flash_attention_3 | flex_attention"""
     renderer: str = "auto"
     """Renderer that turns messages into tokens: auto, or a name of the `renderers` package."""
     trust_remote_code: bool = False

@@ -17,7 +17,7 @@ from mtrl.errors import UserError
 
 MOST = 20
 """Maximum number of ancestors that are read."""
-IGNORED = ("name", *keys.IDLE)
+IGNORED = ("name", *keys.without_effect_on_policy())
 TOGETHER = (
     {"algorithm.group_size", "trainer.prompts_per_step"},
     {"algorithm.loss_fn", "algorithm.clip_low_threshold", "algorithm.clip_high_threshold"},

@@ -24,7 +24,7 @@ from mtrl.errors import UserError
 from mtrl.models.value_head import ValueModel
 
 if TYPE_CHECKING:
-    from mtrl.config.schema import FsdpConfig
+    from mtrl.config.trainer_schema import FsdpConfig
     from mtrl.distributed.world import World
 
 

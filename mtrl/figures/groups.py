@@ -9,14 +9,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from mtrl.config.keys import IDLE
+from mtrl.config.keys import without_effect_on_policy
 from mtrl.errors import UserError
 from mtrl.figures.episodes import StoredEpisodes, read_episodes
 from mtrl.record import library
 from mtrl.record.run import Run
 from mtrl.utils.text import one_line
 
-APART = ("seed", *IDLE)
+APART = ("seed", *without_effect_on_policy())
 """Settings, and sections of settings, that do not distinguish experiments."""
 NAMES = {"algorithm.advantage_method": "algorithm", "algorithm.loss_fn": "loss", "environment.name": "environment"}
 """Names of keys in labels, where they differ from the last part of the key."""

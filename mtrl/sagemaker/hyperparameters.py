@@ -13,7 +13,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from mtrl.config import keys, messages
-from mtrl.config.choices import ALIASES
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
 
@@ -119,7 +118,7 @@ def _spelt(parameter: Hyperparameter, value: Any) -> Any:
             raise UserError(f"{parameter.key}={value} is not offered by the managed service; take one of {offered}")
         return METHODS[value]
     if parameter.name == "loss_fn":
-        value = ALIASES.get(value, value)
+        value = keys.all_keys()[parameter.key].aliases.get(value, value)
         if value not in LOSSES:
             raise messages.unknown_choice(parameter.key, value, LOSSES, " (what the managed service offers)")
     return _plain(value)

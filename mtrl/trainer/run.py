@@ -20,7 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 from mtrl.config.derived import prompt_of, serves
 from mtrl.config.epochs import with_steps
 from mtrl.config.mixture import described_tasks
-from mtrl.config.schema import Config, FsdpConfig
+from mtrl.config.schema import Config
+from mtrl.config.trainer_schema import FsdpConfig
 from mtrl.console.console import Console
 from mtrl.console.progress import Work
 from mtrl.environments.factory import load_task, writes_prompts

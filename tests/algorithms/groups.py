@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from mtrl.algorithms.advantages import turn_advantages
 from mtrl.algorithms.registry import ESTIMATORS
-from mtrl.config.schema import AlgorithmConfig, PassKConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig, PassKConfig
 from mtrl.types import FinishReason, Group, Trajectory, Turn
 
 reward = st.integers(-40, 40).map(lambda n: n / 8)

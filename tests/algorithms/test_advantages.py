@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from mtrl.algorithms.advantages import estimate, turn_advantages
 from mtrl.algorithms.batch import CreditBatch
-from mtrl.config.schema import AlgorithmConfig, RewardConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
+from mtrl.config.schema import RewardConfig
 from mtrl.errors import UserError
 from mtrl.rewards.compose import RewardComposer
 

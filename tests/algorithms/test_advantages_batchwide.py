@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrl.algorithms.advantages import turn_advantages
-from mtrl.config.schema import AlgorithmConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
 
 
 def whitened(values, tokens):

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mtrl.algorithms.advantages import turn_advantages
 from mtrl.algorithms.advantages.gigpo import anchors
 from mtrl.algorithms.batch import CreditBatch
-from mtrl.config.schema import AlgorithmConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
 
 REWARDS = [[0.0, 0.0, 1.0], [0.0, 0.0], [0.0, 1.0]]
 SEEN = [["s0", "s1", "s2"], ["s0", "s1"], ["s0", "s3"]]

@@ -9,7 +9,7 @@ from hypothesis import given, note, settings
 from hypothesis import strategies as st
 
 from mtrl.algorithms.advantages import turn_advantages
-from mtrl.config.schema import AlgorithmConfig, PassKConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig, PassKConfig
 
 WHITENED = {"reinforce_pp", "reinforce_pp_baseline", "gdpo"}
 """Methods that use the whole batch, weighted by tokens."""

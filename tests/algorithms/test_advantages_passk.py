@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrl.algorithms.advantages.pass_at_k import chen, chen_differences, pkpo_s, pkpo_sloo, pkpo_sloo1, rho, top2
-from mtrl.config.schema import AlgorithmConfig, PassKConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig, PassKConfig
 from mtrl.errors import UserError
 from mtrl.scoring.pass_at_k import pass_at_k
 

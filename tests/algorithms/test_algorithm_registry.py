@@ -22,7 +22,7 @@ from mtrl.algorithms.registry import (
     find_loss,
     find_reduction,
 )
-from mtrl.config.schema import AlgorithmConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
 from mtrl.errors import UserError
 from mtrl.types import FinishReason, Group, Trajectory, Turn
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from mtrl.algorithms.corrections import Reweighting
 from mtrl.algorithms.losses import TokenBatch
 from mtrl.algorithms.registry import CORRECTIONS, find_correction
-from mtrl.config.schema import AlgorithmConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
 
 # Two trajectories, of three and of two tokens; the product of their ratios is 0.6 and 5.4.
 RATIO = torch.tensor([1.5, 0.4, 1.0, 6.0, 0.9], dtype=torch.float64)

@@ -10,7 +10,7 @@ import torch
 from mtrl.algorithms.distillation import mixed, outside, reverse_kl, top_k_loss
 from mtrl.algorithms.losses import TokenBatch
 from mtrl.algorithms.registry import find_loss
-from mtrl.config.schema import AlgorithmConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
 from mtrl.types import TopTokens
 
 SYMBOLS, LENGTH = 3, 2

@@ -21,8 +21,8 @@ from mtrl.algorithms.advantages import estimate
 from mtrl.algorithms.batch import CreditBatch
 from mtrl.algorithms.losses import TokenBatch
 from mtrl.algorithms.registry import find_correction, find_loss
+from mtrl.config.algorithm_schema import AlgorithmConfig
 from mtrl.config.overrides import CONF
-from mtrl.config.schema import AlgorithmConfig
 
 TURNS = 3
 PER_TURN, AT_THE_END = (0.2, 0.2, 1.0), (0.0, 0.0, 1.0)

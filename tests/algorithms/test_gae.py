@@ -14,7 +14,7 @@ from mtrl.algorithms.advantages import estimate
 from mtrl.algorithms.advantages.gae import lambda_returns, token_batch, turn_batch
 from mtrl.algorithms.batch import CHUNK, CreditBatch
 from mtrl.algorithms.registry import find_estimator
-from mtrl.config.schema import AlgorithmConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
 
 number = st.floats(-4.0, 4.0)
 share = st.floats(0.0, 1.0)

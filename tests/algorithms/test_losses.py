@@ -20,7 +20,7 @@ from mtrl.algorithms.losses import (
     weighted_sum,
 )
 from mtrl.algorithms.registry import LOSSES, find_loss
-from mtrl.config.schema import AlgorithmConfig, DppoConfig, SapoConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig, DppoConfig, SapoConfig
 
 # Two trajectories, of three and of two tokens.
 RATIO = torch.tensor([1.5, 0.5, 1.0, 1.5, 4.0], dtype=torch.float64)

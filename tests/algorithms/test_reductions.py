@@ -11,7 +11,7 @@ import torch
 from mtrl.algorithms.losses import TokenBatch, ppo, weighted_sum
 from mtrl.algorithms.reductions import Totals, token_weights
 from mtrl.algorithms.registry import LOSSES, REDUCTIONS, find_loss
-from mtrl.config.schema import AlgorithmConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
 from mtrl.errors import UserError
 from mtrl.types import Sample
 

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 
 from mtrl.algorithms.advantages import turn_advantages
 from mtrl.algorithms.signal import earned, is_informative, lonely_turns, signal_metrics
-from mtrl.config.schema import AlgorithmConfig, PassKConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig, PassKConfig
 
 
 def a_group(name, *rewards):

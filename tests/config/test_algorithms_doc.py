@@ -9,10 +9,9 @@ from mtrl.algorithms import registry
 from mtrl.algorithms.advantages import estimate
 from mtrl.algorithms.batch import CreditBatch
 from mtrl.command.algorithm_checks import NEEDS_OLD
-from mtrl.config.choices import BOUNDS, CHOICES
-from mtrl.config.keys import find
+from mtrl.config.algorithm_schema import PUBLISHED_BOUNDS, AlgorithmConfig
+from mtrl.config.keys import find, words
 from mtrl.config.overrides import CONF
-from mtrl.config.schema import AlgorithmConfig
 from mtrl.types import FinishReason, Group, Trajectory, Turn
 
 TEXT = (CONF.parent / "docs/algorithms.md").read_text(encoding="utf-8")
@@ -50,7 +49,7 @@ def test_every_function_has_a_row_with_all_its_names(first, known):
 
 
 def test_the_words_of_passk_have_a_row():
-    assert named("`passk.estimator`") == sorted(CHOICES["algorithm.passk.estimator"])
+    assert named("`passk.estimator`") == sorted(words("algorithm.passk.estimator"))
 
 
 def test_methods_have_the_credits_and_needs_that_the_table_says():
@@ -77,7 +76,7 @@ def test_the_worked_advantages():
 def test_the_bounds_and_anchors_of_corrections():
     for name, _, bounds, anchor in rows("`off_policy_correction`"):
         name = name.strip("`")
-        assert tuple(float(bound) for bound in bounds.split(",") if bound) == BOUNDS.get(name, ()), name
+        assert tuple(float(bound) for bound in bounds.split(",") if bound) == PUBLISHED_BOUNDS.get(name, ()), name
         assert (anchor == "`old`") == (name in NEEDS_OLD), name
 
 

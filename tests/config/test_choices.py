@@ -5,14 +5,15 @@ import pytest
 from mtrl.algorithms.registry import Registry
 from mtrl.cli.completion import completions
 from mtrl.command.compose import compose
-from mtrl.config.choices import CHOICES, REGISTERED
 from mtrl.config.foreign import allowed
-from mtrl.config.keys import all_keys
+from mtrl.config.keys import all_keys, words
 from mtrl.errors import UserError
+
+CHOICES = {path: key.choices for path, key in all_keys().items() if key.choices}
 
 
 @pytest.mark.parametrize(
-    ("path", "words"),
+    ("path", "expected"),
     [
         ("async_config.on_stale", ("wait", "requeue")),
         ("algorithm.credit", ("trajectory", "turn", "turn+outcome")),
@@ -24,25 +25,25 @@ from mtrl.errors import UserError
         *((f"generator.{engine}.lora", ("merged", "adapter")) for engine in ("vllm", "sglang")),
     ],
 )
-def test_words_of_every_kind_and_of_sections_that_are_used_twice(path, words):
-    assert CHOICES[path] == words
+def test_words_of_every_kind_and_of_sections_that_are_used_twice(path, expected):
+    assert words(path) == expected
 
 
 def test_the_words_are_those_of_text_keys_without_a_registry():
-    assert len(CHOICES) > 20 and not CHOICES.keys() & REGISTERED.keys()
-    for path, words in CHOICES.items():
+    assert len(CHOICES) > 20
+    for path, found in CHOICES.items():
         key = all_keys()[path]
-        assert key.type is str and key.choices == words and len(set(words)) == len(words) > 1
-        assert key.default in words or (key.optional and key.default is None), path
+        assert key.type is str and not key.functions and len(set(found)) == len(found) > 1
+        assert key.default in found or (key.optional and key.default is None), path
 
 
 @pytest.mark.parametrize("path", CHOICES)
 def test_another_word_is_refused_with_the_words_of_the_field(path):
     with pytest.raises(UserError) as caught:
         compose([f"{path}=zzz"])
-    words = ", ".join(all_keys()[path].choices)
-    assert str(caught.value) == f"{path}=zzz is not known; choose one of {words}"
-    assert allowed(path) == f"one of {words}"
+    listed = ", ".join(all_keys()[path].choices)
+    assert str(caught.value) == f"{path}=zzz is not known; choose one of {listed}"
+    assert allowed(path) == f"one of {listed}"
     assert completions(f"mtrl train {path}=") == [*all_keys()[path].choices]
 
 
@@ -62,7 +63,7 @@ def test_float16_is_refused_because_the_loss_is_not_scaled():
 
 def test_registered_functions_of_a_user_are_listed_too(monkeypatch):
     key = "algorithm.advantage_method"
-    monkeypatch.setitem(REGISTERED, key, REGISTERED[key])
+    monkeypatch.setattr("mtrl.config.keys.OWN_FUNCTIONS", {})
     Registry(key, "mtrl.algorithms.advantages").register("my_estimator")(lambda batch, config: batch.rewards)
     assert completions(f"mtrl train {key}=my_e") == ["my_estimator"]
     with pytest.raises(UserError, match=f"verl's spelling; set {key}, one of .*, my_estimator, or package.module"):
@@ -71,4 +72,4 @@ def test_registered_functions_of_a_user_are_listed_too(monkeypatch):
 
 def test_functions_of_another_key_are_not_listed():
     Registry("reward.components", "mtrl.rewards.shaping").register("my_component")(lambda *_: 0.0)
-    assert "reward.components" not in REGISTERED
+    assert words("reward.components") == ()

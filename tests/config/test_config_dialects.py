@@ -15,10 +15,9 @@ from mtrl.command.checks import check
 from mtrl.command.compose import compose, merge
 from mtrl.command.runs import settle
 from mtrl.config import foreign
-from mtrl.config.choices import CHOICES, WITH_TORCH
 from mtrl.config.dialect_values import VALUES, VALUES_OF_FOREIGN_KEY
 from mtrl.config.dialects import FRAMEWORKS
-from mtrl.config.keys import find, settings
+from mtrl.config.keys import find, settings, words
 from mtrl.config.messages import unknown_key
 from mtrl.config.overrides import CONF, normalise
 from mtrl.errors import UserError
@@ -67,7 +66,7 @@ def values_for(key: str) -> tuple[str, ...]:
         return (WORKING[key], "null")
     known = find(key) if " " not in key else None
     fitting = SAMPLES.get(known and known.type, (*SAMPLES[str], "[0.9,0.99]", "0.9", "true", "false"))
-    return (*VALUES.get(key, {}), *WITH_TORCH.get(key, ()), *CHOICES.get(key, ()), *fitting)
+    return (*VALUES.get(key, {}), *words(key), *fitting)
 
 
 def proposals() -> dict[str, str]:
@@ -122,6 +121,7 @@ NOT_HERE = (
         "is not what algorithm.advantage_method=turn_rloo has",
         "rotary positions",
         "a cost needs input and output",
+        "divides by a constant",
         "in USD per million",
     ),
 )

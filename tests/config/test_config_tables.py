@@ -6,26 +6,21 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mtrl.command.hints import READERS
-from mtrl.config.choices import ALIASES, BOUNDS, CHOICES, REGISTERED, WITH_TORCH
+from mtrl.config.algorithm_schema import PUBLISHED_BOUNDS, AlgorithmConfig
 from mtrl.config.keys import all_keys, find, settings
-from mtrl.config.schema import AlgorithmConfig
 
 
 def test_the_names_written_down_are_those_of_the_registries():
     from mtrl.algorithms.registry import CORRECTIONS, ESTIMATORS, KL_ESTIMATORS, LOSSES, REDUCTIONS
 
-    tensors = {registry.key: registry for registry in (LOSSES, CORRECTIONS, KL_ESTIMATORS)}
-    assert tensors.keys() == WITH_TORCH.keys()
-    registries = {**tensors, ESTIMATORS.key: ESTIMATORS, REDUCTIONS.key: REDUCTIONS}
-    assert registries.keys() == REGISTERED.keys()
-    for key, names in REGISTERED.items():
-        found = [(name, registries[key].find(name).function.__module__) for name in registries[key].names()]
-        ours = [name for name, module in found if module.startswith("mtrl.")]  # other tests register some of their own
-        assert sorted(names) == ours
-    for alias in set(LOSSES.names()) & ALIASES.keys():
-        assert LOSSES.find(alias).name == ALIASES[alias]
-    assert {name for name in LOSSES.names() if LOSSES.find(name).name != name} == ALIASES.keys()
+    registries = {registry.key: registry for registry in (ESTIMATORS, LOSSES, REDUCTIONS, CORRECTIONS, KL_ESTIMATORS)}
+    declared = {path: key for path, key in all_keys().items() if key.functions}
+    assert registries.keys() == declared.keys()
+    for path, key in declared.items():
+        entries = {name: registries[path].find(name) for name in registries[path].names()}
+        ours = {n: e for n, e in entries.items() if e.function.__module__.startswith("mtrl.")}  # tests register others
+        assert sorted(key.functions) == sorted(ours)
+        assert dict(key.aliases) == {name: entry.name for name, entry in ours.items() if name != entry.name}
 
 
 def test_the_bounds_written_down_are_those_of_the_corrections():
@@ -34,8 +29,8 @@ def test_the_bounds_written_down_are_those_of_the_corrections():
     from mtrl.algorithms.losses import TokenBatch
     from mtrl.algorithms.registry import find_correction
 
-    assert {"none", *BOUNDS} == set(WITH_TORCH["algorithm.off_policy_correction"])
-    for name, (low, high) in BOUNDS.items():
+    assert {"none", *PUBLISHED_BOUNDS} == set(find("algorithm.off_policy_correction").functions)
+    for name, (low, high) in PUBLISHED_BOUNDS.items():
         ratios = [r for bound in (low, high) for r in (0.9999 * bound, 1.0001 * bound) if r]
         for ratio in ratios:  # one token, so that it is its trajectory
             difference = torch.tensor([math.log(ratio)], dtype=torch.float64)
@@ -50,20 +45,20 @@ def test_the_words_of_passk_and_dppo_are_those_of_the_functions():
     from mtrl.algorithms.advantages.pass_at_k import ADVANTAGES
     from mtrl.algorithms.losses import DIVERGENCES
 
-    assert set(CHOICES["algorithm.passk.estimator"]) == set(ADVANTAGES)
-    assert set(CHOICES["algorithm.dppo.divergence"]) == set(DIVERGENCES)
+    assert set(find("algorithm.passk.estimator").choices) == set(ADVANTAGES)
+    assert set(find("algorithm.dppo.divergence").choices) == set(DIVERGENCES)
 
 
-def test_the_table_of_readers_names_keys_and_choices_that_exist():
-    known = {**CHOICES, **REGISTERED}
-    for paths, readers in READERS:
-        assert all(path in all_keys() for path in paths)
-        for chooser, choices in readers.items():
-            assert set(choices) <= set(known[chooser]), chooser
+def test_the_readers_of_a_key_are_keys_and_words_that_exist():
+    with_readers = [key for key in all_keys().values() if key.read_with]
+    assert len(with_readers) > 15
+    for key in with_readers:
+        for chooser, words in key.read_with.items():
+            known = all_keys()[chooser]
+            assert set(words) <= {*known.choices, *known.functions} - known.aliases.keys(), key.path
 
 
-def test_every_key_of_the_algorithm_is_in_the_tables_or_always_read():
-    """Each new key must be in the table of its readers."""
+def test_every_key_of_the_algorithm_declares_its_readers_or_is_always_read():
     from mtrl.command.hints import IDLE
 
     always = (
@@ -71,7 +66,7 @@ def test_every_key_of_the_algorithm_is_in_the_tables_or_always_read():
         *("kl_reward_coef", "entropy_coef", "loss_anchor", "off_policy_correction", "drop_zero_advantage"),
         *("dynamic_sampling_rounds", "overlong_filtering", "extra"),
     )
-    placed = {path for table in (READERS, IDLE) for paths, *_ in table for path in paths}
+    placed = {path for paths, *_ in IDLE for path in paths} | {k.path for k in all_keys().values() if k.read_with}
     for path in settings():
         if path.startswith("algorithm."):
             parents = {path, path.rpartition(".")[0], ".".join(path.split(".")[:2])}
@@ -112,7 +107,7 @@ def step_of_groups():
 
 
 def readers_of(path: str) -> dict[str, tuple[str, ...]]:
-    return {chooser: words for paths, table in READERS if path in paths for chooser, words in table.items()}
+    return dict(find(path).read_with)
 
 
 @pytest.mark.parametrize("path", OTHER_VALUES)

@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 from omegaconf.errors import ValidationError
 
-from mtrl.config.field import Bound, number, one_of
+from mtrl.config.field import Bound, function, number, one_of, setting
 
 
 @dataclass
@@ -16,6 +16,10 @@ class Section:
     rows: int | None = number(None, at_least=1)
     mode: str = one_of("wait", "drop")
     credit: str | None = one_of(None, "turn", "trajectory", refused={"token": "needs a critic; set turn"})
+    loss: str = function("ppo", "gspo", aliases={"regular": "ppo"})
+    cap: float = number(2.0, above=0, read_with={"loss": ("gspo",)})
+    paths: list[str] = setting(factory=list, program="mtrl evaluate")
+    threads: int | None = setting(None, affects_policy=False)
 
 
 @pytest.mark.parametrize(
@@ -43,13 +47,18 @@ def test_declared_bounds_and_words_are_in_the_metadata():
         "rows": {"bound": Bound(at_least=1)},
         "mode": {"choices": ("wait", "drop"), "refused": {}},
         "credit": {"choices": ("turn", "trajectory"), "refused": {"token": "needs a critic; set turn"}},
+        "loss": {"functions": ("ppo", "gspo", "regular"), "aliases": {"regular": "ppo"}},
+        "cap": {"bound": Bound(above=0), "read_with": {"loss": ("gspo",)}},
+        "paths": {"program": "mtrl evaluate", "affects_policy": False},
+        "threads": {"affects_policy": False},
     }
 
 
 def test_defaults_and_types_are_those_of_plain_fields():
-    assert Section() == Section(0.5, None, "wait", None)
+    assert Section() == Section(0.5, None, "wait", None, "ppo", 2.0, [], None)
     cfg = OmegaConf.structured(Section)
-    assert cfg == {"share": 0.5, "rows": None, "mode": "wait", "credit": None}
+    checked = {"share": 0.5, "rows": None, "mode": "wait", "credit": None}
+    assert cfg == {**checked, "loss": "ppo", "cap": 2.0, "paths": [], "threads": None}
     cfg.rows, cfg.share = 3, 1
     assert OmegaConf.to_object(cfg) == Section(share=1.0, rows=3)
     with pytest.raises(ValidationError):

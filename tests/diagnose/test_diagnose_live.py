@@ -9,8 +9,10 @@ import pytest
 from alarms import read_alarms
 from made_up_runs import learning, rows
 
+from mtrl.config.algorithm_schema import AlgorithmConfig
 from mtrl.config.checks_schema import DiagnosisConfig
-from mtrl.config.schema import AlgorithmConfig, Config, EnvironmentConfig, TrainerConfig
+from mtrl.config.schema import Config, EnvironmentConfig
+from mtrl.config.trainer_schema import TrainerConfig
 from mtrl.diagnose.finding import Severity
 from mtrl.diagnose.live import Watch
 from mtrl.record.metrics import MetricsLog

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from ranks import run_ranks
 from sharded_models import make_lm
 
-from mtrl.config.schema import FsdpConfig
+from mtrl.config.trainer_schema import FsdpConfig
 from mtrl.distributed import sharding
 from mtrl.distributed.gathered import GatheredWeights, layout_of
 from mtrl.distributed.sharding import full_state, shard

@@ -11,7 +11,7 @@ from ranks import run_ranks
 from sharded_models import KINDS, Experts, adamw, loss_of, make_batches, make_lm, make_model, without_tokens
 from torch import nn
 
-from mtrl.config.schema import FsdpConfig
+from mtrl.config.trainer_schema import FsdpConfig
 from mtrl.distributed import sharding
 from mtrl.distributed.sharding import (
     compile_layers,

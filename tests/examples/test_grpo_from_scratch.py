@@ -17,7 +17,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from examples import grpo_from_scratch as example
 from mtrl.algorithms.advantages import turn_advantages
-from mtrl.config.schema import Config, OptimizerConfig
+from mtrl.config.schema import Config
+from mtrl.config.trainer_schema import OptimizerConfig
 from mtrl.trainer.data.samples import group_samples
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import Policy

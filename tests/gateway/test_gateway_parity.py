@@ -17,7 +17,8 @@ from envs.gsm8k.environment import Gsm8kEnv
 from mtrl.agents.callable import CallableRunner
 from mtrl.agents.loop import AgentLoop
 from mtrl.algorithms.reductions import token_weights
-from mtrl.config.schema import AlgorithmConfig, Config, DataConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
+from mtrl.config.schema import Config, DataConfig
 from mtrl.engines.base import SamplingParams
 from mtrl.engines.local.engine import LocalEngine
 from mtrl.environments.pool import EnvironmentPool

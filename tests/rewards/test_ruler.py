@@ -5,8 +5,9 @@ import json
 import pytest
 
 from mtrl.algorithms.advantages import turn_advantages
-from mtrl.config.choices import REGISTERED
-from mtrl.config.schema import AlgorithmConfig, PassKConfig, RewardConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig, PassKConfig
+from mtrl.config.keys import words
+from mtrl.config.schema import RewardConfig
 from mtrl.engines.endpoints.budget import BudgetSpentError
 from mtrl.errors import UserError
 from mtrl.rewards.compose import RewardComposer
@@ -224,7 +225,7 @@ def test_wrong_settings_are_refused_before_the_first_episode(component):
             RewardComposer(RewardConfig(components={"ruler": {**component, **wrong}}))
 
 
-@pytest.mark.parametrize("method", sorted({*REGISTERED["algorithm.advantage_method"]} - {"gae", "turn_gae"}))
+@pytest.mark.parametrize("method", sorted({*words("algorithm.advantage_method")} - {"gae", "turn_gae"}))
 def test_scores_become_advantages_with_every_method(server, component, method):  # noqa: F811
     server.replies = [scored(0.0, 1.0)]
     group = a_group(["a", "b"], ["c"])

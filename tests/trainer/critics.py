@@ -9,7 +9,8 @@ import torch
 from helpers import make_group, split_by_turn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from mtrl.config.schema import Config, OptimizerConfig
+from mtrl.config.schema import Config
+from mtrl.config.trainer_schema import OptimizerConfig
 from mtrl.distributed.rank_group import RankGroup
 from mtrl.distributed.world import World
 from mtrl.trainer.data.samples import group_samples

@@ -6,7 +6,8 @@ import pytest
 from helpers import make_turn
 
 from mtrl.algorithms.signal import signal_metrics
-from mtrl.config.schema import AlgorithmConfig, RewardConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
+from mtrl.config.schema import RewardConfig
 from mtrl.rewards.compose import RewardComposer
 from mtrl.rollout.rollouts import RolloutReport
 from mtrl.trainer.data.samples import advantages_of

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from mtrl.algorithms.advantages import turn_advantages
-from mtrl.config.schema import AlgorithmConfig, RewardConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
+from mtrl.config.schema import RewardConfig
 from mtrl.rewards.compose import RewardComposer
 from mtrl.rewards.mixture import MixedComposer
 from mtrl.rollout.rollouts import RolloutReport

@@ -22,7 +22,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from mtrl.algorithms.losses import TokenBatch, weighted_sum
 from mtrl.algorithms.reductions import Totals, token_weights
 from mtrl.algorithms.registry import CORRECTIONS, LOSSES, REDUCTIONS, find_correction, find_loss
-from mtrl.config.schema import AlgorithmConfig, Config, DppoConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig, DppoConfig
+from mtrl.config.schema import Config
 from mtrl.trainer.data.batching import PACKED, PADDED, micro_batches
 from mtrl.trainer.data.samples import Credited, group_samples
 from mtrl.trainer.update.distillation import Distillation, LocalTeacher

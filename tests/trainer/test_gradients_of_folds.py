@@ -12,7 +12,8 @@ from test_gradients import EXACT, Capture, assert_same
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from mtrl.algorithms.advantages import turn_advantages
-from mtrl.config.schema import AlgorithmConfig, Config
+from mtrl.config.algorithm_schema import AlgorithmConfig
+from mtrl.config.schema import Config
 from mtrl.rollout.folding import KeepLast, Summarise
 from mtrl.trainer.data.samples import group_samples
 from mtrl.trainer.update.policy import Policy

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from mtrl.config.schema import OptimizerConfig
+from mtrl.config.trainer_schema import OptimizerConfig
 from mtrl.errors import UserError
 from mtrl.trainer.update.optimizer import Optimizer, clip_gradients, is_fused, lr_scale
 from tests.distributed.ranks import run_ranks

@@ -14,7 +14,7 @@ sys.path.append(str(Path(__file__).parents[1] / "distributed"))
 from ranks import run_ranks
 from sharded_models import adamw, make_batches, make_lm, make_model, without_tokens
 
-from mtrl.config.schema import FsdpConfig
+from mtrl.config.trainer_schema import FsdpConfig
 from mtrl.distributed.sharding import shard
 from mtrl.models.lora import without_adapters
 from mtrl.trainer.update.policy import Policy

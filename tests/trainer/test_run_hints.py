@@ -2,7 +2,8 @@
 
 import pytest
 
-from mtrl.config.schema import Config, EnvironmentConfig, TrainerConfig
+from mtrl.config.schema import Config, EnvironmentConfig
+from mtrl.config.trainer_schema import TrainerConfig
 from mtrl.record.run_dir import RunDir
 from mtrl.trainer.run import hints
 

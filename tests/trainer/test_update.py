@@ -12,7 +12,8 @@ from alone import updater_of
 from helpers import make_group
 
 from mtrl.algorithms.advantages import turn_advantages
-from mtrl.config.schema import Config, OptimizerConfig
+from mtrl.config.schema import Config
+from mtrl.config.trainer_schema import OptimizerConfig
 from mtrl.errors import UserError
 from mtrl.trainer.data.batching import micro_batches, mini_batches
 from mtrl.trainer.data.samples import group_samples

@@ -38,7 +38,7 @@ import numpy as np
 from mtrl.algorithms.advantages import baselines, batchwide, gae, gigpo, pass_at_k
 from mtrl.algorithms.batch import CreditBatch, Floats, Ragged
 from mtrl.algorithms.registry import find_estimator
-from mtrl.config.schema import AlgorithmConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
 from mtrl.errors import UserError
 from mtrl.types import Group
 

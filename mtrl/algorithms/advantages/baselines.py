@@ -11,7 +11,7 @@ import numpy as np
 
 from mtrl.algorithms.batch import CreditBatch, Floats, Peers, discounted_sums, fill
 from mtrl.algorithms.registry import advantage_estimator
-from mtrl.config.schema import AlgorithmConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
 
 ALL_CREDITS = ("trajectory", "turn", "turn+outcome")
 

@@ -9,7 +9,7 @@ import numpy as np
 from mtrl.algorithms.advantages.baselines import ALL_CREDITS, STD_EPSILON, credited
 from mtrl.algorithms.batch import CreditBatch, Floats, Peers, fill, whiten
 from mtrl.algorithms.registry import advantage_estimator
-from mtrl.config.schema import AlgorithmConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
 from mtrl.types import ENVIRONMENT
 
 

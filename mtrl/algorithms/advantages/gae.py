@@ -12,7 +12,7 @@ import numpy as np
 
 from mtrl.algorithms.batch import CreditBatch, Floats, discounted_sums, fill, whiten
 from mtrl.algorithms.registry import advantage_estimator
-from mtrl.config.schema import AlgorithmConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
 
 
 @advantage_estimator("turn_gae", needs_critic=True)

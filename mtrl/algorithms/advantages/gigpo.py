@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mtrl.algorithms.advantages.baselines import STD_EPSILON, per_trajectory, z_score
 from mtrl.algorithms.batch import CreditBatch, Floats, Peers, discounted_sums, fill
 from mtrl.algorithms.registry import advantage_estimator
-from mtrl.config.schema import AlgorithmConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
 
 
 @advantage_estimator("gigpo", needs_group=True)

@@ -16,7 +16,7 @@ import numpy as np
 
 from mtrl.algorithms.batch import CreditBatch, Floats
 from mtrl.algorithms.registry import advantage_estimator
-from mtrl.config.schema import AlgorithmConfig, PassKConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig, PassKConfig
 from mtrl.errors import UserError
 
 CHEN_EPSILON = 1e-6

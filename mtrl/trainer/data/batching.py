@@ -13,7 +13,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
-from mtrl.config.schema import TrainerConfig
+from mtrl.config.trainer_schema import TrainerConfig
 from mtrl.models.packing import Row, pack, partition, shared_prefixes
 from mtrl.trainer.flops import ModelFlops
 from mtrl.types import Sample, TopTokens

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mtrl.algorithms.advantages import turn_advantages
 from mtrl.algorithms.batch import Floats, Ragged
-from mtrl.config.schema import AlgorithmConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
 from mtrl.rewards.compose import RewardComposer
 from mtrl.types import Group, Sample, Trajectory, Turn
 

@@ -13,7 +13,8 @@ from mtrl.algorithms.advantages import estimate
 from mtrl.algorithms.advantages.gae import lambda_returns, token_batch, turn_batch
 from mtrl.algorithms.batch import ROUNDING, CreditBatch, Floats, fill
 from mtrl.algorithms.registry import find_estimator
-from mtrl.config.schema import AlgorithmConfig, Config
+from mtrl.config.algorithm_schema import AlgorithmConfig
+from mtrl.config.schema import Config
 from mtrl.errors import UserError
 from mtrl.trainer.data.batching import MicroBatch, micro_batches, mini_batches
 from mtrl.trainer.data.samples import Credited, trajectory_samples

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from mtrl.config.schema import OptimizerConfig
+from mtrl.config.trainer_schema import OptimizerConfig
 from mtrl.distributed.sharding import local_part
 from mtrl.errors import UserError
 

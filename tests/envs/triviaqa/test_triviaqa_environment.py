@@ -18,7 +18,8 @@ from envs.triviaqa.demonstrator import answer, search
 from envs.triviaqa.protocol import Action, parse_action, without_tags
 from mtrl.algorithms.advantages.baselines import mt_grpo
 from mtrl.algorithms.batch import CreditBatch
-from mtrl.config.schema import AlgorithmConfig, DataConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
+from mtrl.config.schema import DataConfig
 from mtrl.errors import UserError
 from mtrl.retrieval import RetrieverError
 from mtrl.types import Group
