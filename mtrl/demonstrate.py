@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         raise UserError(f"the task {task.family.name} has no demonstrator; give its family a `demonstrate`")
     if not task.splits.train:
         raise UserError("there are no training rows to demonstrate; check data.path and data.train_split")
-    from mtrl.models.demonstrations import demonstrations
+    from mtrl.rollout.demonstrations import demonstrations
 
     count = args.count or config.model.warm_start.demonstrations
     rng, timeout = random.Random(config.seed), config.environment.step_timeout

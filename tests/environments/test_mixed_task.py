@@ -11,8 +11,8 @@ from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.factory import load_task
 from mtrl.environments.family import Recital
 from mtrl.errors import UserError
-from mtrl.models.demonstrations import demonstrate
 from mtrl.play.episode import Rules, TextEpisode
+from mtrl.rollout.demonstrations import demonstrate
 from mtrl.scoring.heldout import score_groups
 from mtrl.types import Group
 

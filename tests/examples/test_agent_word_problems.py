@@ -11,7 +11,7 @@ from envs.gsm8k.calculator import calculate as reference
 from examples.agents.openai_tools import calculate, result, reward
 from examples.agents.word_problems import FAMILY
 from mtrl.config.schema import DataConfig
-from mtrl.models.demonstrations import demonstrate
+from mtrl.rollout.demonstrations import demonstrate
 from tests.envs.episodes import trajectory_of
 from tests.examples.agent_episodes import by_environment
 

@@ -33,11 +33,11 @@ from mtrl.environments.family import reward_is_success
 from mtrl.environments.mixture import interleaved
 from mtrl.errors import UserError
 from mtrl.models import sft, tiny
-from mtrl.models.demonstrations import demonstrate, demonstrations
 from mtrl.models.gguf import as_folder
 from mtrl.models.renderer import TinyRenderer, make_renderer
 from mtrl.record.checksums import SUMS, changes, write_checksums
 from mtrl.rewards.mixture import make_composer
+from mtrl.rollout.demonstrations import demonstrate, demonstrations
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.scoring.heldout import score_groups
 from mtrl.trainer.loading import compute_dtype, fit_attention, load_model

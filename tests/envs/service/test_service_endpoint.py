@@ -19,8 +19,8 @@ from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.factory import load_task
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.errors import RunEndedError, UserError
-from mtrl.models.demonstrations import demonstrations
 from mtrl.rollout.conversation import Conversation
+from mtrl.rollout.demonstrations import demonstrations
 from mtrl.rollout.episode import EpisodeLimits, EpisodeLoop
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.types import StopReason

@@ -8,16 +8,18 @@ import inspect
 import queue
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from typing import Any, TypeVar
 
-from mtrl.environments.base import BaseEnvironment, StepResult
+from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import Family
-from mtrl.environments.results import as_messages, as_step_result
 from mtrl.errors import UserError
-from mtrl.types import Message, Row
+from mtrl.rollout.stepper import Stepper, text_message, text_turn
+from mtrl.types import Message, Row, Trajectory
 from mtrl.utils.process_guard import guarded
 from mtrl.utils.user_code import reason
+
+T = TypeVar("T")
 
 
 def demonstrations(
@@ -78,34 +80,53 @@ def demonstrate(
     family: Family, make_environment: Callable[[], BaseEnvironment], row: Row, rng: random.Random
 ) -> list[Message]:
     """Run one episode with the family's demonstrator. Return the messages up to its last response."""
+    return _result(_episode(family, make_environment, row, rng))
+
+
+async def _episode(
+    family: Family, make_environment: Callable[[], BaseEnvironment], row: Row, rng: random.Random
+) -> list[Message]:
     assert family.demonstrate is not None
     row = copy.deepcopy(row)  # changes that an environment makes to its row stay local
     demonstrator = family.demonstrate(row, rng)
     environment = make_environment()
+    trajectory = Trajectory(str(row.get("id")), "demonstration", 0)
+    stepper = Stepper(lambda: environment, _call_now, trajectory, row, environment.max_turns)
     try:
-        opening = _now(environment.reset(row))
-        messages = list(row["prompt"]) if opening is None else as_messages(opening)
-        observation: str | None = None
-        for _ in range(environment.max_turns):
-            response = demonstrator.act(observation)
-            messages.append({"role": "assistant", "content": response})
-            result: StepResult = as_step_result(_now(environment.step(response, row["ground_truth"])), environment)
-            if result.done:
-                break
-            new = as_messages(result.observation)
-            messages += new
-            observation = "".join(str(m["content"]) for m in new)
+        observed = await stepper.open()
+        messages, observation = list(observed), None
+        while not stepper.over:
+            text = demonstrator.act(observation)
+            turn = text_turn(text, observed, text_message(text, stepper.tools, len(trajectory.turns)))
+            trajectory.turns.append(turn)
+            _, observed = await stepper.take(turn)
+            messages += [{"role": "assistant", "content": text}, *observed]
+            observation = "".join(str(message["content"]) for message in observed)
         while messages[-1]["role"] != "assistant":
             messages.pop()
         return messages
     finally:
-        _now(environment.close())
+        await _call_now(environment.close)
 
 
-def _now(value: Any) -> Any:
-    """Return the result of an environment's method, awaited if the method is async."""
+async def _call_now(function: Callable[..., Any], *args: Any, discard: Callable[[Any], Any] | None = None) -> Any:
+    """Call a method of an environment without a time limit, since `demonstrations` limits the whole episode."""
+    value = function(*args)
+    if not inspect.isawaitable(value):
+        return value
 
     async def wait() -> Any:
         return await value
 
-    return asyncio.run(wait()) if inspect.isawaitable(value) else value
+    return asyncio.run(wait())
+
+
+def _result(episode: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine that waits for nothing. No event loop runs it, so an environment may start one
+    in its methods, as it may in the threads of `EnvironmentPool`."""
+    try:
+        episode.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    raise RuntimeError("a demonstration waited for an event loop")

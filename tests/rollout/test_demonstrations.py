@@ -1,14 +1,24 @@
 """Conversations of a demonstrator with the environment, which the warm start imitates."""
 
+import asyncio
 import random
 from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 
 from mtrl.environments.base import BaseEnvironment
-from mtrl.models.demonstrations import demonstrate
+from mtrl.rollout.demonstrations import demonstrate
+from tests.echo import Echo, echo_family
 
 ROW = {"id": "1", "prompt": [{"role": "user", "content": "7?"}], "ground_truth": {"digit": "7"}}
+
+
+@pytest.fixture
+def echo():
+    """The family of `tests/echo.py`, whose counter of closed environments starts at 0."""
+    Echo.closed = 0
+    return echo_family()
 
 
 class Scripted:
@@ -75,3 +85,34 @@ def test_the_environment_is_closed_after_an_error(echo):
     with pytest.raises(TypeError, match="Broken.step returned 'nonsense'"):
         run(echo, Broken)
     assert echo.environment.closed == 1
+
+
+def test_an_environment_with_tools_receives_messages_and_is_truncated(echo):
+    class Tools(BaseEnvironment):
+        tools: ClassVar = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+
+        def respond(self, message, response, truth):
+            received.append((message.get("tool_calls"), response))
+            return 0.0, "3", False
+
+        def truncate(self, truth):
+            received.append("truncated")
+            return {}
+
+    class Caller(Scripted):
+        def act(self, observation):
+            return '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+
+    received = []
+    messages = demonstrate(replace(echo, demonstrate=Caller), lambda: Tools(max_turns=2), ROW, random.Random(0))
+    assert [m["role"] for m in messages] == ["user", "assistant", "user", "assistant"]
+    assert [item[0][0]["function"]["name"] for item in received[:2]] == ["add", "add"] and received[2:] == ["truncated"]
+    assert messages[1]["content"] == received[0][1]
+
+
+def test_an_environment_may_run_an_event_loop_of_its_own(echo):
+    class Looping(BaseEnvironment):
+        def step(self, response, truth):
+            return asyncio.run(asyncio.sleep(0, (1.0, None, True)))
+
+    assert [m["content"] for m in run(echo, Looping)] == ["7?", "try 1"]
