@@ -8,27 +8,13 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
+from mtrl.environments.results import StepResult
 from mtrl.types import Message, Row
 
 T = TypeVar("T")
-
-
-@dataclass
-class StepResult:
-    """Result that `step` may return instead of the plain `(reward, observation, done)`."""
-
-    reward: float
-    observation: str | Message | list[Message] | None = None
-    done: bool = False
-    components: dict[str, float] = field(default_factory=dict)
-    """Named parts of the reward. `reward.components` in the config weights them, and trackers log each one."""
-    metrics: dict[str, float] = field(default_factory=dict)
-    truncated: bool = False
-    """Whether the turns ran out before the task was finished, as in Gymnasium; it counts only together with `done`."""
 
 
 class Resources(ExitStack):

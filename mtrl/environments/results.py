@@ -1,19 +1,32 @@
-"""Checks and conversions of what an environment returns, for every loop that runs episodes."""
+"""What an environment returns, and its checks and conversions for every loop that runs episodes."""
 
 from __future__ import annotations
 
 import json
 import numbers
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mtrl.environments.base import BaseEnvironment, StepResult
 from mtrl.environments.observation_size import bounded
 from mtrl.types import ROLES, Message, Turn
 from mtrl.utils.plain_numbers import LARGEST_METRIC, finite, named
 
 
-def as_step_result(value: Any, environment: BaseEnvironment) -> StepResult:
+@dataclass
+class StepResult:
+    """Result that `step` may return instead of the plain `(reward, observation, done)`."""
+
+    reward: float
+    observation: str | Message | list[Message] | None = None
+    done: bool = False
+    components: dict[str, float] = field(default_factory=dict)
+    """Named parts of the reward. `reward.components` in the config weights them, and trackers log each one."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    truncated: bool = False
+    """Whether the turns ran out before the task was finished, as in Gymnasium; it counts only together with `done`."""
+
+
+def as_step_result(value: Any, environment: Any) -> StepResult:
     """Check the value that `step` returned; numbers become plain floats.
 
     Raises:
@@ -35,7 +48,7 @@ def as_step_result(value: Any, environment: BaseEnvironment) -> StepResult:
     )
 
 
-def add_components(turn: Turn, components: Any, environment: BaseEnvironment) -> None:
+def add_components(turn: Turn, components: Any, environment: Any) -> None:
     """Add the reward components that `truncate` returned to a turn's components and reward.
 
     Raises:

@@ -1,7 +1,8 @@
 """The environment's side of one episode: the one place that opens an environment, applies turns to it and ends it.
 
 Every loop that runs episodes uses it: `EpisodeLoop` with sampled tokens, and `demonstrations`, `mtrl.play`,
-`mtrl.rescore` and the pre-flight with texts (`text_turn`). The loops differ in where a turn comes from, and in the time limits of `call`.
+`mtrl.rescore` and the pre-flight with texts (`text_turn`). The loops differ in where a turn comes from, and in the
+time limits of `call`.
 """
 
 from __future__ import annotations
