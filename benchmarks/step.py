@@ -49,8 +49,8 @@ from mtrl.rollout.rollouts import RolloutReport, Rollouts
 from mtrl.trainer.data.batching import MicroBatch
 from mtrl.trainer.data.samples import group_samples
 from mtrl.trainer.loading import fit_attention
-from mtrl.trainer.setup.engine import has_copy
 from mtrl.trainer.setup.models import prepared
+from mtrl.trainer.setup.placement import has_copy
 from mtrl.trainer.update.learner import Learner, alone
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import Policy

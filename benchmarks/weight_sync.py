@@ -28,7 +28,8 @@ from mtrl.engines.server.api import ServerApi
 from mtrl.engines.server.backend import ServerPlace
 from mtrl.engines.server.launch import Launch
 from mtrl.engines.server.process import ServerProcess, free_port
-from mtrl.engines.server.sync import WeightSync, make_sync
+from mtrl.engines.server.sync import WeightSync
+from mtrl.engines.server.transports import make_sync
 from mtrl.engines.sglang.api import SglangApi
 from mtrl.engines.sglang.command import sglang_command
 from mtrl.engines.vllm.api import VllmApi

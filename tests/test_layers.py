@@ -118,6 +118,14 @@ def test_no_cycle_of_packages(edges):
     TopologicalSorter(graph).prepare()  # raises CycleError
 
 
+def test_no_cycle_of_modules(edges):
+    graph: dict[str, set[str]] = {}
+    for module, _, found in edges:
+        if module != found:
+            graph.setdefault(module, set()).add(found)
+    TopologicalSorter(graph).prepare()  # raises CycleError
+
+
 def reachable(graph: dict[str, set[str]], start: str) -> set[str]:
     """Nodes of a graph to which a path of at least one edge leads."""
     found: set[str] = set()

@@ -5,7 +5,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from mtrl.cli.command import COMMANDS
+from mtrl.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 MODULES = [command.module for command in COMMANDS.values() if isinstance(command.module, str)]

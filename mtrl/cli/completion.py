@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cache
 
-from mtrl.cli.command import COMMANDS, COMPLETE, SERVERS
+from mtrl.cli.commands import COMMANDS, COMPLETE, SERVERS
 from mtrl.errors import UserError
 
 BASH = f"""\

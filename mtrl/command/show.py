@@ -11,6 +11,8 @@ from mtrl.config import keys
 
 TITLE = ("name", "run_dir")
 """Keys that the first line shows."""
+DATA = ("model.recipe",)
+"""Keys with data from a file of `conf/`, which are no settings of a run."""
 
 
 def show(cfg: DictConfig) -> None:
@@ -46,6 +48,8 @@ def _grow(branch: Any, values: dict[str, Any], prefix: str) -> None:
 
 def _is_changed(path: str, value: Any) -> bool:
     """Return whether a key, or any key of a section, differs from the default of the schema."""
+    if path in DATA:
+        return False
     if _is_section(path, value):
         return any(_is_changed(f"{path}.{name}", part) for name, part in value.items())
     return bool(value != _plain(keys.all_keys()[path].default))

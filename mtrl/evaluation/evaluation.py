@@ -19,7 +19,8 @@ from mtrl.engines.endpoints.budget import Budget
 from mtrl.engines.endpoints.engine import KEY
 from mtrl.environments.factory import Task, writes_prompts
 from mtrl.evaluation.ready_models import ReadyModel, endpoint_model, local_model, served_model
-from mtrl.evaluation.report import build_report, write_report
+from mtrl.evaluation.report import build_report
+from mtrl.evaluation.report_files import write_report
 from mtrl.evaluation.rollouts import ModelRollouts, Source
 from mtrl.evaluation.runner import EvaluationRunner, all_at_once, kinds_of
 from mtrl.evaluation.store import Store

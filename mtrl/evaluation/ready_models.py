@@ -89,9 +89,9 @@ def local_model(source: Source, config: Config, task: Task, rows: Sequence[Row])
 
     from mtrl.evaluation.weights import load
     from mtrl.trainer.loading import cast_parameters, compute_dtype
+    from mtrl.trainer.setup.connect import connect
     from mtrl.trainer.setup.engine import shared_engine
     from mtrl.trainer.setup.models import SMALL_MODEL
-    from mtrl.trainer.setup.parts import connect
 
     gc.collect()  # frees the memory of the previous model
     model, tokenizer = load(source, config)
@@ -117,7 +117,7 @@ def served_model(source: Source, config: Config, task: Task, rows: Sequence[Row]
     from mtrl.models.gguf import as_folder
     from mtrl.models.tiny import save
     from mtrl.trainer.loading import load_shape
-    from mtrl.trainer.setup.parts import connect
+    from mtrl.trainer.setup.connect import connect
     from mtrl.trainer.setup.servers import server_engine
 
     config = without_trainer(config)
@@ -163,7 +163,7 @@ def endpoint_model(source: Source, config: Config, task: Task, budget: Budget) -
         UserError: See `EndpointEngine`.
     """
     from mtrl.rollout.chat import ChatConversation
-    from mtrl.trainer.setup.parts import eval_sampling_params, limits
+    from mtrl.trainer.setup.connect import eval_sampling_params, limits
 
     assert source.model is not None and source.url is not None
     at_once = config.evaluation.endpoint.max_concurrent

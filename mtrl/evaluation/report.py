@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from mtrl.config.schema import Config
@@ -26,7 +25,6 @@ from mtrl.evaluation.remarks import (
 from mtrl.evaluation.results import ModelResult, result_of
 from mtrl.evaluation.rollouts import ModelRollouts
 from mtrl.scoring.agreement import Thresholds
-from mtrl.utils.files import replace_text
 from mtrl.utils.provenance import git_state, versions
 
 KINDS = ("greedy", "sampled")
@@ -123,20 +121,6 @@ def build_report(
         method=method(config, family, {kind: len(groups) for kind, groups in models[0].groups.items()}),
         judges=dict(judges or {}),
     )
-
-
-def write_report(report: ModelsReport, folder: Path) -> list[Path]:
-    """Write `report.json`, `report.md` and `report.html` into the folder, each whole or not at all."""
-    from mtrl.evaluation.report_html import to_html
-    from mtrl.evaluation.report_json import to_json
-    from mtrl.evaluation.report_markdown import to_markdown
-
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = {"report.json": to_json(report), "report.md": to_markdown(report), "report.html": to_html(report)}
-    for name, text in texts.items():
-        # UTF-8 cannot encode half of a surrogate pair. In JSON strings, the escape represents the half.
-        replace_text(folder / name, text.encode("utf-8", "backslashreplace").decode("utf-8"))
-    return [folder / name for name in texts]
 
 
 def method(config: Config, family: Family, rows: dict[str, int]) -> dict[str, Any]:

@@ -195,7 +195,7 @@ async def serve(model: ReadyModel, config: Config, settings: GatewaySettings, ke
     from mtrl.models.plain_tokenizer import plain
     from mtrl.models.renderer import make_renderer
     from mtrl.rollout.conversation import Codec
-    from mtrl.trainer.setup.parts import sampling_params
+    from mtrl.trainer.setup.connect import sampling_params
 
     tokenizer = plain(model.tokenizer)
     codec = Codec(tokenizer, make_renderer(tokenizer, config.model.renderer))

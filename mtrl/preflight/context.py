@@ -8,7 +8,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from mtrl.config.schema import Config
 from mtrl.datasets import Splits
@@ -22,9 +22,6 @@ from mtrl.preflight.stage import Script, ScriptedEpisode, Stage, scripted
 from mtrl.rewards.compose import RewardComposer
 from mtrl.types import Row
 from mtrl.utils.process import usable_cores
-
-if TYPE_CHECKING:
-    from mtrl.preflight.optimum import Unsolved
 
 T = TypeVar("T")
 
@@ -91,6 +88,8 @@ class CheckContext:
     replaced: dict[str, Any] = field(default_factory=dict, init=False)
     """The settings in `environment.config` that make requests to a server and that the checks have replaced, see
     `Family.offline`; empty if the task makes no such requests."""
+    made: dict[Callable[[CheckContext], Any], Any] = field(default_factory=dict, init=False)
+    """Results of `once`, by function."""
 
     def __post_init__(self) -> None:
         """Replace the settings of a task that makes requests to a server by its offline settings."""
@@ -98,6 +97,13 @@ class CheckContext:
             settings, kept = self.config.environment.config, offline.environment.config
             self.replaced = {str(key): value for key, value in settings.items() if kept.get(key) != value}
             self.config, self.make_environment = offline, environment_factory(offline, self.family)
+
+    def once(self, make: Callable[[CheckContext], T]) -> T:
+        """Return `make(self)`, which is computed at the first call with this function."""
+        if make not in self.made:
+            self.made[make] = make(self)
+        result: T = self.made[make]
+        return result
 
     @lazy
     def stage(self) -> Stage:
@@ -192,13 +198,6 @@ class CheckContext:
             Script(row, partial(player, row, f"{self.config.seed}/{n}"), "demonstrator") for n, row in enumerate(rows)
         ]
         return self.stage.run(scripts)
-
-    @lazy
-    def unsolved(self) -> Unsolved | None:
-        """The best return of strategies that never solve the task; None if no such episode ended without an error."""
-        from mtrl.preflight.optimum import best_unsolved  # avoids a circular import
-
-        return best_unsolved(self)
 
     @lazy
     def fuzz(self) -> list[ScriptedEpisode]:

@@ -52,7 +52,7 @@ def compare(context: CheckContext, success: float, who: str) -> CheckResult:
     """Return the verdict for a policy that solves the share `success` of its episodes."""
     if reason := context.needs_gold():
         return skipped(reason)
-    found = context.unsolved
+    found = context.once(best_unsolved)
     if found is None:
         return skipped("no attempt ended without an error or a success")
     solving = math.fsum(episode.reward for episode in context.solved) / len(context.solved)

@@ -10,16 +10,16 @@ import json
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from mtrl.command.compose import compose
 from mtrl.command.program import one_sentence
 from mtrl.sagemaker import checks, hyperparameters, service, stand_in
 from mtrl.sagemaker.dataset import check_size, write_parquet
+from mtrl.sagemaker.managed_job import ManagedJob
 from mtrl.sagemaker.schema import ManagedConfig
 from mtrl.sagemaker.session import check_bucket_exists, default_region, explaining, quiet, sdk_session
 from mtrl.sagemaker.settings import read, split
@@ -35,24 +35,6 @@ HELP = """python scripts/launch_managed_rl.py [OVERRIDES OF mtrl.main] managed.K
 
 Hands the rows of an experiment and an agent to SageMaker's managed multi-turn RL; managed.evaluate=base evaluates
 instead. mtrl/sagemaker/schema.py has every key, docs/sagemaker.md the guide."""
-
-
-@dataclass(frozen=True)
-class ManagedJob:
-    """A training job or an evaluation for the service."""
-
-    settings: ManagedConfig
-    cfg: DictConfig
-    hyperparameters: dict[str, Any]
-    warnings: tuple[str, ...]
-
-    @property
-    def evaluates(self) -> bool:
-        return self.settings.evaluate is not None
-
-    @property
-    def folder(self) -> str:
-        return f"s3://{self.settings.bucket}/{self.settings.prefix}/{self.cfg.name}"
 
 
 def plan(words: Sequence[str]) -> ManagedJob:

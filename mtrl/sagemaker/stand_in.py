@@ -12,7 +12,7 @@ from mtrl.sagemaker.session import default_region
 from mtrl.sagemaker.wire import ACCOUNT, Answer, stream
 
 if TYPE_CHECKING:
-    from mtrl.sagemaker.managed import ManagedJob
+    from mtrl.sagemaker.managed_job import ManagedJob
 
 EPOCH = datetime.fromtimestamp(0, UTC)
 

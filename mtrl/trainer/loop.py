@@ -126,7 +126,7 @@ class Trainer:
             self.learners,
             self.work_thread,
             parts.sends_weights,
-            make_canary(config, parts, self.work_thread),
+            make_canary(config, parts, parts.splits.train, self.learners.logprobs, self.work_thread),
             are_external(config),
             colocated(config, parts.engine),
         )

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 import mtrl
-from mtrl.cli.command import COMMANDS, find, help_text, main
+from mtrl.cli.command import find, help_text, main
+from mtrl.cli.commands import COMMANDS
 from mtrl.utils.quiet_pipe import STATUS
 
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from mtrl.distributed.gathered import GatheredWeights, layout_of
 from mtrl.distributed.sharding import full_state, shard
 from mtrl.engines.local.block import Block
 from mtrl.engines.local.engine import LocalEngine, copy_weights
-from mtrl.engines.server.update import Weights
+from mtrl.engines.server.sync import Weights
 from mtrl.trainer.update.policy import Policy
 
 LIMIT = 10_000

@@ -15,8 +15,9 @@ from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import family_of_class
 from mtrl.errors import UserError
 from mtrl.evaluation.disagreements import Disagreement
-from mtrl.evaluation.report import build_report, write_report
+from mtrl.evaluation.report import build_report
 from mtrl.evaluation.report_conversation import TURNS, conversation
+from mtrl.evaluation.report_files import write_report
 from mtrl.evaluation.report_html import CONVERSATIONS, to_html
 from mtrl.evaluation.report_json import to_dict, to_json
 from mtrl.evaluation.report_markdown import escape, markdown_table, to_markdown

@@ -17,7 +17,7 @@ from mtrl.distributed.world import World
 from mtrl.engines.server.versions import Versions
 from mtrl.errors import UserError
 from mtrl.trainer.setup import servers
-from mtrl.trainer.setup.engine import sent_device
+from mtrl.trainer.setup.placement import sent_device
 from mtrl.trainer.setup.servers import check_servers, server_devices, training_gpus, turns_at_once
 
 

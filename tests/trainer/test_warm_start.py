@@ -34,7 +34,8 @@ from mtrl.errors import UserError
 from mtrl.models.renderer import TinyRenderer, make_renderer
 from mtrl.trainer.loading import load_model
 from mtrl.trainer.setup import warm_start as module
-from mtrl.trainer.setup.parts import connect, shared_engine
+from mtrl.trainer.setup.connect import connect
+from mtrl.trainer.setup.parts import shared_engine
 from mtrl.trainer.setup.warm_start import WarmStartResult, cache_key, success_of, warm_start
 from tests.echo import Echo, rows
 from tests.trainer.warming import SIZES, Script, config_of, digest, echo_task, same, started

@@ -20,7 +20,8 @@ from mtrl.doctor.self_test.workload import GIB, logprobs_of, make_samples, new_l
 from mtrl.engines.base import Generation, SamplingParams
 from mtrl.trainer.data.batching import PADDED
 from mtrl.trainer.loading import compute_dtype
-from mtrl.trainer.setup.engine import has_copy, training_engine
+from mtrl.trainer.setup.engine import training_engine
+from mtrl.trainer.setup.placement import has_copy
 from mtrl.trainer.update.learner import Learner, alone
 from mtrl.types import Sample
 

@@ -15,7 +15,7 @@ from mtrl.doctor.self_test.receiver import SECONDS, ReceiverProcess
 from mtrl.doctor.self_test.workload import new_learner
 from mtrl.engines.server.checksum import checksum
 from mtrl.engines.server.export import FullWeights
-from mtrl.engines.server.sync import make_sync
+from mtrl.engines.server.transports import make_sync
 from mtrl.trainer.update.learner import alone
 
 

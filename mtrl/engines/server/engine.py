@@ -13,9 +13,8 @@ from torch import Tensor
 from mtrl.engines.base import EngineStats, Generation, SamplingParams
 from mtrl.engines.server.backend import ServerBackend
 from mtrl.engines.server.server_group import ServerGroup, make_replicas, pause_mode
-from mtrl.engines.server.sync import WeightSync
+from mtrl.engines.server.sync import Weights, WeightSync
 from mtrl.engines.server.turns import ServedTurns
-from mtrl.engines.server.update import Weights
 from mtrl.engines.server.view import ServersView
 
 CLOSING = 30.0

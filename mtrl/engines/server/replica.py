@@ -9,17 +9,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mtrl.engines.server.adapters import Adapters
 from mtrl.engines.server.api import ServerApi, ServerError, ServerRefusedError
 from mtrl.engines.server.backend import ServerBackend, ServerPlace
 from mtrl.engines.server.process import ServerProcess, free_port
 from mtrl.engines.server.router import ReplicaLoad
+from mtrl.engines.server.sync import Weights
 from mtrl.utils.text import one_line
-
-if TYPE_CHECKING:
-    from mtrl.engines.server.update import Weights
 
 MAX_PORTS = 5
 """Maximum number of ports that are tried if other processes keep taking them."""

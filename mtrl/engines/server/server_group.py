@@ -14,8 +14,8 @@ from mtrl.engines.server.backend import ServerBackend
 from mtrl.engines.server.lora_sync import AdapterSync
 from mtrl.engines.server.replica import ExternalReplica, ManagedReplica, Replica
 from mtrl.engines.server.router import Router
-from mtrl.engines.server.sync import WeightSync
-from mtrl.engines.server.update import DRAINING, AdapterUpdate, ServerUpdate, Weights, failures
+from mtrl.engines.server.sync import Weights, WeightSync
+from mtrl.engines.server.update import DRAINING, AdapterUpdate, ServerUpdate, failures
 from mtrl.engines.server.view import ReplicaView
 from mtrl.errors import UserError
 from mtrl.utils.text import duration

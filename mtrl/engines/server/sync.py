@@ -1,14 +1,16 @@
-"""Weight sync from the trainer to servers: the protocol, and the choice between its implementations."""
+"""Weight sync from the trainer to servers: the protocol, and the steps that its implementations share."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from torch import Tensor
 
 from mtrl.config.engine_schema import ServerConfig
+from mtrl.distributed.gathered import GatheredWeights
 from mtrl.engines.server.api import ServerApi, ServerError, ServerUnreachableError
 from mtrl.utils.text import one_line
 
@@ -16,6 +18,20 @@ T = TypeVar("T")
 
 GRACE = 2.0
 """Seconds added to a client timeout, so that the server's own timeout, whose error has more details, expires first."""
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Weights of a policy version, stored for servers that are restarted."""
+
+    tensors: Mapping[str, Tensor]
+    version: int
+
+    @classmethod
+    def copy(cls, tensors: Mapping[str, Tensor], version: int) -> Weights:
+        if isinstance(tensors, GatheredWeights):  # the tensors belong to their reader
+            return cls({name: tensors[name] for name in tensors}, version)
+        return cls({name: tensor.detach().clone() for name, tensor in tensors.items()}, version)
 
 
 class SyncError(ServerError):
@@ -49,37 +65,6 @@ class WeightSync(Protocol):
 
     async def close(self) -> None:
         """Leave process groups, and remove the files that were written."""
-
-
-def make_sync(settings: ServerConfig, *, model: str, dtype: str, lora_scaling: float | None) -> WeightSync:
-    """Make the weight sync that `settings` selects.
-
-    Args:
-        model: folder or Hub name of the model that the servers start with.
-        dtype: torch's name of the dtype of the servers' weights; the weights are sent in it.
-        lora_scaling: factor of the product of the adapters if adapters are trained; `send` then receives adapters, by
-            the names of `adapter_state`. None: full weights are trained.
-
-    Raises:
-        UserError: the selected sync cannot reach these servers.
-    """
-    from mtrl.engines.server.disk_sync import DiskSync
-    from mtrl.engines.server.distributed_sync import DistributedSync
-    from mtrl.engines.server.export import FullWeights
-    from mtrl.engines.server.lora_sync import AdapterSync, MergedWeights
-    from mtrl.engines.server.tensor_sync import TensorSync
-
-    if lora_scaling is not None and settings.lora == "adapter":
-        return AdapterSync(settings, model, lora_scaling)
-    export = FullWeights(model, dtype) if lora_scaling is None else MergedWeights(model, dtype, lora_scaling)
-    match settings.weight_sync:
-        case "disk":
-            return DiskSync(settings, model, export)
-        case "distributed":
-            return DistributedSync(settings, export)
-        case "tensor":
-            return TensorSync(settings, export)
-    raise ValueError(f"weight_sync={settings.weight_sync} is not disk, distributed or tensor")
 
 
 def engine_key(settings: ServerConfig) -> str:

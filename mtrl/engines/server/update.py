@@ -6,15 +6,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from torch import Tensor
-
-from mtrl.distributed.gathered import GatheredWeights
 from mtrl.engines.server.adapters import ServedAdapter
 from mtrl.engines.server.api import ServerApi, ServerError
 from mtrl.engines.server.backend import ServerBackend
 from mtrl.engines.server.lora_sync import adapter_name
 from mtrl.engines.server.replica import Replica
-from mtrl.engines.server.sync import SyncError, WeightSync
+from mtrl.engines.server.sync import SyncError, Weights, WeightSync
 
 SEND_TIMEOUT_FACTOR = 10
 """Timeout for sending weights, as a multiple of `sync_timeout`."""
@@ -22,20 +19,6 @@ DRAINING = ("drain", "wait")
 """Pause modes that wait until all running turns have ended."""
 STALE = ("in_place",)
 """Pause modes in which running turns keep their old keys and values, so that the cache cannot be dropped."""
-
-
-@dataclass(frozen=True, eq=False)
-class Weights:
-    """Weights of a policy version, stored for servers that are restarted."""
-
-    tensors: Mapping[str, Tensor]
-    version: int
-
-    @classmethod
-    def copy(cls, tensors: Mapping[str, Tensor], version: int) -> Weights:
-        if isinstance(tensors, GatheredWeights):  # the tensors belong to their reader
-            return cls({name: tensors[name] for name in tensors}, version)
-        return cls({name: tensor.detach().clone() for name, tensor in tensors.items()}, version)
 
 
 @dataclass

@@ -20,7 +20,7 @@ from mtrl.models.preparation import checkpoint_gradients
 from mtrl.trainer.checkpoint.saver import BackgroundSaver, Saver
 from mtrl.trainer.data.batching import MicroBatch
 from mtrl.trainer.loading import compute_dtype, fit_to_ranks, load_model, load_peer, pick_device, set_attention
-from mtrl.trainer.setup.engine import sent_device
+from mtrl.trainer.setup.placement import sent_device
 from mtrl.trainer.setup.sequence_parallel import sequence_group
 from mtrl.trainer.setup.teacher import teacher_model
 from mtrl.trainer.update.learner import Learner

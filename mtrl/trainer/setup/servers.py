@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from mtrl.config.derived import SERVER_ALLOWANCE, engine_python, sequences, server_sequences, serves
 from mtrl.config.engine_schema import ServerConfig
@@ -20,7 +21,7 @@ from mtrl.engines.server.backend import ServerBackend, ServerCommand, ServerPlac
 from mtrl.engines.server.engine import ServerEngine, max_in_flight
 from mtrl.engines.server.launch import Launch
 from mtrl.engines.server.remote import RemoteServerEngine
-from mtrl.engines.server.sync import make_sync
+from mtrl.engines.server.transports import make_sync
 from mtrl.engines.server.versions import own_versions, versions_of
 from mtrl.engines.sglang.api import SglangApi
 from mtrl.engines.sglang.command import sglang_command
@@ -29,14 +30,14 @@ from mtrl.engines.vllm.command import vllm_command
 from mtrl.errors import UserError
 from mtrl.rollout.served_workers import ServedWorkers
 from mtrl.trainer.canary import TOKENS, Canary
+from mtrl.trainer.data.batching import MicroBatch
 from mtrl.trainer.loading import compute_dtype, parameters_of, pick_device
+from mtrl.trainer.setup.connect import ConnectedModel
 from mtrl.trainer.work_thread import WorkThread
+from mtrl.types import Row
 from mtrl.utils.gpus import listed_gpus
 from mtrl.utils.process import allow_open_files
 from mtrl.utils.text import one_line
-
-if TYPE_CHECKING:
-    from mtrl.trainer.setup.parts import RunParts
 
 ENGINES = {"vllm": (VllmApi, vllm_command), "sglang": (SglangApi, sglang_command)}
 """API client and start command of each engine."""
@@ -255,18 +256,28 @@ def colocated(config: Config, engine: Engine) -> ServerEngine | ServedWorkers | 
     return engine
 
 
-def make_canary(config: Config, parts: RunParts, work_thread: WorkThread) -> Canary | None:
+def make_canary(
+    config: Config,
+    model: ConnectedModel,
+    rows: Sequence[Row],
+    logprobs: Callable[[Sequence[MicroBatch]], list[Tensor]],
+    work_thread: WorkThread,
+) -> Canary | None:
     """Return the check that compares servers with the trainer; None for the local engine, without training rows, or
-    with a tolerance of 0."""
-    if not serves(config) or not parts.splits.train:
+    with a tolerance of 0.
+
+    Args:
+        rows: the training rows; the check samples from the first one.
+        logprobs: the trainer's log-probs of micro-batches.
+    """
+    if not serves(config) or not rows:
         return None
-    assert isinstance(parts.engine, ServerEngine | ServedWorkers)
+    assert isinstance(model.engine, ServerEngine | ServedWorkers)
     tolerance = server_settings(config).canary_tolerance
     if tolerance is None:
         tolerance = FLOAT32_TOLERANCE if compute_dtype(config) == torch.float32 else HALF_TOLERANCE
     if tolerance == 0:
         return None
-    prompt = parts.codec.renderer.render_ids(parts.splits.train[0]["prompt"], add_generation_prompt=True)
-    prompt = prompt[: parts.loop.limits.max_context_length - TOKENS]
-    logprobs = parts.learners.logprobs
-    return Canary(parts.engine, logprobs, work_thread, prompt, parts.sampling, tolerance, config.generator.backend)
+    prompt = model.codec.renderer.render_ids(rows[0]["prompt"], add_generation_prompt=True)
+    prompt = prompt[: model.loop.limits.max_context_length - TOKENS]
+    return Canary(model.engine, logprobs, work_thread, prompt, model.sampling, tolerance, config.generator.backend)

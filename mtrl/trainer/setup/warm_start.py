@@ -239,7 +239,7 @@ def success_of(config: Config, task: Task, connect: Callable[[Any, Any], Any], m
     training split.
 
     Args:
-        connect: function from a model and its tokenizer to the `Player` that runs its episodes.
+        connect: function from a model and its tokenizer to the `ConnectedModel` that runs its episodes.
     """
     count = config.model.warm_start.episodes
     chosen = measured_rows(task, count)

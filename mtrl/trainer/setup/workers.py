@@ -27,6 +27,9 @@ from mtrl.rollout.rollouts import Rollouts
 from mtrl.rollout.served_workers import ServedWorkers
 from mtrl.rollout.workers import WorkerRollouts, Workers
 from mtrl.trainer.loading import cast_parameters, compute_dtype, load_model, load_shape, pick_device
+from mtrl.trainer.setup.connect import connect
+from mtrl.trainer.setup.frozen import frozen_engine
+from mtrl.trainer.setup.placement import cache_bytes
 from mtrl.trainer.setup.servers import remote_engine
 from mtrl.trainer.update.policy import Policy
 from mtrl.utils.process import settle
@@ -107,10 +110,6 @@ def make_episodes(config: Config, path: str, apply_weights: ApplyWeights) -> Bas
     Raises:
         UserError: the task, the model or the engine cannot be made.
     """
-    from mtrl.trainer.setup.engine import cache_bytes
-    from mtrl.trainer.setup.frozen import frozen_engine
-    from mtrl.trainer.setup.parts import connect
-
     task = worker_task(config)
     model, tokenizer = load_model(config, path, device="cpu")
     model = cast_parameters(model, compute_dtype(config)).to(pick_device(config.model.device))
@@ -141,8 +140,6 @@ def make_served_episodes(config: Config, path: str, limit: int) -> BaseLoop[Any]
     Raises:
         UserError: the task or the tokenizer cannot be made.
     """
-    from mtrl.trainer.setup.parts import connect
-
     task, (shape, tokenizer) = worker_task(config), load_shape(config, path)
 
     def engine(context: int) -> Engine:

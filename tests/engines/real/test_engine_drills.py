@@ -15,7 +15,7 @@ from faulty_proxy import FaultyProxy
 from mtrl.engines.base import EngineLostError, SamplingParams
 from mtrl.engines.server import disk_sync, replica
 from mtrl.engines.server.engine import ServerEngine
-from mtrl.engines.server.sync import make_sync
+from mtrl.engines.server.transports import make_sync
 from mtrl.errors import UserError
 from mtrl.types import FinishReason
 from tests.engines.real.conftest import make_backend

@@ -13,8 +13,9 @@ from mtrl.engines.base import SamplingParams
 from mtrl.engines.server.api import TurnRequest
 from mtrl.engines.server.distributed_sync import DistributedSync
 from mtrl.engines.server.export import FullWeights
-from mtrl.engines.server.sync import SyncError, make_sync
+from mtrl.engines.server.sync import SyncError
 from mtrl.engines.server.tensor_sync import TensorSync
+from mtrl.engines.server.transports import make_sync
 from mtrl.models.lora import LoraWeights, adapter_state, add_adapters, scaling_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.rare]

@@ -18,8 +18,9 @@ from mtrl.config.engine_schema import SglangConfig, VllmConfig
 from mtrl.engines.server import disk_sync
 from mtrl.engines.server.checksum import checksum
 from mtrl.engines.server.disk_sync import DiskSync
-from mtrl.engines.server.sync import SyncError, make_sync
+from mtrl.engines.server.sync import SyncError
 from mtrl.engines.server.sync_folder import LOCK, PREFIX, SyncFolder, remove_abandoned
+from mtrl.engines.server.transports import make_sync
 from mtrl.errors import UserError
 
 

@@ -13,7 +13,7 @@ from mtrl.config.engine_schema import SglangConfig
 from mtrl.config.model_schema import ModelConfig
 from mtrl.engines.server.checksum import checksum
 from mtrl.engines.server.lora_sync import MergedWeights, adapter_name
-from mtrl.engines.server.sync import make_sync
+from mtrl.engines.server.transports import make_sync
 from mtrl.errors import UserError
 from mtrl.models.lora import LoraWeights, adapter_state, add_adapters, save_adapter_files, scaling_of
 

@@ -14,7 +14,7 @@ from sglang_policy import LONG, Policy, long_model, turn_request
 from mtrl.config.engine_schema import SglangConfig
 from mtrl.engines.server.api import ServerError, ServerRefusedError, TensorLayout
 from mtrl.engines.server.http import Http
-from mtrl.engines.server.sync import make_sync
+from mtrl.engines.server.transports import make_sync
 from mtrl.types import FinishReason
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,174 @@
+"""The connection of a model with the engine that samples for it and the loop that runs its episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from mtrl.config.derived import runs_agent
+from mtrl.config.schema import Config, SamplingConfig
+from mtrl.engines.base import Engine, SamplingParams
+from mtrl.engines.local.frozen import FrozenEngine
+from mtrl.environments.factory import Task
+from mtrl.environments.pool import EnvironmentPool
+from mtrl.errors import UserError
+from mtrl.models.plain_tokenizer import plain
+from mtrl.models.renderer import make_renderer
+from mtrl.rollout.conversation import Codec, Conversation, SingleMessageConversation
+from mtrl.rollout.episode import BaseLoop, EpisodeLimits, EpisodeLoop
+from mtrl.rollout.folding import fold_of
+from mtrl.rollout.self_play import SelfPlayLoop
+from mtrl.types import Row
+
+
+@dataclass
+class ConnectedModel:
+    """A model with the engine and the loop that run its episodes."""
+
+    codec: Codec
+    engine: Engine
+    loop: BaseLoop[Any]
+    sampling: SamplingParams
+    eval_sampling: SamplingParams
+
+
+def connect(
+    config: Config,
+    task: Task,
+    model_config: Any,
+    tokenizer: Any,
+    rows: Sequence[Row],
+    make_engine: Callable[[int], Engine],
+    make_frozen: Callable[[int], FrozenEngine] | None = None,
+) -> ConnectedModel:
+    """Return the engine and the loop that run a model's episodes on these rows of a task.
+
+    Args:
+        model_config: Hugging Face configuration of the model.
+        make_engine: function from the maximum length of a conversation, in tokens, to the engine.
+        make_frozen: the same for the engine of the roles that are frozen in self-play; None if there are none.
+
+    Raises:
+        UserError: a prompt does not fit, or the engine cannot run the model.
+    """
+    tokenizer = plain(tokenizer)
+    codec = Codec(tokenizer, make_renderer(tokenizer, config.model.renderer))
+    limit = context_limit(config, model_config)
+    check_prompts(codec, rows, limit)
+    make_loop = partial(agent_loop if runs_agent(config) else environment_loop, config, task, codec)
+    loop = make_loop(limits(config, limit), lambda: make_engine(limit))
+    if isinstance(loop, SelfPlayLoop) and make_frozen is not None:
+        loop.frozen = make_frozen(limit)
+    sampling = sampling_params(config.generator.sampling_params, codec.stop_token_ids)
+    return ConnectedModel(codec, loop.engine, loop, sampling, eval_sampling_params(config, codec.stop_token_ids))
+
+
+def environment_loop(
+    config: Config, task: Task, codec: Codec, limits: EpisodeLimits, make_engine: Callable[[], Engine]
+) -> EpisodeLoop:
+    """Return the loop of episodes with the task's environment.
+
+    Raises:
+        UserError: the context cannot be folded so.
+    """
+    layout = Conversation if config.generator.use_conversation_multi_turn else SingleMessageConversation
+    pool = EnvironmentPool(config.environment.max_workers)
+    fold = fold_of(config.generator, limits.max_context_length)
+    parts = make_engine(), task.make_environment, partial(layout, codec), pool, limits
+    if config.environment.opponent == "scripted":
+        return EpisodeLoop(*parts, fold=fold)
+    return SelfPlayLoop(*parts, fold=fold, roles=task.family.environment.roles)  # type: ignore[attr-defined]
+
+
+def agent_loop(
+    config: Config, task: Task, codec: Codec, limits: EpisodeLimits, make_engine: Callable[[], Engine]
+) -> BaseLoop[Any]:
+    """Return the loop of episodes that the program of `generator.agent` runs.
+
+    Raises:
+        UserError: the program does not exist.
+    """
+    from mtrl.agents.loop import AgentLoop, make_runner
+    from mtrl.gateway.server import Gateway
+    from mtrl.gateway.session import SessionLimits
+
+    agent = config.generator.agent
+    runner = make_runner(agent)  # before the engine, which takes a minute to start
+    calls = SessionLimits(
+        agent.max_calls or limits.max_turns,
+        agent.max_calls_at_once,
+        limits.max_context_length,
+        agent.max_requests_per_second,
+        tuple(agent.leave_out),
+    )
+    gateway = Gateway(make_engine(), codec, calls, agent.host, agent.port)
+    return AgentLoop(gateway, runner, limits, agent.max_concurrent)
+
+
+def limits(config: Config, context: int) -> EpisodeLimits:
+    """Return the limits of an episode, with a conversation of at most `context` tokens."""
+    return EpisodeLimits(
+        max_turns=config.generator.max_turns,
+        max_context_length=context,
+        step_timeout=config.environment.step_timeout,
+        episode_timeout=config.environment.episode_timeout,
+        retries=config.environment.retries,
+    )
+
+
+def sampling_params(config: SamplingConfig, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:
+    return SamplingParams(
+        max_generate_length=config.max_generate_length,
+        temperature=config.temperature,
+        top_p=config.top_p,
+        top_k=config.top_k,
+        stop=tuple(config.stop),
+        stop_token_ids=stop_token_ids,
+    )
+
+
+def eval_sampling_params(config: Config, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:
+    """Return the sampling parameters of evaluations; if none are configured, those of training."""
+    generator = config.generator
+    return sampling_params(generator.eval_sampling_params or generator.sampling_params, stop_token_ids)
+
+
+def context_limit(config: Config, model_config: Any) -> int:
+    """Return the maximum length of a whole conversation, in tokens: the model's limit, or a smaller configured one.
+
+    Raises:
+        UserError: the configured limit is larger than the model's.
+    """
+    holds = getattr(model_config.get_text_config(), "max_position_embeddings", None) or 4096
+    wanted = config.generator.max_context_length
+    if wanted is not None and wanted > holds:
+        raise UserError(
+            f"generator.max_context_length={wanted} is more than the {holds} tokens that the model holds; lower it"
+        )
+    return wanted or holds
+
+
+def check_prompts(codec: Codec, rows: Sequence[Row], limit: int) -> None:
+    """Check the lengths of all prompts before anything runs.
+
+    Raises:
+        UserError: a prompt leaves no room for a response; the message names the first such row.
+    """
+    for row in rows:
+        tokens = prompt_tokens(codec, row, limit)
+        if tokens >= limit:
+            raise UserError(
+                f"row {row['id']} has a prompt of {tokens} tokens, which does not fit "
+                f"generator.max_context_length={limit}; raise it or leave the row out"
+            )
+
+
+def prompt_tokens(codec: Codec, row: Row, limit: int) -> int:
+    """Return the number of tokens of a row's prompt, or an upper bound from its bytes if that already shows that the
+    prompt fits."""
+    characters = sum(len(str(message.get("content") or "").encode()) for message in row["prompt"])
+    if characters + 64 * (len(row["prompt"]) + 1) < limit:
+        return characters  # a text has at most as many tokens as bytes; 64 covers the template's tokens per message
+    return len(codec.renderer.render_ids(row["prompt"], add_generation_prompt=True))
