@@ -216,6 +216,11 @@ def test_the_wheel_composes_outside_of_the_tree(wheel, tmp_path):
     command = [sys.executable, "-c", program, "--cfg", "job", "experiment=text_to_sql"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(str(tmp_path)) and "name: text_to_sql" in done.stdout
+    program = f"import sys; sys.path[:0] = [{str(tmp_path / 'site')!r}]; import mtrl.config.derived as m; " + (
+        "print(m.engine_installation('vllm'))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "python -m venv .venv-vllm && .venv-vllm/bin/pip install 'mtrl-agents[vllm]'\n"
 
 
 @pytest.mark.slow

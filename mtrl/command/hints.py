@@ -14,7 +14,15 @@ from omegaconf import DictConfig
 from mtrl.command.algorithm_checks import credit_of
 from mtrl.config import keys
 from mtrl.config.algorithm_schema import PUBLISHED_BOUNDS
-from mtrl.config.derived import is_deterministic, may_be_sharded, overlaps, ranks, runs_agent, serves
+from mtrl.config.derived import (
+    engine_installation,
+    is_deterministic,
+    may_be_sharded,
+    overlaps,
+    ranks,
+    runs_agent,
+    serves,
+)
 from mtrl.config.model_schema import TinyConfig
 from mtrl.utils.gpus import visible_gpus
 
@@ -147,8 +155,8 @@ CONDITIONAL: list[tuple[Condition, str]] = [
     ),
     (
         lambda c: c.model.name == "hf" and not serves(c) and c.model.device != "cpu" and visible_gpus() > 1,
-        "generator.backend=local samples on one of the GPUs, and servers use all; install an engine by python "
-        "scripts/install_engine.py vllm and take generator=auto",
+        "generator.backend=local samples on one of the GPUs, and servers use all; install an engine by "
+        f"{engine_installation('vllm')} and take generator=auto",
     ),
     (
         lambda c: c.model.name == "hf" and c.trainer.optimizer.lr > 1e-4 and c.model.lora_rank == 0,

@@ -194,7 +194,7 @@ def installed_engine(cfg: DictConfig) -> str | None:
 
 def engine_python(name: str, chosen: str | None) -> str:
     """Return the Python interpreter for an engine. The candidates, in order: `chosen`; the environment variable
-    `MTRL_VLLM_PYTHON` or `MTRL_SGLANG_PYTHON`; the virtual environment of `scripts/install_engine.py`; this
+    `MTRL_VLLM_PYTHON` or `MTRL_SGLANG_PYTHON`; the virtual environment that `engine_installation` makes; this
     interpreter, if it has the engine.
 
     Raises:
@@ -215,5 +215,13 @@ def engine_python(name: str, chosen: str | None) -> str:
         return sys.executable
     raise UserError(
         f"generator.backend={name} needs {name} in a virtual environment of its own, and there is none; make it with "
-        f"python scripts/install_engine.py {name}, or name its interpreter by {key}=PATH"
+        f"{engine_installation(name)}, or name its interpreter by {key}=PATH"
     )
+
+
+def engine_installation(name: str) -> str:
+    """Return the command that installs an engine where `engine_python` finds it: the script of a checkout, or for an
+    installed distribution, which has no scripts, a virtual environment in the current folder."""
+    if (CONF.parent / "scripts" / "install_engine.py").exists():
+        return f"python scripts/install_engine.py {name}"
+    return f"python -m venv .venv-{name} && .venv-{name}/bin/pip install 'mtrl-agents[{name}]'"

@@ -35,7 +35,7 @@ class ServerConfig:
     """Inference servers of an engine, which mtrl starts and supervises, or which run already."""
 
     python: str | None = None
-    """Interpreter of the engine's own virtual environment; null: the one that scripts/install_engine.py created."""
+    """Interpreter of the engine's own virtual environment; null: that of .venv-vllm or .venv-sglang."""
     urls: list[str] = field(default_factory=list)
     """URLs http://HOST:PORT of servers that run already; empty: mtrl starts the servers."""
     api_key_env: str = "MTRL_ENGINE_KEY"

