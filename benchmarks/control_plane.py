@@ -60,8 +60,8 @@ from mtrl.trainer.flops import ModelFlops
 from mtrl.trainer.rollout_metrics import rollout_metrics, staleness_metrics
 from mtrl.trainer.throughput import Throughput
 from mtrl.trainer.update.learner import Learners
-from mtrl.trainer.update.report import UpdateReport
 from mtrl.trainer.update.update import Updater, UpdateResult
+from mtrl.trainer.update.update_report import UpdateReport
 from mtrl.types import Group, Message, Sample
 from mtrl.utils.process import settled
 

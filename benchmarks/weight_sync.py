@@ -24,16 +24,16 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mtrl.config.derived import engine_python
 from mtrl.config.engine_schema import ServerConfig, SglangConfig, VllmConfig
-from mtrl.engines.server.api import ServerApi
 from mtrl.engines.server.backend import ServerPlace
 from mtrl.engines.server.launch import Launch
 from mtrl.engines.server.process import ServerProcess, free_port
+from mtrl.engines.server.server_api import ServerApi
 from mtrl.engines.server.sync import WeightSync
 from mtrl.engines.server.transports import make_sync
-from mtrl.engines.sglang.api import SglangApi
 from mtrl.engines.sglang.command import sglang_command
-from mtrl.engines.vllm.api import VllmApi
+from mtrl.engines.sglang.sglang_api import SglangApi
 from mtrl.engines.vllm.command import vllm_command
+from mtrl.engines.vllm.vllm_api import VllmApi
 from mtrl.models.tiny import train_tokenizer
 
 ENGINES = {"vllm": (VllmApi, vllm_command, VllmConfig), "sglang": (SglangApi, sglang_command, SglangConfig)}

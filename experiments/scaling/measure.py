@@ -41,7 +41,7 @@ from mtrl.engines.server.backend import ServerBackend
 from mtrl.engines.server.checksum import checksum
 from mtrl.engines.server.engine import ServerEngine
 from mtrl.engines.server.router import ReplicaLoad, Router
-from mtrl.engines.vllm.api import VllmApi
+from mtrl.engines.vllm.vllm_api import VllmApi
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.models.renderer import make_renderer

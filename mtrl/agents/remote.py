@@ -15,8 +15,8 @@ from typing import Any
 import httpx
 
 from mtrl.agents.runner import AgentError, Assignment, ProgramResult, as_outcome
-from mtrl.engines.server.api import ServerError
 from mtrl.engines.server.http import Http
+from mtrl.engines.server.server_api import ServerError
 from mtrl.errors import UserError
 from mtrl.types import Row
 from mtrl.utils.http_client import exception_message, printable

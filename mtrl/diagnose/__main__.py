@@ -18,8 +18,8 @@ from pathlib import Path
 
 from mtrl.command.program import run_program
 from mtrl.config.outputs import check_file
+from mtrl.diagnose.diagnosis import DiagnosisReport, diagnose
 from mtrl.diagnose.finding import Severity
-from mtrl.diagnose.report import DiagnosisReport, diagnose
 from mtrl.utils.files import replace_text, to_strict_json
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from mtrl.diagnose.diagnosis import DiagnosisReport
 from mtrl.diagnose.finding import Finding
 from mtrl.diagnose.record import Record
-from mtrl.diagnose.report import DiagnosisReport
 from mtrl.utils.text import html_text, short
 
 CURVES = 4

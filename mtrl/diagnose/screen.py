@@ -10,9 +10,9 @@ from rich.padding import Padding
 from rich.rule import Rule
 from rich.text import Text
 
+from mtrl.diagnose.diagnosis import DiagnosisReport
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.lineage import Link
-from mtrl.diagnose.report import DiagnosisReport
 from mtrl.diagnose.stats import sparkline
 from mtrl.utils.text import one_line, short
 

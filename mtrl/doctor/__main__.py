@@ -30,7 +30,7 @@ from mtrl.doctor.plan import to_json as plan_to_json
 from mtrl.doctor.plan_report import page
 from mtrl.doctor.self_test import program
 from mtrl.errors import UserError
-from mtrl.preflight import report
+from mtrl.preflight import checklist_table
 from mtrl.preflight.result import CheckResult, Status, to_json, worst
 
 
@@ -75,20 +75,20 @@ def plan(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(plan_to_json(found), indent=2))
     else:
-        screen = report.console()
+        screen = checklist_table.console()
         screen.print(page(found), soft_wrap=True)
     return int(not found.fits)
 
 
 def look(args: argparse.Namespace) -> int:
     """Print each result as its check completes, then the advice for this machine. Return the exit status."""
-    screen, results = report.console(), []
+    screen, results = checklist_table.console(), []
     waiting = screen.status("checking") if screen.is_terminal and not args.json else nullcontext()
     with waiting:
         for result in examine(args.no_smoke):
             results.append(result)
             if not args.json:
-                screen.print(report.table([result]))
+                screen.print(checklist_table.table([result]))
         runs = worst(results) != Status.FAIL
         can = advice(results) if runs else []
     if args.json:

@@ -23,7 +23,7 @@ from mtrl.config.epochs import with_steps
 from mtrl.config.schema import Config
 from mtrl.environments.factory import load_task
 from mtrl.errors import UserError
-from mtrl.preflight import report
+from mtrl.preflight import checklist_table
 from mtrl.preflight.checklist import CHECKS, run
 from mtrl.preflight.context import CheckContext
 from mtrl.preflight.result import CheckResult, Status, failed, skipped, to_json, worst
@@ -40,17 +40,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             "environments={} and name one of their tasks"
         )
     path = Path(config.preflight.json or RunDir(config.run_dir).preflight)
-    screen, results = report.console(), []
+    screen, results = checklist_table.console(), []
     with screen.status("checking") if screen.is_terminal else nullcontext() as status:
         for result in check(config):
             results.append(result)
-            screen.print(report.table([result]))
+            screen.print(checklist_table.table([result]))
             if status and len(results) == len(CHECKS):
                 status.update("the policy runs episodes; a tiny policy is made first, which takes minutes once")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(to_json(config.name, results), encoding="utf-8")
     screen.print()
-    screen.print(report.verdict(results))
+    screen.print(checklist_table.verdict(results))
     screen.print(f"written to {path}", style="dim", soft_wrap=True)
     return int(worst(results) == Status.FAIL)
 

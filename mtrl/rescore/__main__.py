@@ -36,7 +36,7 @@ from mtrl.errors import UserError
 from mtrl.record.run import run_of
 from mtrl.record.stored import StoredLine, files_of, read
 from mtrl.rescore.replay import LeftOut, Rescored, Rescorer
-from mtrl.rescore.report import RescoreReport
+from mtrl.rescore.rescore_report import RescoreReport
 from mtrl.utils.files import replace_text, to_strict_json
 
 READ = (

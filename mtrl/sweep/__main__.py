@@ -18,7 +18,7 @@ from mtrl.command.program import run_program
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the report. Return the exit status."""
     args = parse(argv)
-    from mtrl.sweep.report import read_sweep, to_plain
+    from mtrl.sweep.sweep_runs import read_sweep, to_plain
 
     sweep = read_sweep(Path(args.sweep))
     if args.json:

@@ -93,7 +93,7 @@ def run_sweep(start: Callable[[], object], folder: str, words: Sequence[str]) ->
         Interrupted: a signal came; the jobs in progress have saved their state.
         SystemExit: with status 1 if a job has failed; all other jobs have run.
     """
-    from mtrl.sweep.report import read_sweep
+    from mtrl.sweep.sweep_runs import read_sweep
     from mtrl.sweep.table import resume_command, show
     from mtrl.sweep.workers import stopping
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape as without_markup
 from rich.table import Table
 
-from mtrl.sweep.report import Seeds, Sweep, SweepRun
+from mtrl.sweep.sweep_runs import Seeds, Sweep, SweepRun
 from mtrl.utils.text import clean, short
 
 PIPED = 160

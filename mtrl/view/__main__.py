@@ -22,7 +22,7 @@ from mtrl.command.program import run_program
 from mtrl.errors import UserError
 from mtrl.record.library import Library
 from mtrl.utils.serving import is_loopback
-from mtrl.view.api import Api
+from mtrl.view.http_api import Api
 
 TOKEN_VARIABLE = "MTRL_VIEW_TOKEN"
 SHORTEST_TOKEN = 16

@@ -78,7 +78,7 @@ def _numbers(values: Sequence[Any]) -> None:
 
 
 def turns_of(trajectory: Trajectory, kind: str, tokenizer: Tokenizer | None) -> list[Json]:
-    """Return the TURNs of `mtrl/view/api.py`."""
+    """Return the TURNs of `mtrl/view/http_api.py`."""
     return [
         {
             "number": number,
@@ -144,7 +144,7 @@ def _action(turn: Turn, tokenizer: Tokenizer | None) -> Json:
 
 
 def _columns(ids: list[int], tokenizer: Tokenizer | None) -> Json:
-    """Return TOKENS of `mtrl/view/api.py`. They are columns, because a trajectory can have 100,000 tokens."""
+    """Return TOKENS of `mtrl/view/http_api.py`. They are columns, because a trajectory can have 100,000 tokens."""
     pieces = tokenizer.pieces(ids) if tokenizer is not None else None
     return {
         "n": len(ids),
@@ -193,7 +193,7 @@ def _roles(texts: Sequence[str], places: Sequence[tuple[int, int, str]]) -> Iter
 
 
 def message(data: Any) -> Json:
-    """Return MESSAGE of `mtrl/view/api.py`; `data` may have any type."""
+    """Return MESSAGE of `mtrl/view/http_api.py`; `data` may have any type."""
     data = data if isinstance(data, dict) else {"role": "?", "content": data}
     calls = data.get("tool_calls")
     reasoning = data.get("reasoning_content") or data.get("reasoning") or data.get("thinking")

@@ -20,7 +20,7 @@ from mtrl.record.index import IndexRow
 from mtrl.record.run import Run
 from mtrl.scoring.agreement import TrajectoryAgreement
 from mtrl.utils.files import replace_text
-from mtrl.view.api import Api, indexing
+from mtrl.view.http_api import Api, indexing
 from mtrl.view.query import Query
 from mtrl.view.select import failed, truncated, verdict
 from mtrl.view.server import STATIC, to_json

@@ -48,7 +48,7 @@ class RowResult:
 
 
 def row_statistics(records: Sequence[Record]) -> list[Json]:
-    """Return the statistics of each source, in the format of `/rows` (`mtrl/view/api.py`)."""
+    """Return the statistics of each source, in the format of `/rows` (`mtrl/view/http_api.py`)."""
     settings: Mapping[str, Any] = {}
     for record in records:
         settings = record.get("sources", settings)

@@ -1,4 +1,4 @@
-"""The web server of the viewer: access control and responses. `mtrl.view.api` defines their content."""
+"""The web server of the viewer: access control and responses. `mtrl.view.http_api` defines their content."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from mtrl.utils.files import plain
 from mtrl.utils.serving import is_loopback
-from mtrl.view.api import OF_A_RUN, Api
+from mtrl.view.http_api import OF_A_RUN, Api
 from mtrl.view.query import Query, QueryRefusal
 
 log = logging.getLogger(__name__)

@@ -19,7 +19,7 @@ Group = dict[str, Any]
 
 
 def summary(row: IndexRow, thresholds: Thresholds) -> dict[str, Any]:
-    """Return SUMMARY of `mtrl/view/api.py`."""
+    """Return SUMMARY of `mtrl/view/http_api.py`."""
     line = row.line
     has_versions = line.oldest_version is not None
     return {
@@ -88,7 +88,7 @@ def sort_groups(
 
 
 def group_summary(rows: Sequence[IndexRow], thresholds: Thresholds) -> Group:
-    """Return GROUP of `mtrl/view/api.py`."""
+    """Return GROUP of `mtrl/view/http_api.py`."""
     file, first, rewards = rows[0].file, rows[0].line, _rewards(rows)
     credited = [row.line.informative for row in rows if row.line.informative is not None]
     return {

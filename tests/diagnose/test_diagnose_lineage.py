@@ -9,9 +9,9 @@ from omegaconf import OmegaConf
 
 from mtrl.command.checks import check
 from mtrl.command.compose import compose
+from mtrl.diagnose.diagnosis import diagnose
 from mtrl.diagnose.lineage import differences, lineage, tried_in_vain
 from mtrl.diagnose.record import Record
-from mtrl.diagnose.report import diagnose
 from mtrl.errors import UserError
 
 

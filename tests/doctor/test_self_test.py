@@ -23,7 +23,7 @@ from mtrl.doctor.self_test.outcome import CaseResult
 from mtrl.doctor.self_test.recommend import recommend
 from mtrl.engines.local.engine import LocalEngine
 from mtrl.errors import UserError
-from mtrl.preflight.report import NAME
+from mtrl.preflight.checklist_table import NAME
 from mtrl.preflight.result import failed, passed
 from mtrl.trainer.loading import load_model
 from tests import forked

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from mtrl.command.compose import compose
 from mtrl.datasets import Splits
 from mtrl.environments.family import get_family
-from mtrl.preflight import checklist, report
+from mtrl.preflight import checklist, checklist_table
 from mtrl.preflight.__main__ import check, main
 from mtrl.preflight.checklist import CHEAP, CHECKS, cheap_checks, run
 from mtrl.preflight.context import CheckContext, environment_factory
@@ -189,7 +189,7 @@ def test_the_table_keeps_to_the_width_and_shows_everything(width):
         CheckResult(Status.WARN, "hostile \x1b[2J text\nin two lines", "look", name="x"),
     ]
     page = io.StringIO()
-    report.console(page, width).print(report.table(results))
+    checklist_table.console(page, width).print(checklist_table.table(results))
     lines = page.getvalue().splitlines()
     assert max(map(len, lines)) <= width and "\x1b" not in page.getvalue()
     assert page.getvalue().count("word") == 60 and page.getvalue().count("mend") == 30

@@ -10,8 +10,8 @@ from mtrl.config.overrides import normalise
 from mtrl.errors import UserError
 from mtrl.sweep.__main__ import main
 from mtrl.sweep.outcome import JOB, read_outcome
-from mtrl.sweep.report import read_sweep
 from mtrl.sweep.run import names_sweep, typed_out
+from mtrl.sweep.sweep_runs import read_sweep
 from mtrl.sweep.table import resume_command, rounded
 
 

@@ -14,7 +14,7 @@ import pytest
 from runs import ROOT
 from streams import FakeRollouts, make, publish
 
-from mtrl.engines.vllm.api import read_turn
+from mtrl.engines.vllm.vllm_api import read_turn
 
 sys.path.insert(0, str(ROOT / "experiments" / "scaling"))
 

@@ -21,8 +21,8 @@ from mtrl.trainer.flops import model_flops
 from mtrl.trainer.update.learner import Learners
 from mtrl.trainer.update.optimizer import SCHEDULES, Optimizer, lr_scale
 from mtrl.trainer.update.policy import Policy
-from mtrl.trainer.update.report import UpdateReport
 from mtrl.trainer.update.update import Updater
+from mtrl.trainer.update.update_report import UpdateReport
 
 
 def config(**algorithm):

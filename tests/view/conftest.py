@@ -3,7 +3,7 @@
 import pytest
 
 from mtrl.record.library import Library
-from mtrl.view.api import Api
+from mtrl.view.http_api import Api
 from tests.view.made_runs import make_run
 
 

@@ -23,8 +23,8 @@ BADLY = {"env_error", "timeout", "parse_error", "aborted"}
 def answers(tmp_path_factory):
     """Function `answers(what, **words)` for a run with 72 trajectories, and its content, read without an index."""
     from mtrl.record.library import Library
-    from mtrl.view.api import Api
     from mtrl.view.export import wait_for_indexes
+    from mtrl.view.http_api import Api
 
     path = make_run(tmp_path_factory.mktemp("runs") / "one", steps=4, config=CONFIG)
     (path / "trajectories" / "broken.jsonl").write_text("no json\n" + to_json(make_trajectory("odd")) + "\n")

@@ -25,7 +25,7 @@ from mtrl.doctor.self_test.outcome import CaseResult
 from mtrl.doctor.self_test.process import run_case
 from mtrl.doctor.self_test.recommend import RecommendedSetting, recommend
 from mtrl.errors import UserError
-from mtrl.preflight import report
+from mtrl.preflight import checklist_table
 from mtrl.preflight.result import Status, skipped, worst
 from mtrl.utils.signals import Interrupt
 
@@ -112,7 +112,7 @@ def run_cases(bench: Bench, cases: Sequence[Case], interrupt: Interrupt, outcome
     Raises:
         SystemExit: a signal asked the program to stop; the processes of the running case are killed first.
     """
-    screen, end = report.console(), time.monotonic() + LIMIT
+    screen, end = checklist_table.console(), time.monotonic() + LIMIT
     for case in cases:
         left = end - time.monotonic()
         waiting = screen.status(case.name) if screen.is_terminal else nullcontext()
@@ -126,7 +126,7 @@ def run_cases(bench: Bench, cases: Sequence[Case], interrupt: Interrupt, outcome
         if interrupt.requested:
             raise SystemExit(f"the self-test was stopped by {interrupt.requested} in {case.name}")
         outcomes[case.name] = outcome
-        screen.print(report.table([outcome.result]))
+        screen.print(checklist_table.table([outcome.result]))
 
 
 def _left_out(case: Case, reason: str) -> CaseResult:
@@ -137,11 +137,11 @@ def print_start(model: str | None, gpus: Gpus) -> None:
     names = ", ".join(dict.fromkeys(name for name, _ in gpus))
     where = f"{len(gpus)} x {names}" if gpus else "the CPU"
     what = f"model {model}" if model else "random weights"
-    report.console().print(f"self-test on {where}, {what}; ten minutes at most\n", soft_wrap=True)
+    checklist_table.console().print(f"self-test on {where}, {what}; ten minutes at most\n", soft_wrap=True)
 
 
 def print_end(outcomes: dict[str, CaseResult], settings: Sequence[RecommendedSetting], file: Path) -> None:
-    screen = report.console()
+    screen = checklist_table.console()
     results = [outcome.result for outcome in outcomes.values()]
     screen.print()
     if settings:
@@ -150,7 +150,7 @@ def print_end(outcomes: dict[str, CaseResult], settings: Sequence[RecommendedSet
             screen.print(Text(f"  {setting.key}={setting.value}"))
             screen.print(Text(f"      {setting.reason}", style="dim"))
         screen.print()
-    screen.print(report.verdict(results))
+    screen.print(checklist_table.verdict(results))
     screen.print(f"all figures: {file}", soft_wrap=True)
 
 

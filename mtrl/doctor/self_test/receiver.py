@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from mtrl.distributed import broadcast
-from mtrl.engines.server.api import Rendezvous, ServerError, TensorLayout
 from mtrl.engines.server.checksum import checksum
+from mtrl.engines.server.server_api import Rendezvous, ServerError, TensorLayout
 from mtrl.engines.vllm.payload import unpack
 
 SECONDS = 60.0

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from mtrl.engines.server.api import ServerApi, ServerError
+from mtrl.engines.server.server_api import ServerApi, ServerError
 
 SETTLING_SECONDS = 0.05
 """Seconds between two looks for turns of older adapters."""

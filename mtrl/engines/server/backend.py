@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mtrl.config.engine_schema import ServerConfig
-from mtrl.engines.server.api import ServerApi
+from mtrl.engines.server.server_api import ServerApi
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from pathlib import Path
 from torch import Tensor
 
 from mtrl.config.engine_schema import ServerConfig
-from mtrl.engines.server.api import ServerApi
 from mtrl.engines.server.checksum import checksum
 from mtrl.engines.server.export import WeightExport
 from mtrl.engines.server.model_folder import copy_settings
+from mtrl.engines.server.server_api import ServerApi
 from mtrl.engines.server.sync import UpdateSteps, engine_key
 from mtrl.engines.server.sync_folder import SyncFolder
 

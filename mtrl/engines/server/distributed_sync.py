@@ -18,9 +18,9 @@ from torch import Tensor
 from mtrl.config.derived import WEIGHT_BUCKET
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.distributed import broadcast
-from mtrl.engines.server.api import Rendezvous, ServerApi, TensorLayout
 from mtrl.engines.server.checksum import checksum
 from mtrl.engines.server.export import WeightExport
+from mtrl.engines.server.server_api import Rendezvous, ServerApi, TensorLayout
 from mtrl.engines.server.sync import GRACE, UpdateSteps, engine_key, limited
 from mtrl.errors import UserError
 from mtrl.utils.serving import is_loopback

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from mtrl.engines.server.api import ServerBusyError, ServerError, ServerRefusedError, ServerUnreachableError
+from mtrl.engines.server.server_api import ServerBusyError, ServerError, ServerRefusedError, ServerUnreachableError
 from mtrl.errors import UserError
 from mtrl.utils.http_client import (
     BUSY,

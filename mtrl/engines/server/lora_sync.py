@@ -12,9 +12,9 @@ from safetensors import safe_open
 from torch import Tensor
 
 from mtrl.config.engine_schema import ServerConfig
-from mtrl.engines.server.api import ServerApi
 from mtrl.engines.server.export import in_precision
 from mtrl.engines.server.model_folder import HEAD, is_tied, model_folder, model_shapes
+from mtrl.engines.server.server_api import ServerApi
 from mtrl.engines.server.sync import UpdateSteps, engine_key
 from mtrl.engines.server.sync_folder import SyncFolder
 from mtrl.errors import UserError

@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from mtrl.engines.server.adapters import Adapters
-from mtrl.engines.server.api import ServerApi, ServerError, ServerRefusedError
 from mtrl.engines.server.backend import ServerBackend, ServerPlace
 from mtrl.engines.server.process import ServerProcess, free_port
 from mtrl.engines.server.router import ReplicaLoad
+from mtrl.engines.server.server_api import ServerApi, ServerError, ServerRefusedError
 from mtrl.engines.server.sync import Weights
 from mtrl.utils.text import one_line
 

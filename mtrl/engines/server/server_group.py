@@ -9,11 +9,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from mtrl.engines.base import EngineLostError
-from mtrl.engines.server.api import ServerApi, ServerError
 from mtrl.engines.server.backend import ServerBackend
 from mtrl.engines.server.lora_sync import AdapterSync
 from mtrl.engines.server.replica import ExternalReplica, ManagedReplica, Replica
 from mtrl.engines.server.router import Router
+from mtrl.engines.server.server_api import ServerApi, ServerError
 from mtrl.engines.server.sync import Weights, WeightSync
 from mtrl.engines.server.update import DRAINING, AdapterUpdate, ServerUpdate, failures
 from mtrl.engines.server.view import ReplicaView

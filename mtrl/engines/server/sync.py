@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.distributed.gathered import GatheredWeights
-from mtrl.engines.server.api import ServerApi, ServerError, ServerUnreachableError
+from mtrl.engines.server.server_api import ServerApi, ServerError, ServerUnreachableError
 from mtrl.utils.text import one_line
 
 T = TypeVar("T")

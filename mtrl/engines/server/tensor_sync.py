@@ -23,9 +23,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from mtrl.config.derived import WEIGHT_BUCKET
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.distributed.broadcast import buckets, flatten
-from mtrl.engines.server.api import ServerApi
 from mtrl.engines.server.checksum import checksum
 from mtrl.engines.server.export import WeightExport
+from mtrl.engines.server.server_api import ServerApi
 from mtrl.engines.server.shm_manager import SHARED_MEMORY, start_manager
 from mtrl.engines.server.sync import UpdateSteps, engine_key
 from mtrl.errors import UserError

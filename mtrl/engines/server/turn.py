@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 
 from mtrl.engines.base import Generation, SamplingParams
-from mtrl.engines.server.api import ServerError, TurnRequest
+from mtrl.engines.server.server_api import ServerError, TurnRequest
 from mtrl.types import FinishReason
 
 

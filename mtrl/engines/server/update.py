@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mtrl.engines.server.adapters import ServedAdapter
-from mtrl.engines.server.api import ServerApi, ServerError
 from mtrl.engines.server.backend import ServerBackend
 from mtrl.engines.server.lora_sync import adapter_name
 from mtrl.engines.server.replica import Replica
+from mtrl.engines.server.server_api import ServerApi, ServerError
 from mtrl.engines.server.sync import SyncError, Weights, WeightSync
 
 SEND_TIMEOUT_FACTOR = 10

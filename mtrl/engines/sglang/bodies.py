@@ -12,7 +12,7 @@ from itertools import groupby
 from typing import Any
 
 from mtrl.engines.base import Generation, SamplingParams
-from mtrl.engines.server.api import Json, Rendezvous, ServerError, TensorLayout, TurnRequest
+from mtrl.engines.server.server_api import Json, Rendezvous, ServerError, TensorLayout, TurnRequest
 from mtrl.types import FinishReason
 from mtrl.utils.text import one_line
 

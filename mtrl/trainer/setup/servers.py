@@ -23,10 +23,10 @@ from mtrl.engines.server.launch import Launch
 from mtrl.engines.server.remote import RemoteServerEngine
 from mtrl.engines.server.transports import make_sync
 from mtrl.engines.server.versions import own_versions, versions_of
-from mtrl.engines.sglang.api import SglangApi
 from mtrl.engines.sglang.command import sglang_command
-from mtrl.engines.vllm.api import VllmApi
+from mtrl.engines.sglang.sglang_api import SglangApi
 from mtrl.engines.vllm.command import vllm_command
+from mtrl.engines.vllm.vllm_api import VllmApi
 from mtrl.errors import UserError
 from mtrl.rollout.served_workers import ServedWorkers
 from mtrl.trainer.canary import TOKENS, Canary

@@ -19,7 +19,7 @@ from mtrl.errors import UserError
 from mtrl.trainer.data.batching import MicroBatch, micro_batches, mini_batches
 from mtrl.trainer.data.samples import Credited, trajectory_samples
 from mtrl.trainer.update.learner import Learners
-from mtrl.trainer.update.report import NonFiniteError
+from mtrl.trainer.update.update_report import NonFiniteError
 from mtrl.trainer.update.value_learner import ValueBatch
 from mtrl.types import Group, Sample, write_jsonl
 

@@ -35,7 +35,7 @@ from mtrl.trainer.data.batching import PACKED, PADDED, SHARED, MicroBatch, RowLa
 from mtrl.trainer.flops import ModelFlops, model_flops
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import Policy
-from mtrl.trainer.update.report import CriticReport, NonFiniteError, UpdateReport
+from mtrl.trainer.update.update_report import CriticReport, NonFiniteError, UpdateReport
 from mtrl.trainer.update.value_learner import ValueBatch, ValueLearner
 from mtrl.trainer.work_thread import like_this_thread
 from mtrl.types import Sample, TopTokens

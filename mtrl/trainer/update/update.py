@@ -17,7 +17,7 @@ from mtrl.errors import UserError
 from mtrl.trainer.data.batching import MicroBatch, micro_batches, mini_batches
 from mtrl.trainer.throughput import Computation, forwarded, trained
 from mtrl.trainer.update.learner import Assignments, Learners
-from mtrl.trainer.update.report import UpdateReport
+from mtrl.trainer.update.update_report import UpdateReport
 from mtrl.types import Sample, write_jsonl
 
 

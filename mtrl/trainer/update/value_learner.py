@@ -21,7 +21,7 @@ from mtrl.trainer.data.batching import MicroBatch
 from mtrl.trainer.loading import load_peer
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.part import part_of
-from mtrl.trainer.update.report import CriticReport, NonFiniteError
+from mtrl.trainer.update.update_report import CriticReport, NonFiniteError
 
 ValueBatch = tuple[MicroBatch, Tensor, Tensor]
 """A micro-batch, the values [N] before the step's first update, and the target values [N]."""

@@ -18,14 +18,14 @@ import pytest
 from engine_model import CONTEXT, make_model
 
 from mtrl.config.engine_schema import SglangConfig, VllmConfig
-from mtrl.engines.server.api import ServerApi
 from mtrl.engines.server.backend import ServerBackend, ServerPlace
 from mtrl.engines.server.launch import Launch
 from mtrl.engines.server.process import ServerProcess, free_port
-from mtrl.engines.sglang.api import SglangApi
+from mtrl.engines.server.server_api import ServerApi
 from mtrl.engines.sglang.command import sglang_command
-from mtrl.engines.vllm.api import VllmApi
+from mtrl.engines.sglang.sglang_api import SglangApi
 from mtrl.engines.vllm.command import vllm_command
+from mtrl.engines.vllm.vllm_api import VllmApi
 from tests.engines.real.installed import engine_python
 
 WORDS = {

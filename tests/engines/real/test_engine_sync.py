@@ -10,9 +10,9 @@ from engine_model import PARITY, changed, load_model, named_weights, reference_l
 from mtrl.config.engine_schema import SglangConfig, VllmConfig
 from mtrl.config.model_schema import ModelConfig
 from mtrl.engines.base import SamplingParams
-from mtrl.engines.server.api import TurnRequest
 from mtrl.engines.server.distributed_sync import DistributedSync
 from mtrl.engines.server.export import FullWeights
+from mtrl.engines.server.server_api import TurnRequest
 from mtrl.engines.server.sync import SyncError
 from mtrl.engines.server.tensor_sync import TensorSync
 from mtrl.engines.server.transports import make_sync

@@ -19,8 +19,8 @@ from toy_servers import (
     weights_of,
 )
 
-from mtrl.engines.server.api import ServerBusyError, ServerError, ServerRefusedError, ServerUnreachableError
 from mtrl.engines.server.engine import EngineClosedError
+from mtrl.engines.server.server_api import ServerBusyError, ServerError, ServerRefusedError, ServerUnreachableError
 from mtrl.engines.server.turns import TurnLostError
 from mtrl.errors import UserError
 from mtrl.types import FinishReason

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from toy_servers import CONTEXT, LONG, STOP, Cluster, check_turn, make_engine, run_engine, weights_of
 
 from mtrl.engines.base import SamplingParams
-from mtrl.engines.server.api import ServerBusyError, ServerError, ServerUnreachableError
+from mtrl.engines.server.server_api import ServerBusyError, ServerError, ServerUnreachableError
 from mtrl.engines.server.turns import TurnLostError
 from mtrl.errors import UserError
 from mtrl.types import FinishReason

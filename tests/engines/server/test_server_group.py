@@ -11,7 +11,7 @@ import pytest
 
 from mtrl.engines.base import SamplingParams
 from mtrl.engines.server import replica
-from mtrl.engines.server.api import ServerError
+from mtrl.engines.server.server_api import ServerError
 from mtrl.errors import UserError
 from tests.engines.server import toy_http_server
 from tests.engines.server.toy_http_api import TICK, HttpApi, make_http_engine

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrl.engines.server import http
-from mtrl.engines.server.api import ServerBusyError, ServerError, ServerRefusedError, ServerUnreachableError
 from mtrl.engines.server.http import Http
 from mtrl.engines.server.process import free_port
+from mtrl.engines.server.server_api import ServerBusyError, ServerError, ServerRefusedError, ServerUnreachableError
 from mtrl.errors import UserError
 
 TOKEN = "secret-token-0123456789"

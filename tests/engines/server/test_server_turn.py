@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtrl.engines.base import Generation, SamplingParams
-from mtrl.engines.server.api import ServerError
+from mtrl.engines.server.server_api import ServerError
 from mtrl.engines.server.turn import PartialTurn, check_answer
 from mtrl.types import FinishReason
 

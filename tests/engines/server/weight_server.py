@@ -27,7 +27,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mtrl.engines.server.api import Rendezvous, ServerRefusedError, ServerUnreachableError, TensorLayout
+from mtrl.engines.server.server_api import Rendezvous, ServerRefusedError, ServerUnreachableError, TensorLayout
 from tests import forked
 
 

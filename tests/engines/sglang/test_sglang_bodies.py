@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtrl.engines.base import SamplingParams
-from mtrl.engines.server.api import ServerError, TurnRequest
+from mtrl.engines.server.server_api import ServerError, TurnRequest
 from mtrl.engines.server.turn import check_answer
 from mtrl.engines.sglang.bodies import read_loads, read_turn, read_version, sampling_body, turn_body
 from mtrl.types import FinishReason

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from mtrl.config.engine_schema import VllmConfig
 from mtrl.engines.base import SamplingParams
-from mtrl.engines.server.api import ServerError, ServerRefusedError, ServerUnreachableError, TurnRequest
+from mtrl.engines.server.server_api import ServerError, ServerRefusedError, ServerUnreachableError, TurnRequest
 from mtrl.engines.server.turn import check_answer
-from mtrl.engines.vllm.api import VllmApi, sampling_body, turn_seed
+from mtrl.engines.vllm.vllm_api import VllmApi, sampling_body, turn_seed
 from mtrl.types import FinishReason
 
 

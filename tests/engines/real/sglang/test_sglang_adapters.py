@@ -7,7 +7,7 @@ import pytest
 from engine_model import CONTEXT, PARITY, load_model, reference_logprobs, worst
 from sglang_policy import turn_request
 
-from mtrl.engines.server.api import ServerRefusedError
+from mtrl.engines.server.server_api import ServerRefusedError
 
 peft = pytest.importorskip("peft")
 torch = pytest.importorskip("torch")

@@ -14,13 +14,13 @@ import pytest
 
 from mtrl.config.engine_schema import SglangConfig
 from mtrl.engines.base import SamplingParams
-from mtrl.engines.server.api import Rendezvous, TensorLayout, TurnRequest
 from mtrl.engines.server.backend import ServerPlace
 from mtrl.engines.server.launch import Launch
 from mtrl.engines.server.log_errors import error_line
-from mtrl.engines.sglang.api import SglangApi
+from mtrl.engines.server.server_api import Rendezvous, TensorLayout, TurnRequest
 from mtrl.engines.sglang.command import sglang_command
 from mtrl.engines.sglang.platform import PLATFORM
+from mtrl.engines.sglang.sglang_api import SglangApi
 from tests.engines.real.installed import engine_python
 
 pytestmark = [pytest.mark.slow, pytest.mark.rare]

@@ -12,8 +12,8 @@ from listeners import listeners
 from sglang_policy import LONG, Policy, long_model, turn_request
 
 from mtrl.config.engine_schema import SglangConfig
-from mtrl.engines.server.api import ServerError, ServerRefusedError, TensorLayout
 from mtrl.engines.server.http import Http
+from mtrl.engines.server.server_api import ServerError, ServerRefusedError, TensorLayout
 from mtrl.engines.server.transports import make_sync
 from mtrl.types import FinishReason
 

@@ -8,7 +8,7 @@ from peft import LoraConfig, get_peft_model
 from vllm_weights import WAYS, update
 
 from mtrl.engines.base import SamplingParams
-from mtrl.engines.server.api import ServerRefusedError, TurnRequest
+from mtrl.engines.server.server_api import ServerRefusedError, TurnRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.rare]
 

@@ -17,8 +17,8 @@ from vllm_weights import WAYS, broadcast_group, update
 
 from mtrl.distributed import broadcast
 from mtrl.engines.base import SamplingParams
-from mtrl.engines.server.api import Rendezvous, ServerError, ServerRefusedError, TensorLayout, TurnRequest
-from mtrl.engines.vllm.api import VllmApi
+from mtrl.engines.server.server_api import Rendezvous, ServerError, ServerRefusedError, TensorLayout, TurnRequest
+from mtrl.engines.vllm.vllm_api import VllmApi
 from mtrl.types import FinishReason
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from mtrl.distributed import broadcast
-from mtrl.engines.server.api import Rendezvous, TensorLayout
 from mtrl.engines.server.checksum import checksum as checksum_of
+from mtrl.engines.server.server_api import Rendezvous, TensorLayout
 
 _groups = count()
 

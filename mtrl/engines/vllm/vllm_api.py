@@ -1,4 +1,4 @@
-"""vLLM's HTTP API (0.32) as a `mtrl.engines.server.api.ServerApi`.
+"""vLLM's HTTP API (0.32) as a `mtrl.engines.server.server_api.ServerApi`.
 
 Turns are requested from `/inference/v1/generate` (`--enable-scale-out`); most other requests go to routes of vLLM's
 development mode.
@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.engines.base import Generation, SamplingParams
-from mtrl.engines.server.api import Json, Rendezvous, ServerError, ServerRefusedError, TensorLayout, TurnRequest
 from mtrl.engines.server.http import Http
+from mtrl.engines.server.server_api import Json, Rendezvous, ServerError, ServerRefusedError, TensorLayout, TurnRequest
 from mtrl.types import FinishReason
 
 INITIAL_VERSION = "default"
@@ -29,7 +29,7 @@ SEEDS = 2**63
 
 
 class VllmApi:
-    """See `mtrl.engines.server.api.ServerApi`."""
+    """See `mtrl.engines.server.server_api.ServerApi`."""
 
     pause_modes: ClassVar[Mapping[str, str]] = {
         "continue": "keep",

@@ -87,7 +87,7 @@ from mtrl.record.library import Library
 from mtrl.record.reading import read
 from mtrl.record.run import Run, modified
 from mtrl.sweep.outcome import JOB
-from mtrl.sweep.report import Sweep, SweepRun, ranked, read_job, to_plain
+from mtrl.sweep.sweep_runs import Sweep, SweepRun, ranked, read_job, to_plain
 from mtrl.view import differences
 from mtrl.view.detail import LONGEST_RAW, UnreadableLine, message, parse, turns_of
 from mtrl.view.query import Query, QueryRefusal

@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.engines.base import Generation
-from mtrl.engines.server.api import (
+from mtrl.engines.server.http import Http
+from mtrl.engines.server.server_api import (
     Json,
     Rendezvous,
     ServerError,
@@ -24,7 +25,6 @@ from mtrl.engines.server.api import (
     TensorLayout,
     TurnRequest,
 )
-from mtrl.engines.server.http import Http
 from mtrl.engines.sglang import bodies
 from mtrl.engines.sglang.gate import TurnGate
 from mtrl.types import FinishReason

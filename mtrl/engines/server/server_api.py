@@ -1,5 +1,5 @@
-"""The interface of a server. One class per engine implements it with that engine's HTTP API (`vllm/api.py`,
-`sglang/api.py`); all other code for servers is the same for all engines."""
+"""The interface of a server. One class per engine implements it with that engine's HTTP API (`vllm/vllm_api.py`,
+`sglang/sglang_api.py`); all other code for servers is the same for all engines."""
 
 from __future__ import annotations
 
