@@ -14,9 +14,7 @@ import pytest
 from tests import forked
 
 ROOT = Path(__file__).parent.parent
-GUIDE = (
-    (ROOT / "docs" / "custom_environments.md").read_text(encoding="utf-8").partition("\n## Environments of other")[0]
-)
+GUIDE = (ROOT / "docs" / "custom_environments.md").read_text(encoding="utf-8")
 COMMANDS = [
     shlex.split(line) for block in re.findall(r"```bash\n(.*?)```", GUIDE, re.DOTALL) for line in block.splitlines()
 ]

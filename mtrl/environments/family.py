@@ -144,7 +144,7 @@ def _from_target(target: str) -> Family:
         return family_of_class(adapted)
     raise UserError(
         f"environment.target={target} is a {type(value).__name__}; it must be a Family or a BaseEnvironment class, "
-        "or an environment of a framework in docs/custom_environments.md"
+        "or an environment of a framework in docs/environments.md"
     )
 
 
