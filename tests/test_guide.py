@@ -14,11 +14,11 @@ import pytest
 from tests import forked
 
 ROOT = Path(__file__).parent.parent
-GUIDE = (
-    (ROOT / "docs" / "custom_environments.md").read_text(encoding="utf-8").partition("\n## Environments of other")[0]
-)
+GUIDE = (ROOT / "docs" / "custom_environments.md").read_text(encoding="utf-8")
 COMMANDS = [
-    shlex.split(line) for block in re.findall(r"```bash\n(.*?)```", GUIDE, re.DOTALL) for line in block.splitlines()
+    shlex.split(line)
+    for block in re.findall(r"```bash\n(.*?)```", GUIDE, re.DOTALL)
+    for line in block.replace("\\\n", " ").splitlines()
 ]
 STRICT = """response == f"it is {ground_truth['answer']}\""""
 LENIENT = """ground_truth["answer"] in response"""

@@ -119,19 +119,22 @@ def test_the_import_of_the_guide_works():
     assert BaseEnvironment is ours
 
 
-def test_the_page_shows_every_setting():
-    page = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
-    written = {re.sub(r"\s*#.*", "", line).strip() for line in page.splitlines()}
+def page(name):
+    return (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8")
+
+
+def test_the_pages_show_every_setting():
+    lines = [*page("guide").splitlines(), *page("troubleshooting").splitlines()]
+    written = {re.sub(r"\s*#.*", "", line).strip() for line in lines}
     for text in SETTINGS.values():
         for line in text.strip().splitlines():
             assert re.sub(r"\s*#.*", "", line).strip() in written
 
 
-def test_the_page_has_the_table_and_the_troubleshooting():
-    page = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
-    table = page.partition("## Quick reference")[2].partition("\n## ")[0]
+def test_the_pages_have_the_table_and_the_troubleshooting():
+    table = page("guide").partition("## Quick reference")[2].partition("\n## ")[0]
     named = {name for name in re.findall(r"`([\w.]+)`", table) if "." in name and find(name)}
     four = {"max_turns", "backend", "use_conversation_multi_turn", "sampling_params.max_generate_length"}
     assert {f"generator.{name}" for name in four} <= named
     for trouble in ("Conversations do not continue", "Memory with many turns", "Rewards are inconsistent across turns"):
-        assert f"**{trouble}.**" in page
+        assert f"**{trouble}.**" in page("troubleshooting")

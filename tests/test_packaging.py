@@ -38,8 +38,13 @@ INSIDE = {
     "examples/agents/rft_agent.py": {"sagemaker"},
     "examples/agents/verifiers_program/mtrl_chat.py": {"verifiers"},
     "examples/agents/strands_agent.py": {"strands"},
+    "examples/environments/gym_number.py": {"gymnasium"},
+    "examples/environments/openenv_echo.py": {"openenv"},
+    "examples/environments/skyrl_multiply.py": {"skyrl_gym"},
+    "examples/environments/tinker_quiz.py": {"tinker_cookbook"},
+    "examples/environments/verifiers_words.py": {"verifiers", "datasets"},
 }
-"""File that only the environment of an engine or agent imports -> packages that are installed there."""
+"""File that only the environment of an engine, or a user of another framework, imports -> packages installed there."""
 
 
 def inside(path):

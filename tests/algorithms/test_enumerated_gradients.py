@@ -2,8 +2,8 @@
 
 The MDP has three turns. Turn t is right with probability p, by its own logit, and then has the reward `rewards[t]`; a
 wrong turn ends the episode with a reward of 0. An episode is one of four kinds, and the order within a group does not
-matter: a group of n = 8 has 165 outcomes with multinomial probabilities. Nothing is sampled. docs/algorithms.md and
-docs/scale.md quote the numbers.
+matter: a group of n = 8 has 165 outcomes with multinomial probabilities. Nothing is sampled.
+experiments/estimators/README.md has the numbers.
 """
 
 import itertools
@@ -27,7 +27,7 @@ from mtrl.config.overrides import CONF
 TURNS = 3
 PER_TURN, AT_THE_END = (0.2, 0.2, 1.0), (0.0, 0.0, 1.0)
 """Rewards of right turns: for each turn, or only for the last one."""
-DOCS = CONF.parent / "docs"
+STUDY = CONF.parent / "experiments" / "estimators" / "README.md"
 
 
 @dataclass(frozen=True)
@@ -237,8 +237,8 @@ def test_with_only_a_final_reward_turn_plus_outcome_equals_trajectory():
         assert np.array_equal(whole.expected, both.expected) and whole.deviation == both.deviation
 
 
-def test_the_table_of_the_docs():
-    text = (DOCS / "algorithms.md").read_text(encoding="utf-8")
+def test_the_table_of_the_study():
+    text = STUDY.read_text(encoding="utf-8")
     table = re.search(r"^\| estimator \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
     rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in table[1].splitlines()]
     assert len(rows) == 7

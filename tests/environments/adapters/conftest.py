@@ -14,7 +14,7 @@ from mtrl.environments.pool import EnvironmentPool
 from mtrl.rollout.conversation import Conversation
 from mtrl.rollout.episode import EpisodeLimits, EpisodeLoop
 
-EXAMPLES = Path(__file__).parent / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples" / "environments"
 ROW = {"id": "r1", "prompt": [{"role": "user", "content": "Q"}], "ground_truth": {"answer": "42"}, "answer": "42"}
 
 
@@ -47,7 +47,7 @@ def play(tiny_tokenizer, tiny_codec):
 
 @pytest.fixture
 def example(monkeypatch):
-    """Function `example("module.Name")` that returns the family of an example of the guide."""
+    """Function `example("module.Name")` that returns the family of a file of examples/environments."""
     monkeypatch.syspath_prepend(EXAMPLES)
     names = []
 

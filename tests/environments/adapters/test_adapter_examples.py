@@ -1,4 +1,4 @@
-"""The examples of docs/custom_environments.md are targets, and get the rewards that the guide describes."""
+"""The files of examples/environments are targets, and get the rewards of their frameworks."""
 
 from pathlib import Path
 
@@ -8,6 +8,7 @@ from foreign import observed, real
 from mtrl.config.schema import DataConfig
 from mtrl.environments.tool_calls import format_call
 
+ROOT = Path(__file__).parents[3]
 ROW = {"reward_spec": {"ground_truth": "42"}, "answer": "42", "question": "6 * 7?", "seed": 0}
 EXAMPLES = {
     "skyrl_multiply.Multiply": ("skyrl_gym", "skyrl-gym", ["41", "42"], [0.0, 1.0], "Not yet. Try again."),
@@ -36,11 +37,8 @@ def test_the_example_runs(target, example, play, row):
     assert observed(trajectory)[1] == [observation]
 
 
-def test_every_example_is_tested():
-    files = {path.stem for path in (Path(__file__).parent / "examples").glob("*.py")}
+def test_every_example_is_tested_and_named_by_the_page():
+    files = {path.stem for path in (ROOT / "examples" / "environments").glob("*.py")}
     assert files == {target.partition(".")[0] for target in EXAMPLES}
-
-
-def test_the_guide_shows_the_examples():
-    guide = (Path(__file__).parents[3] / "docs" / "custom_environments.md").read_text()
-    assert all(path.read_text() in guide for path in (Path(__file__).parent / "examples").glob("*.py"))
+    page = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+    assert all(f"../examples/environments/{name}.py" in page for name in files)

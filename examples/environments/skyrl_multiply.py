@@ -1,4 +1,5 @@
-# skyrl_multiply.py
+"""An environment of SkyRL-Gym: the columns of the row are `extras`."""
+
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
 

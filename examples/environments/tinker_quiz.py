@@ -1,4 +1,5 @@
-# tinker_quiz.py
+"""An environment of tinker-cookbook: `step` returns the whole conversation."""
+
 from tinker_cookbook.rl.message_env import MessageEnv, MessageStepResult
 
 

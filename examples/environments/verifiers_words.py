@@ -1,4 +1,5 @@
-# verifiers_words.py
+"""An environment of verifiers 0.2 or 0.3: the target is `load_environment`."""
+
 import verifiers as vf
 from datasets import Dataset
 

@@ -1,4 +1,5 @@
-# openenv_echo.py
+"""An environment of OpenEnv, in this process."""
+
 from openenv.core.env_server.interfaces import Environment
 from openenv.core.env_server.types import Action, Observation, State
 

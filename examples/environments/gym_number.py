@@ -1,4 +1,5 @@
-# gym_number.py
+"""An environment of Gymnasium: the seed comes from the row."""
+
 import gymnasium
 from gymnasium.spaces import Discrete, Text
 

@@ -1,4 +1,6 @@
-# trl_counter.py
+"""An environment in TRL's form: its public methods are tools."""
+
+
 class Counter:
     def reset(self, **row):
         self.value, self.goal = 0, int(row["answer"])
