@@ -368,6 +368,12 @@ def test_the_tree_of_the_architecture_exists():
         assert (folder / name if line.startswith("  ") else folder).exists(), line
 
 
+def test_the_files_that_the_architecture_names_exist():
+    named = re.findall(r"`((?:mtrl|envs|conf|tests)/[\w/.]+)`", (ROOT / "docs" / "architecture.md").read_text())
+    assert len(named) > 40
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
 # The ledger
 
 
