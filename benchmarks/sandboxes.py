@@ -48,7 +48,7 @@ def report(what: str, repeats: int, work: Callable[[bool], object]) -> None:
     seconds: dict[bool, list[float]] = {False: [], True: []}
     for _ in range(repeats):
         for side_by_side, taken in seconds.items():
-            for cached in (grading._run, scorer._replay, scorer._drive):
+            for cached in (grading.run_job, scorer.replay, scorer.drive):
                 cached.cache_clear()
             begun = time.perf_counter()
             work(side_by_side)

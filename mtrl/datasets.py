@@ -59,8 +59,16 @@ def load_splits(
 ) -> Splits:
     """Read both splits of `data.path` and convert them to rows with `convert(raw, split, index)`.
 
+    `data.path` is a folder with `{split}.jsonl`, `.json`, `.parquet`, `.csv` or `{split}-*.parquet` (in it or in its
+    `data/`); one file, split by its column `split` or, without one, with every eighth row held out; or a Hub name
+    `owner/name` or `owner/name:config`. If a held-out split (test, validation, val, dev) is missing, the other names
+    are tried in this order.
+
     A training row whose task (see `contents_of`) also occurs in the held-out rows is dropped. `hub_config` maps the
     name of a Hub data set with several configurations to the configuration to load.
+
+    Raises:
+        UserError: the path, a split or its rows do not exist, or the data is not readable.
     """
     path = str(data.path)
     if path in (hub_config or {}) and not Path(path).exists():
@@ -256,22 +264,6 @@ def _ground_truth(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 # Reading
-
-
-def read_rows(path: str, split: str) -> list[dict[str, Any]]:
-    """Read the rows of one split, unconverted.
-
-    Args:
-        path: a folder with `{split}.jsonl`, `.json`, `.parquet`, `.csv` or `{split}-*.parquet` (in it or in its
-            `data/`); one file, split by its column `split` or, without one, with every eighth row held out; or a Hub
-            name `owner/name` or `owner/name:config`.
-        split: name of the split; if a held-out split (test, validation, val, dev) is missing, the other names are
-            tried in this order.
-
-    Raises:
-        UserError: the path, the split or its rows do not exist, or the data is not readable.
-    """
-    return _read(_source(path, split), path, split)
 
 
 def _read(source: _Source, path: str, split: str) -> list[dict[str, Any]]:

@@ -39,6 +39,21 @@ CORPUS = [
 ] * 4
 
 
+COLLECTED = pytest.StashKey()
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_make_collect_report(collector):
+    """Give a folder the same nodes each time that it is collected.
+
+    For each file of the command line, pytest collects the file's folder again, with new nodes for the folders in it.
+    pytest 9.1 knows the fixtures of a `conftest.py` by the first node of its folder only, so that `pytest
+    tests/engines/A.py tests/B.py tests/engines/C.py` did not find those of `tests/engines` for the last file.
+    """
+    report = yield
+    return collector.stash.setdefault(COLLECTED, report) if isinstance(collector, pytest.Directory) else report
+
+
 def pytest_collection_finish():
     """Exempt the imported modules and the collected tests from garbage collection, and let it run less often. Repeated
     visits to them took a fifth of the time of tests that compose configurations."""

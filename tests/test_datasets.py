@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrl.config.schema import DataConfig
-from mtrl.datasets import load_rows, read_file, read_rows, to_row
+from mtrl.datasets import load_rows, load_splits, read_file, to_row
 from mtrl.errors import UserError
 
 ROWS = [{"question": f'{n}+1? "é", a\nb', "answer": str(n + 1)} for n in range(20)]
@@ -43,6 +43,19 @@ def write_splits(folder, train, test, suffix=".jsonl"):
     WRITERS[suffix](folder / f"train{suffix}", train)
     WRITERS[suffix](folder / f"test{suffix}", test)
     return DataConfig(path=str(folder))
+
+
+def read_rows(path, split):
+    """Return the rows of one split before their conversion."""
+    rows = {"train": [], "test": []}
+
+    def convert(raw, name, index):
+        rows[name].append(raw)
+        return {"id": index, "prompt": [name, index]}
+
+    load_splits(DataConfig(path=path, train_split=split, test_split=split), convert)
+    assert rows["train"] == rows["test"]
+    return rows["train"]
 
 
 @pytest.mark.parametrize("suffix", WRITERS)

@@ -67,7 +67,7 @@ def solves(files: Files, calls: Sequence[Sequence[Any]], seconds: float) -> bool
 
 
 def _all_right(files: tuple[tuple[str, bytes], ...], calls: Sequence[Call], seconds: float) -> bool:
-    results = _run(files, json.dumps([[call.path, call.arguments, call.items] for call in calls]), seconds)
+    results = run_job(files, json.dumps([[call.path, call.arguments, call.items] for call in calls]), seconds)
     if not isinstance(results, list) or len(results) != len(calls):
         return False
     return all(_is_right(result, call) for result, call in zip(results, calls, strict=True))
@@ -93,7 +93,7 @@ def _is_near(value: Any, expected: Any, tolerance: float) -> bool:
 
 
 @lru_cache(maxsize=512)
-def _run(files: tuple[tuple[str, bytes], ...], job: str, seconds: float) -> Any:
+def run_job(files: tuple[tuple[str, bytes], ...], job: str, seconds: float) -> Any:
     """Return the results of a job, or None. They depend only on the arguments and are cached, because trajectories of a
     row often leave the same files."""
     limits = ProcessLimits(seconds=seconds, cpu_seconds=max(1, int(seconds)), processes=32)

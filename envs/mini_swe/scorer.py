@@ -67,9 +67,9 @@ def explain(trajectory: Trajectory, row: Row) -> str | None:
     if "image" in truth:
         return None if _log_says_resolved(trajectory, truth) else "by their log, the tests do not pass"
     files = tuple(sorted(truth["files"].items()))
-    commands = tuple(filter(None, (_command(message) for message in trajectory.messages)))
+    commands = tuple(filter(None, (command_of(message) for message in trajectory.messages)))
     for_command, for_calls = truth.get("seconds", SECONDS)
-    submitted, left = _replay(files, commands, for_command)
+    submitted, left = replay(files, commands, for_command)
     if not submitted and trajectory.stop_reason != StopReason.MAX_TURNS:
         return "nothing was submitted"  # the episode ended before the last turn
     if left is None or sorted(left) == [(path, text.encode()) for path, text in files]:
@@ -80,7 +80,7 @@ def explain(trajectory: Trajectory, row: Row) -> str | None:
 def answered(trajectory: Trajectory, row: Row) -> bool:
     """Whether the last assistant message holds the command that submits, and the environment accepted it."""
     responses = [message for message in trajectory.messages if message.get("role") == "assistant"]
-    command = _command(responses[-1]) if responses else None
+    command = command_of(responses[-1]) if responses else None
     return trajectory.stop_reason == StopReason.DONE and command is not None and SUBMISSION in command
 
 
@@ -88,14 +88,14 @@ def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
     """Return `format`, the share of the assistant's messages that hold one command, and `asks_to_submit`, which is 1.0
     if a command contains the marker of a submission, else 0.0."""
     responses = [message for message in trajectory.messages if message.get("role") == "assistant"]
-    commands = [_command(message) for message in responses]
+    commands = [command_of(message) for message in responses]
     return {
         "format": sum(command is not None for command in commands) / max(len(responses), 1),
         "asks_to_submit": float(any(SUBMISSION in command for command in commands if command)),
     }
 
 
-def _command(message: dict[str, Any]) -> str | None:
+def command_of(message: dict[str, Any]) -> str | None:
     """Return the command of an assistant's message with exactly one bash block; else None."""
     content = message.get("content")
     if message.get("role") != "assistant" or not isinstance(content, str):
@@ -112,7 +112,7 @@ def _command(message: dict[str, Any]) -> str | None:
 
 
 @lru_cache(maxsize=512)
-def _replay(
+def replay(
     files: tuple[tuple[str, str], ...], commands: tuple[str, ...], seconds: float
 ) -> tuple[bool, tuple[tuple[str, bytes], ...] | None]:
     """Return whether the commands submit, and the files after them; None instead of the files if they cannot be
@@ -134,14 +134,15 @@ def _replay(
             found = sandbox.snapshot()
         except OSError:
             return submitted, None
-    left = [(path, text.encode()) for path, text in files if not _is_editable(path)]
-    left += [(path, content) for path, content in found.items() if content is not None and _is_editable(path)]
+    left = [(path, text.encode()) for path, text in files if not is_editable(path)]
+    left += [(path, content) for path, content in found.items() if content is not None and is_editable(path)]
     if sum(len(content) for _, content in left) - sum(len(text) for _, text in files) > 2**20:
         return submitted, None
     return submitted, tuple(left)
 
 
-def _is_editable(path: str) -> bool:
+def is_editable(path: str) -> bool:
+    """Whether a changed or new file of this path is graded."""
     named = PYTHON_SOURCE.fullmatch(path)
     return named is not None and RUNS_UNASKED.fullmatch(named[1]) is None
 
@@ -152,7 +153,7 @@ def _first_failure(files: tuple[tuple[str, bytes], ...], calls: list[Any], secon
     together += [(call[:3], call[3]) for call in calls if len(call) == 4 and "seconds" not in call[3]]
     alone = [(call[:3], call[3]) for call in calls if len(call) == 4 and "seconds" in call[3]]
     for group, limit in [(together, seconds), *(([call], call[1]["seconds"]) for call in alone)]:
-        outputs = _drive(files, repr([(f, given, options.get("items")) for (f, given, _), options in group]), limit)
+        outputs = drive(files, repr([(f, given, options.get("items")) for (f, given, _), options in group]), limit)
         if len(outputs) != len(group):
             return (
                 f"{group[0][0][0]}, first of {len(group)} hidden calls: they did not come to their end in {limit:g} s"
@@ -195,7 +196,7 @@ def _ordered(value: Any) -> Any:
 
 
 @lru_cache(maxsize=512)
-def _drive(files: tuple[tuple[str, bytes], ...], calls: str, seconds: float) -> tuple[str, ...]:
+def drive(files: tuple[tuple[str, bytes], ...], calls: str, seconds: float) -> tuple[str, ...]:
     """Run the driver, and return the lines of its output."""
     with ProcessSandbox(ProcessLimits(seconds=seconds, processes=32)) as sandbox:
         try:

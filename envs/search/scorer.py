@@ -14,7 +14,7 @@ ARTICLES = {"a", "an", "the"}
 def score(trajectory: Trajectory, row: Row) -> float:
     """Return 1.0 if the last assistant message gives one of the row's answers, by SQuAD's exact match; else 0.0."""
     answer = _answer(_last_content(trajectory))
-    return float(answer is not None and _reduced(answer) in map(_reduced, row["ground_truth"]["target"]))
+    return float(answer is not None and reduced(answer) in map(reduced, row["ground_truth"]["target"]))
 
 
 def answered(trajectory: Trajectory, row: Row) -> bool:
@@ -26,8 +26,8 @@ def measure(trajectory: Trajectory, row: Row) -> dict[str, float]:
     """Return `format`, which is 1.0 if the last assistant message gives exactly one readable answer, and `contains`,
     which is 1.0 if all words of an accepted answer occur in it consecutively; else 0.0."""
     answer = _answer(_last_content(trajectory))
-    words = "" if answer is None else " ".join(("", *_reduced(answer), ""))
-    accepted = (" ".join(("", *_reduced(target), "")) for target in row["ground_truth"]["target"])
+    words = "" if answer is None else " ".join(("", *reduced(answer), ""))
+    accepted = (" ".join(("", *reduced(target), "")) for target in row["ground_truth"]["target"])
     return {"format": float(answer is not None), "contains": float(any(each in words for each in accepted))}
 
 
@@ -48,7 +48,7 @@ def _answer(content: object) -> str | None:
     return answer.strip() or None
 
 
-def _reduced(text: str) -> tuple[str, ...]:
+def reduced(text: str) -> tuple[str, ...]:
     """Return the words to compare, in lower case: without punctuation, and then without articles between word
     boundaries."""
     letters = [letter for letter in text.lower() if letter not in PUNCTUATION]

@@ -23,7 +23,7 @@ def score(trajectory: Trajectory, row: Row) -> float:
     truth = row["ground_truth"]
     with closing(_fresh_database(truth)) as database:
         gold = database.run(truth["sql"])
-        equal = _equal(database.run(query), gold, _sorts(truth["sql"]))
+        equal = _equal(database.run(query), gold, sorts_rows(truth["sql"]))
         return float(equal and not _is_constant(database, query, truth["sql"], gold))
 
 
@@ -76,7 +76,7 @@ def _fresh_database(truth: dict[str, Any]) -> SqlSandbox:
     return SqlSandbox.from_path(truth["db"], LIMITS)
 
 
-def _sorts(sql: str) -> bool:
+def sorts_rows(sql: str) -> bool:
     """Whether the outermost query sorts its rows; if the parser fails, any ORDER BY counts."""
     import sqlglot
 

@@ -38,11 +38,6 @@ class CallableRunner:
         self._lock = threading.Lock()
         self._running_threads = self._awaited_threads = 0
 
-    @property
-    def running_threads(self) -> int:
-        """Number of threads that are inside a call of the function, hanging ones included."""
-        return self._running_threads
-
     async def run(self, assignment: Assignment) -> ProgramResult | None:
         """See `AgentRunner`."""
         client = AgentClient(assignment.base_url, assignment.api_key, assignment.model)

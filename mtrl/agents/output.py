@@ -34,11 +34,6 @@ class Output(asyncio.Protocol):
         """The last `MAX_BYTES` bytes, decoded."""
         return bytes(self._text[-MAX_BYTES:]).decode("utf-8", "replace")
 
-    @property
-    def stored_bytes(self) -> int:
-        """Number of bytes in memory, at most twice `MAX_BYTES`."""
-        return len(self._text)
-
     async def complete(self, seconds: float) -> None:
         """Wait at most `seconds` until no process holds the other end any more."""
         with suppress(TimeoutError):

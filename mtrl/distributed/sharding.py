@@ -272,27 +272,6 @@ def _rounded(module: nn.Module, tensors: Mapping[str, Tensor], dtype: torch.dtyp
 
 
 @torch.no_grad()
-def load_full_state(module: nn.Module, state: Mapping[str, Tensor] | None, trainable_only: bool = False) -> None:
-    """Load whole weights, as from `full_state`, in place; only rank 0's `state` is read.
-
-    All ranks must call it, unless the module is not sharded.
-
-    Raises:
-        ValueError: names or shapes differ from the module's. It is raised on every rank, and no weight was changed.
-    """
-    if not is_sharded(module):
-        return load_state(module, state or {}, trainable_only)
-    own, leader = named_tensors(module, trainable_only), dist.get_rank() == 0
-    given = _renamed(module, state or {}) if leader else {}
-    problem = [_misfit(own, given) if leader else ""]
-    dist.broadcast_object_list(problem, src=0)
-    if problem[0]:
-        raise ValueError(problem[0])
-    for name, value in own.items():
-        _receive(value, given.get(name))
-
-
-@torch.no_grad()
 def load_state(module: nn.Module, state: Mapping[str, Tensor], trainable_only: bool = False) -> None:
     """Copy weights in place; every rank passes its own `state`, of whole tensors or of DTensors with the same sharding.
 

@@ -51,7 +51,7 @@ def success(report: ModelsReport) -> str:
         axes.set_xlim(0, 1.02)
         _legend(axes)
 
-    return _svg("success", 0.9 + 0.45 * len(rows), draw)
+    return draw_svg("success", 0.9 + 0.45 * len(rows), draw)
 
 
 def differences(report: ModelsReport) -> str:
@@ -70,7 +70,7 @@ def differences(report: ModelsReport) -> str:
         reach = max(abs(100 * end) for c in shown for end in (c.difference.low, c.difference.high))
         axes.set_xlim(-1.1 * max(reach, 5), 1.1 * max(reach, 5))
 
-    return _svg("differences", 1.1 + 0.42 * len(shown), draw)
+    return draw_svg("differences", 1.1 + 0.42 * len(shown), draw)
 
 
 def pass_at_k(report: ModelsReport) -> str | None:
@@ -97,7 +97,7 @@ def pass_at_k(report: ModelsReport) -> str | None:
         _shares(axes.yaxis)
         _legend(axes)
 
-    return _svg("pass_at_k", 3.2, draw)
+    return draw_svg("pass_at_k", 3.2, draw)
 
 
 def reward_against_score(report: ModelsReport) -> str:
@@ -124,7 +124,7 @@ def reward_against_score(report: ModelsReport) -> str:
         axes.grid(False, axis="x")
         _legend(axes)
 
-    return _svg("reward_against_score", 3.5, draw)
+    return draw_svg("reward_against_score", 3.5, draw)
 
 
 def stops(report: ModelsReport) -> str:
@@ -151,7 +151,7 @@ def stops(report: ModelsReport) -> str:
         axes.set_xlim(0, 1)
         _legend(axes)
 
-    return _svg("stops", 0.95 + 0.45 * len(rows), draw)
+    return draw_svg("stops", 0.95 + 0.45 * len(rows), draw)
 
 
 def turns(report: ModelsReport) -> str:
@@ -172,7 +172,7 @@ def turns(report: ModelsReport) -> str:
         _shares(axes.yaxis)
         _legend(axes)
 
-    return _svg("turns", 3.0, draw)
+    return draw_svg("turns", 3.0, draw)
 
 
 def tokens(report: ModelsReport) -> str | None:
@@ -198,7 +198,7 @@ def tokens(report: ModelsReport) -> str | None:
         _shares(axes.yaxis)
         _legend(axes)
 
-    return _svg("tokens", 3.0, draw)
+    return draw_svg("tokens", 3.0, draw)
 
 
 def tools(report: ModelsReport) -> str | None:
@@ -218,7 +218,7 @@ def tools(report: ModelsReport) -> str | None:
         _categories(axes, [name(key) for key in names])
         _legend(axes)
 
-    return _svg("tools", 1.0 + (0.2 + 0.09 * len(shown)) * len(names), draw)
+    return draw_svg("tools", 1.0 + (0.2 + 0.09 * len(shown)) * len(names), draw)
 
 
 def fields(report: ModelsReport) -> str | None:
@@ -242,7 +242,7 @@ def fields(report: ModelsReport) -> str | None:
         axes.set_xlim(0, 1.02)
         _legend(axes)
 
-    return _svg("fields", 1.3 + 0.36 * len(names), draw)
+    return draw_svg("fields", 1.3 + 0.36 * len(names), draw)
 
 
 # -- drawing ---------------------------------------------------------------------------------------------------------
@@ -322,7 +322,7 @@ _STYLE: Any = {
 }
 
 
-def _svg(title: str, height: float, draw: Callable[[Axes], None]) -> str:
+def draw_svg(title: str, height: float, draw: Callable[[Axes], None]) -> str:
     """Return an `<svg>` element without a background, whose ids are unique on the page."""
     import matplotlib
     from matplotlib.figure import Figure

@@ -44,11 +44,6 @@ class SessionManager:
     _watchers: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """Task that waits for the end of each open session, by the name of its trajectory."""
 
-    @property
-    def open_names(self) -> list[str]:
-        """Names of the trajectories that have not been written yet."""
-        return list(self._watchers)
-
     def open(self, name: str) -> Session:
         """Open the trajectory of a name.
 

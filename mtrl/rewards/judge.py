@@ -348,19 +348,9 @@ class Judge:
             ) from error
 
 
-def parse_verdict(body: bytes, nonce: str) -> JudgeVerdict:
-    """Parse the verdict in the body of a response: exactly one JSON object with the nonce and a score from 0 to 1. No
-    number is searched in the text, and no score is clipped.
-
-    Raises:
-        InvalidVerdictError: the body is anything else.
-    """
-    verdict: JudgeVerdict = parse_answer(body, nonce, _verdict)[1]
-    return verdict
-
-
 def parse_answer(body: bytes, nonce: str, read: Callable[[Any], Any]) -> tuple[dict[str, Any], Any]:
-    """Return the JSON object in the body of a response, without its nonce, and the verdict that `read` finds in it.
+    """Return the JSON object in the body of a response, without its nonce, and the verdict that `read` finds in it. No
+    verdict is searched in other text.
 
     Raises:
         InvalidVerdictError: the body is not exactly one JSON object with the nonce, or holds no verdict.
@@ -379,6 +369,7 @@ def parse_answer(body: bytes, nonce: str, read: Callable[[Any], Any]) -> tuple[d
 
 
 def _verdict(value: Any) -> JudgeVerdict:
+    """Return the verdict of an object with a score from 0 to 1, and perhaps a reason. No score is clipped."""
     if not isinstance(value, dict) or "score" not in value or set(value) - {"score", "reason"}:
         raise InvalidVerdictError("the verdict must have the keys score and reason, and no others")
     reason = value.get("reason", "")

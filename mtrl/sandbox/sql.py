@@ -278,11 +278,6 @@ class _Copies:
 _copies = _Copies()
 
 
-def copied_bytes() -> int:
-    """Return the number of bytes of memory that copies of database files hold in this process."""
-    return _copies.held
-
-
 _READING = frozenset(
     (
         sqlite3.SQLITE_SELECT,

@@ -11,7 +11,7 @@ from groups import advantages, batch_advantages, flat, reward
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrl.algorithms.advantages.pass_at_k import chen, chen_differences, pkpo_s, pkpo_sloo, pkpo_sloo1, rho, top2
+from mtrl.algorithms.advantages.pass_at_k import chen, chen_differences, pkpo_s, pkpo_sloo, pkpo_sloo1, top2
 from mtrl.config.algorithm_schema import AlgorithmConfig, PassKConfig
 from mtrl.errors import UserError
 from mtrl.scoring.pass_at_k import pass_at_k
@@ -35,14 +35,14 @@ def successes(c, n):
 
 
 def test_pkpo_worked_on_successes():
-    assert rho(BINARY, 2) == pytest.approx(0.833333, abs=1e-6)
+    assert pkpo_s(BINARY, 2).sum() == pytest.approx(2 * 0.833333, abs=1e-5)
     assert pkpo_s(BINARY, 2) == pytest.approx([0.5, 0.333333, 0.333333, 0.5], abs=1e-6)
     assert pkpo_sloo(BINARY, 2) == pytest.approx([0.055556, -0.333333, -0.333333, 0.055556], abs=1e-6)
     assert pkpo_sloo1(BINARY, 2) == pytest.approx([0.333333, 0.0, 0.0, 0.333333], abs=1e-6)
 
 
 def test_pkpo_worked_on_graded_rewards():
-    assert rho(GRADED, 2) == pytest.approx(0.7)
+    assert pkpo_s(GRADED, 2).sum() == pytest.approx(2 * 0.7)
     assert pkpo_s(GRADED, 2) == pytest.approx([0.24, 0.24, 0.26, 0.3, 0.36])
     assert pkpo_sloo(GRADED, 2) == pytest.approx([-0.143333, -0.143333, -0.106667, -0.033333, 0.076667], abs=1e-6)
     assert pkpo_sloo1(GRADED, 2) == pytest.approx([0.0, 0.02, 0.06, 0.12, 0.2])
@@ -63,11 +63,11 @@ def test_top2_worked():
     assert top2(np.array([0.25, 1.0, 0.5])) == pytest.approx([0.0, 0.5, 0.0])
 
 
-def test_rho_worked_and_as_in_evaluation():
+def test_the_sum_of_pkpo_is_pass_at_k_as_in_evaluation():
     values = [0.25, 0.464286, 0.642857, 0.785714, 0.892857, 0.964286, 1.0, 1.0]
-    assert [rho(successes(2, 8), k) for k in range(1, 9)] == pytest.approx(values, abs=1e-6)
-    assert [rho(successes(2, 8), k) for k in range(1, 9)] == pytest.approx([pass_at_k(8, 2, k) for k in range(1, 9)])
-    assert [rho(GRADED, k) for k in range(1, 6)] == pytest.approx([mean_best(GRADED, k) for k in range(1, 6)])
+    found = [pkpo_s(successes(2, 8), k).sum() / k for k in range(1, 9)]
+    assert found == pytest.approx(values, abs=1e-6)
+    assert found == pytest.approx([pass_at_k(8, 2, k) for k in range(1, 9)])
 
 
 # ---- the definition, subset by subset
@@ -93,7 +93,6 @@ def test_pkpo_against_its_definition(drawn):
     rewards, k = drawn
     n, plain = len(rewards), rewards.tolist()
     s = naive_s(plain, k)
-    assert rho(rewards, k) == pytest.approx(mean_best(plain, k))
     assert pkpo_s(rewards, k) == pytest.approx(s)
     if k < n:
         sloo = [s[i] - k / (n - 1) * mean_best(without(plain, i), k) for i in range(n)]
@@ -108,7 +107,7 @@ def test_pkpo_against_its_definition(drawn):
 def test_pkpo_properties(drawn):
     rewards, k = drawn
     n = len(rewards)
-    assert pkpo_s(rewards, k).sum() == pytest.approx(k * rho(rewards, k))
+    assert pkpo_s(rewards, k).sum() == pytest.approx(k * mean_best(rewards.tolist(), k))
     assert n * pkpo_sloo1(rewards, 1) == pytest.approx(n / (n - 1) * (rewards - rewards.mean()), abs=1e-9)
     lead = np.where(np.arange(n) == np.argmax(rewards), np.sort(rewards)[-1] - np.sort(rewards)[-2], 0.0)
     assert top2(rewards) == pytest.approx(lead)
@@ -139,12 +138,12 @@ def test_groups_of_a_thousand_are_exact(k):
     # A success adds something where the k-1 others of the subset are failures.
     alone = Fraction(k, n) * Fraction(math.comb(n - c, k - 1), math.comb(n - 1, k - 1))
     assert pkpo_sloo1(rewards, k) == pytest.approx([float(alone)] * c + [0.0] * (n - c), rel=1e-9)
-    assert rho(rewards, k) == pytest.approx(pass_at_k(n, c, k), rel=1e-9)
+    assert pkpo_s(rewards, k).sum() == pytest.approx(k * pass_at_k(n, c, k), rel=1e-9)
     assert np.isfinite(chen(rewards, k)).all()
     if k < n:
         total = math.fsum(pkpo_sloo(rewards, k))
-        by_group = c * rho(successes(c - 1, n - 1), k) + (n - c) * rho(successes(c, n - 1), k)
-        assert total == pytest.approx(k * rho(rewards, k) - k / (n - 1) * by_group, abs=1e-9)
+        by_group = c * pass_at_k(n - 1, c - 1, k) + (n - c) * pass_at_k(n - 1, c, k)
+        assert total == pytest.approx(k * pass_at_k(n, c, k) - k / (n - 1) * by_group, abs=1e-9)
 
 
 # ---- the gradient: n samples succeed with probability p each; d log pi / dp is 1/p or -1/(1-p)

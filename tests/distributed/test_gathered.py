@@ -8,14 +8,14 @@ import torch
 import torch.distributed as dist
 from ranks import run_ranks
 from sharded_models import make_lm
+from torch.distributed.tensor import DTensor
 
 from mtrl.config.trainer_schema import FsdpConfig
-from mtrl.distributed import sharding
 from mtrl.distributed.gathered import GatheredWeights, layout_of
 from mtrl.distributed.sharding import full_state, shard
 from mtrl.engines.local.block import Block
 from mtrl.engines.local.engine import LocalEngine, copy_weights
-from mtrl.engines.server.sync import Weights
+from mtrl.engines.server.update import Weights
 from mtrl.trainer.update.policy import Policy
 
 LIMIT = 10_000
@@ -30,23 +30,28 @@ class Alive:
     def __init__(self):
         self.bytes = self.peak = 0
 
-    def counting(self, gather=sharding._gathered):
-        def gathered(value):
-            whole = gather(value)
-            self.bytes += whole.nbytes
-            self.peak = max(self.peak, self.bytes)
-            weakref.finalize(whole, self._free, whole.nbytes)
-            return whole
+    def count(self, whole):
+        self.bytes += whole.nbytes
+        self.peak = max(self.peak, self.bytes)
+        weakref.finalize(whole, self._free, whole.nbytes)
+        return whole
 
-        return gathered
+    def counting(self, gather):
+        return lambda value: self.count(gather(value))
 
     def _free(self, size):
         self.bytes -= size
 
 
-def streamed(policy, limit=LIMIT):
-    """Return the weights as every rank of a rank group would gather them."""
-    return GatheredWeights(policy.layout(), lambda names: policy.weights(names) or dict.fromkeys(names), limit)
+def streamed(policy, alive=None):
+    """Return the weights as every rank of a rank group would gather them; `alive` counts the copies of a module that is
+    not sharded."""
+
+    def gather(names):
+        found = policy.weights(names) or dict.fromkeys(names)
+        return found if alive is None else {name: alive.count(value) for name, value in found.items()}
+
+    return GatheredWeights(policy.layout(), gather, LIMIT)
 
 
 def peaks(rank):
@@ -58,9 +63,10 @@ def peaks(rank):
         policy = Policy(shard(make_lm(tied), FsdpConfig(), world), None, sent_dtype=dtype)
         with pytest.MonkeyPatch.context() as patch:
             whole, parts = Alive(), Alive()
-            patch.setattr(sharding, "_gathered", whole.counting())
+            gather = DTensor.full_tensor
+            patch.setattr(DTensor, "full_tensor", whole.counting(gather))
             expected = policy.weights()
-            patch.setattr(sharding, "_gathered", parts.counting())
+            patch.setattr(DTensor, "full_tensor", parts.counting(gather))
             weights = streamed(policy)
             engine = make_lm(tied, seed=1).to(dtype)
             if rank == 0:
@@ -92,7 +98,7 @@ def test_a_bucket_is_freed_before_the_next_one_is_gathered():
     alive, layout = Alive(), {str(i): torch.empty(4, device="meta") for i in range(7)}
 
     def gather(names):
-        return {name: alive.counting(lambda value: torch.full((4,), float(value)))(name) for name in names}
+        return {name: alive.count(torch.full((4,), float(name))) for name in names}
 
     weights = GatheredWeights(layout, gather, 2 * 16)
     assert [weights[name].tolist() for name in weights] == [[float(name)] * 4 for name in layout]
@@ -101,17 +107,16 @@ def test_a_bucket_is_freed_before_the_next_one_is_gathered():
     assert [single[name][0].item() for name in single] == list(range(7))
 
 
-def test_every_receiver_reads_one_bucket_at_a_time(monkeypatch):
+def test_every_receiver_reads_one_bucket_at_a_time():
     """The block of an engine's process, and the local engine. Servers' weights are kept, without a second copy."""
     policy = Policy(make_lm(), None)
     expected = full_state(policy.model)
     for receive in (into_block, into_store, into_engine):
         alive = Alive()
-        monkeypatch.setattr(sharding, "_gathered", alive.counting(lambda value: value.clone()))
-        received = receive(streamed(policy))
+        received = receive(streamed(policy, alive))
         assert all(torch.equal(received[name], value) for name, value in expected.items()), receive.__name__
         most = sum(value.nbytes for value in expected.values()) if receive is into_store else LIMIT
-        assert alive.peak <= most
+        assert 0 < alive.peak <= most
 
 
 def into_block(weights):

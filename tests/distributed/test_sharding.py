@@ -10,16 +10,15 @@ import torch.distributed as dist
 from ranks import run_ranks
 from sharded_models import KINDS, Experts, adamw, loss_of, make_batches, make_lm, make_model, without_tokens
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from mtrl.config.trainer_schema import FsdpConfig
-from mtrl.distributed import sharding
 from mtrl.distributed.sharding import (
     compile_layers,
     compute_device,
     decoder_layers,
     full_state,
     is_sharded,
-    load_full_state,
     load_state,
     named_tensors,
     needs_sharding,
@@ -141,7 +140,7 @@ def receive_on_ranks(rank):
 
 
 def load_on_ranks(rank):
-    """Whole weights of rank 0 are loaded on all ranks. A misfit is raised on all ranks and changes no weight."""
+    """Whole weights are loaded by every rank. A misfit is raised on all ranks and changes no weight."""
     found = {}
     batch = make_batches(1)[0]
     for kind in KINDS:
@@ -150,7 +149,7 @@ def load_on_ranks(rank):
         model = shard(make_model(kind), FsdpConfig(), world())
         with torch.no_grad():
             loss_of(model, batch)  # leaves the root's weights gathered
-        load_full_state(model, other if rank == 0 else None)
+        load_state(model, other)
         after = full_state(model)
         with torch.no_grad():
             loss = loss_of(model, batch)
@@ -163,7 +162,7 @@ def load_on_ranks(rank):
         changed = {name: value for name, value in {**state, **change}.items() if value is not None}
         model = shard(make_lm(), FsdpConfig(), world())
         with pytest.raises(ValueError) as error:
-            load_full_state(model, changed if rank == 0 else None)
+            load_state(model, changed)
         refused.append((str(error.value), full_state(model)))
     return {**found, "refused": refused}
 
@@ -295,7 +294,7 @@ def test_whole_weights_arrive_on_all_ranks(two_ranks):
         assert all(torch.equal(first[kind]["after"][name], value) for name, value in other.items())
         assert all(torch.equal(first[kind]["each"][name], value + 1) for name, value in other.items())
         model = make_model(kind)
-        load_full_state(model, other)
+        load_state(model, other)
         expected = loss_of(model, make_batches(1)[0])
         for found in (first, second):
             torch.testing.assert_close(found[kind]["loss"], expected.detach())
@@ -320,7 +319,7 @@ def test_a_plain_module_returns_and_loads_whole_weights(kind):
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1)
-    load_full_state(other, full_state(model))
+    load_state(other, full_state(model))
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters(), strict=True))
     load_state(other, state)  # the copies did not change
     assert all(torch.equal(a, b) for a, b in zip(make_model(kind).parameters(), other.parameters(), strict=True))
@@ -427,14 +426,14 @@ def test_weights_are_rounded_before_they_are_gathered(sharded, monkeypatch):
     expected = {name: value.to(torch.bfloat16) for name, value in full_state(make_lm()).items()}
     module = shard(make_lm(), FsdpConfig(), SimpleNamespace(rank=0, size=1)) if sharded else make_lm()
     gathered = []
-    monkeypatch.setattr("mtrl.distributed.sharding._gathered", recording_bytes(gathered))
+    monkeypatch.setattr(DTensor, "full_tensor", recording_bytes(gathered))
     found = full_state(module, dtype=torch.bfloat16)
     assert all(torch.equal(value, found[name]) for name, value in expected.items()) and found.keys() == expected.keys()
-    assert sum(gathered) == sum(value.nbytes for value in expected.values())
+    assert sum(gathered) == (sum(value.nbytes for value in expected.values()) if sharded else 0)
     assert {value.dtype for value in full_state(module, dtype=torch.float64).values()} == {torch.float32}
 
 
-def recording_bytes(sizes, gather=sharding._gathered):
+def recording_bytes(sizes, gather=DTensor.full_tensor):
     """Return the function that gathers a tensor, which first adds the bytes of the whole tensor to `sizes`."""
 
     def gathered(value):

@@ -144,10 +144,12 @@ def test_cuda_versions():
     assert cuda_fits("12.8", "12.4") and cuda_fits("12.8", "13.0") and not cuda_fits("13.0", "12.9")
 
 
-def test_torch_that_does_not_import_or_answer(monkeypatch):
-    monkeypatch.setattr(machine, "_ASK_TORCH", "import no_such_module")
+def test_torch_that_does_not_import_or_answer(tmp_path, monkeypatch):
+    """The program that is asked finds another `torch` before the installed one."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "torch.py").write_text("import no_such_module")
     assert "No module named 'no_such_module'" in checks.torch().evidence
-    monkeypatch.setattr(machine, "_ASK_TORCH", "import time; time.sleep(60)")
+    (tmp_path / "torch.py").write_text("import time; time.sleep(60)")
     with pytest.raises(RuntimeError, match="did not answer within 0.5 seconds"):
         machine.ask_torch(0.5)
 

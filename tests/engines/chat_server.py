@@ -49,10 +49,19 @@ class ChatServer:
         self.answer, self.requests, self.headers, self.times = answer, [], [], []
         self.busy = self.most_busy = 0
         self.lock = threading.Lock()
+        self.connections, self.changed = 0, threading.Condition()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+
+            def setup(self):
+                super().setup()
+                outer.count_connections(1)
+
+            def finish(self):
+                super().finish()
+                outer.count_connections(-1)
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
@@ -96,6 +105,16 @@ class ChatServer:
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.server.server_port}/v1"
+
+    def count_connections(self, more):
+        with self.changed:
+            self.connections += more
+            self.changed.notify_all()
+
+    def loses_all_connections(self, seconds=20.0):
+        """Wait until clients have closed all connections, for `seconds` at most, and return whether they have."""
+        with self.changed:
+            return self.changed.wait_for(lambda: not self.connections, seconds)
 
     def __enter__(self):
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()

@@ -3,7 +3,6 @@
 import asyncio
 import random
 import threading
-import time
 
 import pytest
 import torch
@@ -335,19 +334,23 @@ def test_a_custom_function_applies_weights():
 
 def test_a_turn_that_waits_while_weights_are_gathered_is_sampled_afterwards(tiny_model):
     """No other request wakes the engine."""
-    is_gathering = threading.Event()
+    is_gathering, is_waiting = threading.Event(), threading.Event()
 
     def gather(model, weights):
         is_gathering.set()
-        time.sleep(0.3)
+        assert is_waiting.wait(60)
 
     async def sample():
         engine = LocalEngine(tiny_model, None, deterministic=False, apply_weights=gather)
         loading = asyncio.ensure_future(engine.load_weights(GatheredWeights({}, dict.fromkeys, 1), 1))
         while not is_gathering.is_set():
             await asyncio.sleep(0.01)
-        generation = await engine.generate("0", [1, 2, 3], SamplingParams(max_generate_length=2))
+        turn = asyncio.ensure_future(engine.generate("0", [1, 2, 3], SamplingParams(max_generate_length=2)))
+        for _ in range(10):  # the engine finds nothing that it may do, and waits
+            await asyncio.sleep(0)
+        is_waiting.set()
         await loading
+        generation = await turn
         await engine.close()
         return generation
 

@@ -32,9 +32,11 @@ from toy_model import VOCABULARY, ToyLM, check_generation, weights_of
 from mtrl.engines.base import SamplingParams
 from mtrl.engines.local import process
 from mtrl.engines.local.block import Block
+from mtrl.engines.local.channel import Channel
 from mtrl.engines.local.child import Child
 from mtrl.engines.local.engine import LocalEngine
 from mtrl.engines.local.memory import EngineMemory
+from mtrl.engines.local.messages import Load
 from mtrl.engines.local.process import EngineProcessError, ProcessEngine
 from mtrl.errors import UserError
 from mtrl.types import FinishReason
@@ -177,15 +179,21 @@ def test_the_number_of_a_version_can_be_set(engine):
     assert turn.version_spans == [(12, 4)] and engine.version == 12
 
 
-def test_draining_across_processes():
-    engine = make_engine(in_flight="drain")
+def test_draining_across_processes(monkeypatch):
+    engine, sent, send = make_engine(in_flight="drain"), asyncio.Event(), Channel.send
+
+    def noting(channel, message):
+        send(channel, message)
+        if isinstance(message, Load):
+            sent.set()
+
+    monkeypatch.setattr(Channel, "send", noting)
 
     async def go():
         early = ask(engine, "early", sampling=SamplingParams(max_generate_length=200))
         await engine.generate("along", PROMPT, SHORT)  # so that the early one is being sampled, or has been
         loading = asyncio.ensure_future(engine.load_weights(weights_of(1), 1))
-        while engine.requested_version == 0:  # until the message has been sent to the child
-            await asyncio.sleep(0.001)
+        await sent.wait()
         late = ask(engine, "late", sampling=SHORT)
         await loading
         assert early.done()
@@ -377,6 +385,7 @@ PARENT = """
 import asyncio, sys
 from mtrl.engines.base import SamplingParams
 from mtrl.engines.local.memory import EngineMemory
+from mtrl.engines.local.messages import Load
 from mtrl.engines.local.process import ProcessEngine
 from toy_model import ToyLM
 

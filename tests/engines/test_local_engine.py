@@ -398,7 +398,8 @@ def test_release_unblocks_deterministic_batches(tiny_model):
         waiting = [
             asyncio.ensure_future(engine.generate(n, PROMPTS[0], SamplingParams(max_generate_length=3))) for n in "ab"
         ]
-        await asyncio.sleep(0.01)
+        for _ in range(100):
+            await asyncio.sleep(0)
         assert not any(w.done() for w in waiting)
         engine.release("c")
         return await asyncio.gather(*waiting)

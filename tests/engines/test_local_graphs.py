@@ -2,6 +2,7 @@
 self-test of the doctor runs real graphs (`local graphs`)."""
 
 import random
+import weakref
 
 import pytest
 import torch
@@ -15,11 +16,13 @@ from mtrl.engines.local.graphs import CudaRunner, GraphRunner, rounded_rows, rou
 class EagerGraph:
     """Repeats the captured work as a graph does: with the same tensors."""
 
-    made = 0
+    made, alive = 0, None
+    """Number of the graphs that a test has made, and the set of those that exist."""
 
     def __init__(self, work, pool, device):
         self.replay = work
         type(self).made += 1
+        self.alive.add(self)
 
     def pool(self):
         return "pool"
@@ -29,6 +32,7 @@ class EagerGraph:
 def eager_graphs(monkeypatch):
     monkeypatch.setattr(graphs, "captured", EagerGraph)
     monkeypatch.setattr(EagerGraph, "made", 0)
+    monkeypatch.setattr(EagerGraph, "alive", weakref.WeakSet())
 
 
 def test_rounded_sizes():
@@ -88,12 +92,13 @@ def test_graphs_are_made_again_when_their_memory_is_replaced(tiny_model):
 
     runner.cache.fit(2, 200)
     assert [step(5), step(6), step(128), step(129), step(7)] == [1, 1, 1, 2, 2]
+    assert len(EagerGraph.alive) == 2
     runner.cache.fit(2, 600)
     assert step(5) == 3, "the cache has moved"
     runner.refresh()
     assert step(5) == 3, "weights change in place"
     runner.cache.reserve(9, 10)
-    assert [step(5), len(runner._graphs)] == [4, 1], "old graphs are discarded"
+    assert [step(5), len(EagerGraph.alive)] == [4, 1], "old graphs are discarded"
 
 
 @torch.inference_mode()

@@ -318,9 +318,15 @@ def test_layers_with_other_caches_are_refused():
         LocalEngine(model, None)
 
 
-def test_a_model_whose_cache_changes_its_logits_is_refused(monkeypatch):
+def test_a_model_whose_cache_changes_its_logits_is_refused():
+    """The model ignores the mask that the cache needs, so that tokens attend to later ones."""
+
+    def without_mask(model, args, kwargs):
+        mask = kwargs.get("attention_mask")
+        return args, kwargs if mask is None else {**kwargs, "attention_mask": torch.zeros_like(mask)}
+
     model = build("gpt2")
-    monkeypatch.setattr(HfRunner, "_masks", lambda self, positions, width: torch.zeros(1, 1, positions.shape[1], width))
+    model.register_forward_pre_hook(without_mask, with_kwargs=True)
     with pytest.raises(UserError, match="its logits change with the cache"):
         HfRunner(model)
 

@@ -7,18 +7,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from mtrl.engines.base import SamplingParams
-from mtrl.engines.local.sampling import (
-    AHEAD,
-    BLOCK,
-    LARGE,
-    SamplingRows,
-    Uniforms,
-    _draw,
-    _draw_in_blocks,
-    _truncate,
-    counter_uniform,
-    sample,
-)
+from mtrl.engines.local.drawing import BLOCK, LARGE, drawn_at_once, drawn_in_blocks, truncated
+from mtrl.engines.local.sampling import AHEAD, SamplingRows, Uniforms, counter_uniform, sample
 
 LOGITS = torch.tensor([2.0, 0.0, -1.0, 1.0, -30.0, 0.5, -0.5, 1.5])
 DRAWS = 20_000
@@ -124,7 +114,7 @@ def test_top_k_and_top_p_combine_as_in_hugging_face(cut):
     logits = random_logits(200)
     probabilities = torch.softmax(logits / temperature, -1)
     rows = SamplingRows.of([SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k)] * len(logits))
-    mine = _truncate(probabilities, rows.top_p, rows.top_k)
+    mine = truncated(probabilities, rows.top_p, rows.top_k)
     theirs = warped(logits, *cut)
     assert torch.equal(mine > 0, theirs > 0)
     torch.testing.assert_close(mine / mine.sum(-1, keepdim=True), theirs)
@@ -179,7 +169,7 @@ def test_top_p_of_one_row_does_not_change_another():
     logits, cut = random_logits(20, seed=2), SamplingParams(top_k=20)
     rows = SamplingRows.of([cut])
     for row in logits:
-        ends = _truncate(torch.log_softmax(row[None], -1).exp(), rows.top_p, rows.top_k).double().cumsum(-1)[0]
+        ends = truncated(torch.log_softmax(row[None], -1).exp(), rows.top_p, rows.top_k).double().cumsum(-1)[0]
         for place in (ends / ends[-1]).unique()[:-1]:
             draws = torch.stack([place - 1e-10, torch.tensor(0.5, dtype=torch.float64)])
             alone, _ = sample(row[None], rows, draws[:1])
@@ -205,11 +195,11 @@ def test_draws_in_blocks_are_those_of_the_whole_distribution(vocabulary):
     weights[:8, vocabulary // 2 :] = 0
     draws = uniforms(np.arange(64), np.arange(64))
     draws[:3] = torch.tensor([0.0, 1 - 2.0**-53, 0.5], dtype=torch.float64)
-    found = _draw_in_blocks(weights, draws)
-    assert torch.equal(found, _draw(weights, draws)) and (weights.gather(1, found[:, None]) > 0).all()
+    found = drawn_in_blocks(weights, draws)
+    assert torch.equal(found, drawn_at_once(weights, draws)) and (weights.gather(1, found[:, None]) > 0).all()
 
 
-def test_blocks_are_drawn_for_large_vocabularies_without_float64_numbers_for_all_tokens(monkeypatch):
+def test_blocks_are_drawn_for_large_vocabularies_without_float64_numbers_for_all_tokens():
     """The tiny policy is below the limit, so that its runs keep their bits."""
     sizes = []
 
@@ -224,5 +214,7 @@ def test_blocks_are_drawn_for_large_vocabularies_without_float64_numbers_for_all
     with Watched():
         sample(torch.zeros(4, LARGE), rows, draws)
     assert max(sizes) <= 4 * max(BLOCK, LARGE // BLOCK)
-    monkeypatch.setattr("mtrl.engines.local.sampling._draw_in_blocks", pytest.fail)
-    sample(torch.zeros(4, LARGE - 1), rows, draws)
+    sizes.clear()
+    with Watched():
+        sample(torch.zeros(4, LARGE - 1), rows, draws)
+    assert max(sizes) == 4 * (LARGE - 1)

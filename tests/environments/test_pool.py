@@ -108,13 +108,19 @@ def test_the_time_limit_excludes_the_wait_for_a_thread(make_pool):
 
 def test_the_thread_of_a_cancelled_call_is_replaced(make_pool, release):
     """The time limit of an episode cancels its call, running or still queued."""
-    pool = make_pool(1)
+    pool, entered = make_pool(1), threading.Event()
     before = pool_threads()
+
+    def hang():
+        entered.set()
+        release.wait()
 
     async def go():
         for _ in range(2):
-            running, queued = (asyncio.ensure_future(pool.call(release.wait, timeout=60)) for _ in range(2))
-            await asyncio.sleep(0.02)
+            entered.clear()
+            running, queued = (asyncio.ensure_future(pool.call(hang, timeout=60)) for _ in range(2))
+            while not entered.is_set():
+                await asyncio.sleep(0.001)
             for call in (queued, running):
                 call.cancel()
                 assert kinds(await asyncio.gather(call, return_exceptions=True)) == ["CancelledError"]

@@ -71,7 +71,7 @@ def evaluate(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setattr("mtrl.evaluation.report_plots._svg", lambda *arguments: "")
+    monkeypatch.setattr("mtrl.evaluation.report_plots.draw_svg", lambda *arguments: "")
     return command
 
 

@@ -11,7 +11,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from mtrl.command.compose import compose
 from mtrl.record.checksums import SUMS, add_checksums, checksums
-from mtrl.trainer.checkpoint.tensors import read_tensors, save_tensors, tensor_names
+from mtrl.trainer.checkpoint.saver import Saver
+from mtrl.trainer.checkpoint.tensors import read_tensors, tensor_names
 from tests.evaluation.conftest import TASK
 from tests.evaluation.outputs import trajectories_of
 from tests.trainer.shard_ranks import on_ranks
@@ -27,7 +28,7 @@ def _write_again(source, target):
         for name, tensor in read_tensors(source, part).items():
             spread = distribute_tensor(tensor, DeviceMesh("cpu", ranks), [Shard(0)]) if tensor.dim() else tensor
             tensors[f"{part}.{name}"] = spread
-    save_tensors(tensors, target, dist.group.WORLD)
+    Saver(dist.group.WORLD).save(tensors, target)
 
 
 def test_a_checkpoint_of_three_ranks_is_evaluated_by_one_process(evaluate, run, tmp_path):

@@ -129,7 +129,7 @@ def test_the_schema_does_not_change_unnoticed():
 @pytest.fixture
 def undrawn(monkeypatch):
     """Plots take most of the time of a report."""
-    monkeypatch.setattr("mtrl.evaluation.report_plots._svg", lambda *arguments: "")
+    monkeypatch.setattr("mtrl.evaluation.report_plots.draw_svg", lambda *arguments: "")
 
 
 @pytest.fixture(scope="module")

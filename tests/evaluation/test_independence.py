@@ -220,7 +220,7 @@ def test_a_scorer_that_calls_the_parser_of_the_reward_is_detected(monkeypatch):
     """The function is passed without an import, so only a run reveals it."""
     reward = importlib.import_module("envs.gsm8k.reward")
     scorer = importlib.import_module("envs.gsm8k.scorer")
-    monkeypatch.setattr(scorer, "_final_answer", reward.parse_answer)
+    monkeypatch.setattr(scorer, "Decimal", lambda number: reward.parse_answer(f"#### {number}"))
     family = get_family("gsm8k")
     row = {"prompt": [], "ground_truth": {"answer": "72"}}
     both, reward, score = run_in_common(family, row, ["#### 72"])

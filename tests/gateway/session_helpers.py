@@ -49,6 +49,12 @@ class WatchedEngine:
         return self.seen[sampling.seed][3]
 
 
+async def until_all_wait():
+    """Return when all tasks of the event loop have had time to come to a wait that is not for a clock."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
 def replies(codec, *texts):
     """Return the `answer` of an engine that gives these texts one after the other, each with the stop token."""
     return lambda number: [*codec.encode(texts[number % len(texts)]), codec.stop_token_ids[0]]

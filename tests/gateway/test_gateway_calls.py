@@ -8,7 +8,18 @@ from dataclasses import dataclass, field
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from session_helpers import USER, WatchedEngine, chat, replies, run, session_of, text, trajectory_of, wire
+from session_helpers import (
+    USER,
+    WatchedEngine,
+    chat,
+    replies,
+    run,
+    session_of,
+    text,
+    trajectory_of,
+    until_all_wait,
+    wire,
+)
 
 from mtrl.gateway.calls import PrefixIndex, client_message, message_key, truncate_at_stop
 from mtrl.models.renderer import make_renderer
@@ -312,7 +323,7 @@ def test_a_cancelled_call_is_not_continued(tiny_codec):
         calls = await session.chat(chat(USER, n=2))
         engine.gate.clear()
         cancelled = asyncio.ensure_future(session.chat(chat(USER, wire(calls[0]), USER)))
-        await asyncio.sleep(0.01)
+        await until_all_wait()
         cancelled.cancel()
         await asyncio.wait([cancelled])
         engine.gate.set()

@@ -24,15 +24,21 @@ class Program:
         texts = [f"answer {number}" for number in range(20)]
         self.session = session_of(WatchedEngine(replies(codec, *texts)), codec)
         self.session.limits = replace(self.session.limits, leave_out=leave_out)
+        self.calls = []
+        """The answered calls in the order in which they began, since no two requests run at the same time."""
+
+    def send(self, *messages, **fields):
+        calls = run(self.session.chat(chat(*messages, **fields)))
+        self.calls += calls
+        return calls
 
     def ask(self, *messages, **fields):
-        (call,) = run(self.session.chat(chat(*messages, **fields)))
+        (call,) = self.send(*messages, **fields)
         return [*messages, wire(call)]
 
     def kinds(self):
-        calls = self.session._calls_in_order()
-        found = kinds_of(calls)
-        return [found[call] for call in calls]
+        found = kinds_of(self.calls)
+        return [found[call] for call in self.calls]
 
 
 def a_command_line_agent(program):
@@ -71,7 +77,7 @@ def test_calls_that_are_left_out_are_not_trained(tiny_codec, leave_out):
     assert part.reward == whole.reward == 255.0
     assert trajectory_of(programs[1].session).rewards == part.rewards, "turns() changed the rewards"
     samples = trajectory_samples(part, [1.0] * len(part.turns))
-    contexts = [call.tokens for call in programs[1].session._calls_in_order()]
+    contexts = [call.tokens for call in programs[1].calls]
     assert sum(map(sum, (sample.loss_mask for sample in samples))) == part.action_tokens
     for sample in samples:
         assert sample.token_ids in contexts, "a sample is no context that the model saw"
@@ -99,7 +105,7 @@ def test_one_call_is_the_main_conversation(tiny_codec):
 
 def test_votes_of_one_request_are_not_retried(tiny_codec):
     program = Program(tiny_codec, *ALL)
-    run(program.session.chat(chat(USER, n=3)))
+    program.send(USER, n=3)
     assert program.kinds() == [None, None, None]
 
 
@@ -109,4 +115,4 @@ def test_an_answer_that_is_continued_is_not_retried(tiny_codec):
     program.ask(USER)
     program.ask(*first, user("more"))
     assert program.kinds() == [None, None, None], "the second answer is a branch, and the newest of its request"
-    assert len(conversations_of(program.session._calls_in_order())) == 1
+    assert len(conversations_of(program.calls)) == 1

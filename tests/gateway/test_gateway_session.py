@@ -6,7 +6,18 @@ from dataclasses import asdict, replace
 from functools import partial
 
 import pytest
-from session_helpers import USER, WatchedEngine, chat, replies, run, session_of, text, trajectory_of, wire
+from session_helpers import (
+    USER,
+    WatchedEngine,
+    chat,
+    replies,
+    run,
+    session_of,
+    text,
+    trajectory_of,
+    until_all_wait,
+    wire,
+)
 
 from mtrl.engines.base import EngineLostError, SamplingParams
 from mtrl.engines.local.engine import LocalEngine
@@ -93,7 +104,7 @@ def test_concurrent_calls_are_limited(tiny_codec):
     async def scenario(session, engine):
         engine.gate.clear()
         task = asyncio.ensure_future(session.chat(chat(USER, n=5)))
-        await asyncio.sleep(0.01)
+        await until_all_wait()
         assert sorted(engine.asking) == ["g/0", "g/0#1"]
         engine.gate.set()
         assert [call.index for call in await task] == [0, 1, 2, 3, 4]
@@ -109,7 +120,7 @@ def test_one_engine_trajectory_stays_open_between_calls(tiny_codec):
         assert engine.open_ids == ["g/0"] and not engine.released
         engine.gate.clear()
         beside = [asyncio.ensure_future(session.chat(chat(USER))) for _ in range(2)]
-        await asyncio.sleep(0.01)
+        await until_all_wait()
         assert engine.open_ids == ["g/0", "g/0#1"]
         engine.gate.set()
         await asyncio.gather(*beside)
@@ -188,7 +199,7 @@ def test_concurrent_calls_are_counted(tiny_codec):
         await session.chat(chat(USER, n=3))
         engine.gate.clear()
         tasks = [asyncio.ensure_future(session.chat(chat(USER, n=n))) for n in (1, 2)]
-        await asyncio.sleep(0.01)
+        await until_all_wait()
         engine.gate.set()
         await asyncio.gather(*tasks)
         await session.chat(chat(USER))
@@ -202,11 +213,11 @@ def test_a_cancelled_call_is_discarded(tiny_codec):
         (first,) = await session.chat(chat(USER))
         engine.gate.clear()
         cancelled = asyncio.ensure_future(session.chat(chat(USER, wire(first), MORE)))
-        await asyncio.sleep(0.01)
+        await until_all_wait()
         again = asyncio.ensure_future(
             session.chat(chat(USER, wire(first), MORE))
         )  # before the first is known to be gone
-        await asyncio.sleep(0.01)
+        await until_all_wait()
         cancelled.cancel()
         await asyncio.wait([cancelled])
         engine.gate.set()
@@ -277,7 +288,7 @@ def test_a_closed_session_refuses_requests(tiny_codec):
         await session.chat(chat(USER))
         engine.gate.clear()
         late = asyncio.ensure_future(session.chat(chat(USER)))
-        await asyncio.sleep(0.01)
+        await until_all_wait()
         session.close()
         engine.gate.set()
         for requested in (late, session.chat(chat(USER)), session.complete(text("x"))):

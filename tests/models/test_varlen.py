@@ -7,9 +7,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import AttentionInterface
 
-from mtrl.models import attention, varlen
-from mtrl.models.attention import pieces
+from mtrl.models import varlen
+from mtrl.models.attention import OWN, pieces, use_own_attention
 from mtrl.models.varlen import Boundaries
 
 
@@ -43,9 +44,16 @@ class Module:
     is_causal, training, num_key_value_groups = True, False, 2
 
 
+@pytest.fixture(scope="module")
+def attend(make_tiny_model):
+    """The attention of a switched model, as its layers get it from Transformers."""
+    assert use_own_attention(make_tiny_model())
+    return AttentionInterface()[OWN]
+
+
 @settings(max_examples=60, deadline=None)
 @given(positions=packs(), seed=st.integers(0, 99))
-def test_one_call_equals_attention_piece_by_piece(positions, seed):
+def test_one_call_equals_attention_piece_by_piece(attend, positions, seed):
     length, generator = positions.shape[1], torch.Generator().manual_seed(seed)
     states = [torch.randn(1, heads, length, 8, generator=generator, dtype=torch.float64) for heads in (4, 2, 2)]
     upstream = torch.randn(1, length, 4, 8, generator=generator, dtype=torch.float64)
@@ -55,7 +63,7 @@ def test_one_call_equals_attention_piece_by_piece(positions, seed):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(varlen, "varlen_attn", definition)
             patch.setattr(varlen, "fits", lambda query: at_once)
-            outputs, _ = attention._attention(Module(), *inputs, None, position_ids=positions, scaling=0.3)
+            outputs, _ = attend(Module(), *inputs, None, position_ids=positions, scaling=0.3)
         return outputs, *torch.autograd.grad(outputs, inputs, upstream)
 
     for one, other in zip(run(True), run(False), strict=True):

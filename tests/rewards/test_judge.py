@@ -13,7 +13,7 @@ from mtrl.config.schema import RewardConfig
 from mtrl.engines.endpoints import chat_client
 from mtrl.errors import UserError
 from mtrl.rewards.compose import RewardComposer
-from mtrl.rewards.judge import InvalidVerdictError, judge, judge_metrics, parse_verdict, record_spending
+from mtrl.rewards.judge import InvalidVerdictError, judge, judge_metrics, parse_answer, record_spending
 from mtrl.types import FinishReason, Group, Trajectory, Turn
 
 ROW = {"id": "7", "prompt": [], "ground_truth": {"answer": "42"}}
@@ -166,13 +166,13 @@ def test_invalid_verdicts_are_retried_and_then_score_0(server, settings, reply):
 )
 def test_a_response_that_is_no_completion_is_invalid(body):
     with pytest.raises(InvalidVerdictError, match="no chat completion"):
-        parse_verdict(body, "n")
+        parse_answer(body, "n", pytest.fail)
 
 
 def test_a_completion_without_text_is_invalid():
     body = b'{"choices": [{"message": {"content": null}}]}'
     with pytest.raises(InvalidVerdictError, match="not one JSON object"):
-        parse_verdict(body, "n")
+        parse_answer(body, "n", pytest.fail)
 
 
 # -- what the agent writes --------------------------------------------------------------------------------------------

@@ -10,17 +10,33 @@ from mtrl.rollout.worker import RolloutWorker
 class Process:
     """A worker that can be killed; arguments and results are not copied."""
 
-    def __init__(self, worker):
-        self.worker, self.is_dead = worker, False
-        self.deaths = set()
-        """A future for each call in progress, which is done when the process is killed."""
+    def __init__(self, make, seed):
+        self.make, self.worker, self.is_dead = make, RolloutWorker(self.make_loop, seed), False
+        self.loop = self.events = None
+        """The loop of the worker's episodes after its start, and the event loop."""
+        self.requested = []
+        """Numbers of the requested groups."""
+        self.deaths = {}
+        """A future for each call in progress, which is done when the process is killed, and the method."""
+
+    def make_loop(self):
+        self.loop = self.make()
+        return self.loop
+
+    @property
+    def is_starting(self):
+        """Whether it has not started yet, or loads weights."""
+        return self.loop is None or not {"start", "load"}.isdisjoint(self.deaths.values())
 
     async def call(self, method, *args):
         if self.is_dead:
             raise WorkerLostError("it was killed")
+        if method == "play":
+            self.requested += [request.number for request in args[0]]
         work = asyncio.ensure_future(getattr(self.worker, method)(*args))
-        death = asyncio.get_running_loop().create_future()
-        self.deaths.add(death)
+        self.events = asyncio.get_running_loop()
+        death = self.events.create_future()
+        self.deaths[death] = method
         try:
             await asyncio.wait((work, death), return_when=asyncio.FIRST_COMPLETED)
             if self.is_dead:
@@ -28,12 +44,14 @@ class Process:
             return work.result()
         finally:
             work.cancel()
-            self.deaths.discard(death)
+            del self.deaths[death]
 
     def kill(self):
         self.is_dead = True
-        for future in [*self.deaths, *self.worker._tasks.values()]:
-            future.cancel()
+        for death in self.deaths:
+            death.cancel()
+        if self.events is not None:
+            asyncio.run_coroutine_threadsafe(self.worker.abort(self.requested), self.events)
 
 
 class InMemoryCluster:
@@ -51,7 +69,7 @@ class InMemoryCluster:
         return [process for process in self.processes if not process.is_dead]
 
     def spawn(self, index):
-        self.processes.append(Process(RolloutWorker(self.make, self.seed)))
+        self.processes.append(Process(self.make, self.seed))
         return self.processes[-1]
 
     async def call(self, process, method, *args):

@@ -145,13 +145,15 @@ def test_workers_of_ray_send_their_turns_to_servers(monkeypatch, tmp_path):
     servers = make_http_engine(tmp_path, replicas=2)
 
     async def play(workers):
-        rollouts = WorkerRollouts(ToyTurns(None), 0, 0.0, workers=workers)
+        ended = asyncio.Event()
+        rollouts = WorkerRollouts(ToyTurns(None), 0, 0.0, lambda trajectory: ended.set(), workers=workers)
         first = asyncio.ensure_future(rollouts.collect("first", rows[:10], 2, sampling))
-        await asyncio.sleep(0.3)
+        await asyncio.wait_for(ended.wait(), 300)
         await workers.load_weights(weights_of(1), 1)
         first = (await first).groups
+        ended.clear()
         second = asyncio.ensure_future(rollouts.collect("second", rows, 2, sampling))
-        await asyncio.sleep(0.3)
+        await asyncio.wait_for(ended.wait(), 300)
         os.kill(servers.server_group.replicas[0].process.pid, signal.SIGKILL)
         os.kill(min(pids(first)), signal.SIGKILL)
         second = (await second).groups

@@ -52,7 +52,7 @@ class Run:
     @property
     def remotes(self):
         """The engines of the workers that live."""
-        return [process.worker._rollouts.loop.engine for process in self.processes.alive]
+        return [process.loop.engine for process in self.processes.alive]
 
     def play(self, script):
         """Run `script(self)` after the start, and close everything."""

@@ -214,10 +214,13 @@ def test_close_releases_all_descriptors_and_mounts():
 
 
 def test_close_stops_a_command_of_another_thread(sandbox):
-    results = []
-    thread = threading.Thread(target=lambda: results.append(sandbox.run("echo started; sleep 1000", timeout=500)))
+    results, marker = [], f"11{os.getpid()}"
+    thread = threading.Thread(target=lambda: results.append(sandbox.run(f"sleep {marker}", timeout=500)))
     thread.start()
-    time.sleep(0.5)
+    deadline = time.monotonic() + 60
+    while not processes_with(f"sleep\0{marker}"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     sandbox.close()
     thread.join(60)
     assert results and results[0].killed_by == "closed" and results[0].exit_code == 137

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -271,17 +272,29 @@ def test_any_text_gives_a_result_and_changes_nothing(text):
 
 def test_the_total_size_of_copied_files_is_limited(file, monkeypatch):
     """Without room for another copy, the file is read in place: the rows are equal, and nothing is written."""
-    size = file.stat().st_size
-    monkeypatch.setattr(module, "COPIES_LIMIT", module.copied_bytes() + 2 * size)
-    before = module.copied_bytes()
-    sandboxes = [SqlSandbox.from_path(file) for _ in range(4)]
-    assert module.copied_bytes() == before + 2 * size
-    assert [sandbox.run("select sum(a) from t").rows for sandbox in sandboxes] == [[(7,)]] * 4
-    assert all(sandbox.run("delete from t").error for sandbox in sandboxes)
-    for sandbox in sandboxes:
-        sandbox.close()
-        sandbox.close()
-    assert module.copied_bytes() == before
+    with sqlite3.connect(file) as connection:
+        connection.execute("create table much as select zeroblob(1000000)")
+    connection.close()
+    # The file is much larger than all copies that other tests may have left.
+    monkeypatch.setattr(module, "COPIES_LIMIT", 3 * file.stat().st_size - 1)
+    for _ in range(2):  # closed sandboxes leave room for the copies of the next ones
+        sandboxes = [SqlSandbox.from_path(file) for _ in range(4)]
+        assert times_open(file) == 2, "two sandboxes read the file, and two hold copies"
+        assert [sandbox.run("select sum(a) from t").rows for sandbox in sandboxes] == [[(7,)]] * 4
+        assert all(sandbox.run("delete from t").error for sandbox in sandboxes)
+        for sandbox in sandboxes:
+            sandbox.close()
+            sandbox.close()
+        assert times_open(file) == 0
+
+
+def times_open(file):
+    """Number of descriptors of a file that this process holds."""
+    found = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the descriptor of the folder itself
+            found += descriptor.readlink() == file
+    return found
 
 
 def test_tables_may_be_wider_than_results():

@@ -51,7 +51,10 @@ def train(cfg, hooks):
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 1}\\n')
     (run / "process").write_text(str(os.getpid()))
-    time.sleep(1)  # long enough for the other worker to take a job
+    deadline = time.monotonic() + 120
+    while len({file.read_text() for file in run.parent.glob("*/process")} - {""}) < 2:  # the other worker has no job
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     if cfg.seed == 13:
         raise RuntimeError("out of luck\\nand more")
     return {"success_after": cfg.seed / 10, "steps": 1}

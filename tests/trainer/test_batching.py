@@ -3,8 +3,6 @@
 import copy
 import itertools
 from dataclasses import replace
-from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
 
+from mtrl.config.schema import Config
 from mtrl.models.preparation import prepare_packing
 from mtrl.models.value_head import ValueModel
 from mtrl.trainer.data.batching import PACKED, PADDED, SHARED, micro_batches
@@ -239,10 +238,13 @@ def test_flash_kernels_get_the_bounds_in_every_layer(kind):
     samples = samples_of([9, 14, 3])
     (batch,) = micro_batches(samples, ones(samples), 999, layout=PACKED)
     (padded,) = micro_batches(samples, ones(samples), 999, layout=PADDED)
-    critic = SimpleNamespace(model=ValueModel(model), sequence_group=None)
+    critic = ValueLearner(Config(), ValueModel(model))
     torch.nn.init.ones_(critic.model.head.weight)
     policy = Policy(model, None)
-    forward = partial(ValueLearner._forward, critic) if kind == "critic" else lambda batch: policy.logprobs(batch)[0]
+
+    def forward(batch):
+        return critic.values([batch])[0] if kind == "critic" else policy.logprobs(batch)[0]
+
     expected = dict(zip(padded.rows, forward(padded).split(tokens_of(padded, samples)), strict=True))
     model.config._attn_implementation = "flash_test"
     found = dict(zip(batch.rows, forward(batch).split(tokens_of(batch, samples)), strict=True))

@@ -9,12 +9,13 @@ from shard_ranks import FORK
 
 from mtrl.errors import UserError
 from mtrl.trainer.checkpoint.checkpoint import Checkpoints, find_checkpoint, read_checkpoint
-from mtrl.trainer.checkpoint.tensors import read_tensors, save_tensors
+from mtrl.trainer.checkpoint.saver import Saver
+from mtrl.trainer.checkpoint.tensors import read_tensors
 
 
 def save(checkpoints, step, score=None, groups=(), size=64):
     partial = checkpoints.begin(step)
-    save_tensors({"model.w": torch.full((size,), float(step))}, partial)
+    Saver().save({"model.w": torch.full((size,), float(step))}, partial)
     return checkpoints.commit(partial, {"step": step, "score": score}, groups, {"torch": torch.get_rng_state()})
 
 

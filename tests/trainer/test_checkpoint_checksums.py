@@ -11,7 +11,8 @@ from mtrl.errors import UserError
 from mtrl.record.checksums import SUMS, damage
 from mtrl.record.run_dir import RunDir
 from mtrl.trainer.checkpoint.checkpoint import Checkpoints, read_checkpoint
-from mtrl.trainer.checkpoint.tensors import read_tensors, save_tensors
+from mtrl.trainer.checkpoint.saver import Saver
+from mtrl.trainer.checkpoint.tensors import read_tensors
 from mtrl.trainer.run import intact_checkpoint
 
 FILES = ("groups.jsonl", "model.safetensors", "optimizer.safetensors", "rng.safetensors", "state.json", "tensors.json")
@@ -20,7 +21,7 @@ FILES = ("groups.jsonl", "model.safetensors", "optimizer.safetensors", "rng.safe
 def save(checkpoints, step, score=None):
     partial = checkpoints.begin(step)
     tensors = {name: torch.full((64,), float(step)) for name in ("model.w", "optimizer.m")}
-    save_tensors(tensors, partial)
+    Saver().save(tensors, partial)
     rng = {"torch": torch.get_rng_state()}
     return checkpoints.commit(partial, {"step": step, "score": score}, [{"group_id": "step1/0"}], rng)
 

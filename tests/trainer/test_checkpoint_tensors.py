@@ -19,7 +19,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from mtrl.errors import UserError
 from mtrl.trainer.checkpoint.checkpoint import Checkpoints, read_checkpoint
-from mtrl.trainer.checkpoint.tensors import load_tensors, read_tensors, save_tensors, tensor_names
+from mtrl.trainer.checkpoint.saver import Saver
+from mtrl.trainer.checkpoint.tensors import load_tensors, read_tensors, tensor_names
 
 
 def whole():
@@ -49,7 +50,7 @@ def same(found, wanted):
 def written(folder, tensors, name="c"):
     path = folder / name
     path.mkdir(parents=True)
-    save_tensors(tensors, path)
+    Saver().save(tensors, path)
     return path
 
 
@@ -193,7 +194,7 @@ def test_a_checkpoint_of_an_older_version_is_distinguished_from_a_damaged_one(tm
 @pytest.mark.parametrize("name", ["weight", ".weight", "model."])
 def test_a_name_without_a_part_is_an_error(tmp_path, name):
     with pytest.raises(ValueError, match=r"PART\.NAME"):
-        save_tensors({name: torch.zeros(1)}, tmp_path)
+        Saver().save({name: torch.zeros(1)}, tmp_path)
 
 
 LAYOUTS = [(1, 1), (1, 2), (2, 1), (1, 4), (2, 2)]
@@ -221,7 +222,7 @@ def _every_layout(folder):
         dist.barrier()
         tensors = _spread(whole(), ranks, replicas)  # all ranks must create the mesh
         if rank in ranks:
-            save_tensors(tensors, path, groups[len(ranks)])
+            Saver(groups[len(ranks)]).save(tensors, path)
         dist.barrier()
         for layout in LAYOUTS:
             readers = list(range(layout[0] * layout[1]))
@@ -265,7 +266,7 @@ def _save_where_one_sees_nothing(folder):
     """Save with a different folder on rank 1, as on a local disk."""
     partial = folder / f".partial-step_000002-{dist.get_rank() or 'leader'}"
     with pytest.raises(UserError) as caught:
-        save_tensors({"model.w": torch.zeros(3), "model.v": torch.zeros(3)}, partial, dist.group.WORLD)
+        Saver(dist.group.WORLD).save({"model.w": torch.zeros(3), "model.v": torch.zeros(3)}, partial)
     return str(caught.value)
 
 
@@ -303,7 +304,7 @@ def _train_and_save(folder):
     model = fully_shard(_model())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     _train(model, optimizer, 2)
-    save_tensors(_state(model, optimizer), folder, dist.group.WORLD)
+    Saver(dist.group.WORLD).save(_state(model, optimizer), folder)
     _train(model, optimizer, 2)
     return {name: p.full_tensor().tolist() for name, p in model.named_parameters()}
 
@@ -331,7 +332,7 @@ def _save_with_one_full_disk(folder):
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
     big = {"model.w": torch.ones(64, 1000)}
     try:
-        save_tensors(_spread(big, [0, 1], 1), partial, dist.group.WORLD)
+        Saver(dist.group.WORLD).save(_spread(big, [0, 1], 1), partial)
     except UserError as error:
         dist.barrier()
         return str(error), partial.exists()
@@ -340,7 +341,7 @@ def _save_with_one_full_disk(folder):
 def test_all_ranks_raise_the_error_of_a_rank_that_cannot_write(tmp_path):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     partial = checkpoints.begin(1)
-    save_tensors(whole(), partial)
+    Saver().save(whole(), partial)
     last = checkpoints.commit(partial, {"step": 1})
     (checkpoints.folder / ".partial-step_000002-x").mkdir()
     (one, there), (other, _) = on_ranks(2, tmp_path, _save_with_one_full_disk, checkpoints.folder)

@@ -15,7 +15,7 @@ from runs import ROOT, SMALL
 
 from mtrl.record.trajectories import write_groups
 from mtrl.trainer.checkpoint.checkpoint import Checkpoints
-from mtrl.trainer.checkpoint.tensors import save_tensors
+from mtrl.trainer.checkpoint.saver import Saver
 from mtrl.trainer.data.experience import Unused
 from mtrl.types import FinishReason, Group, StopReason, Trajectory, Turn
 from tests import forked
@@ -101,7 +101,7 @@ def write_step(run_dir, step, *groups):
 def write_checkpoint(run_dir, step, drawn, *stored):
     checkpoints = Checkpoints(run_dir / "checkpoints")
     partial = checkpoints.begin(step)
-    save_tensors({"model.weight": torch.ones(4), "optimizer.weight.step": torch.ones(())}, partial)
+    Saver().save({"model.weight": torch.ones(4), "optimizer.weight.step": torch.ones(())}, partial)
     unused = [Unused(0, 0, one).to_dict() for one in stored]
     return checkpoints.commit(partial, {"step": step, "rows_drawn": drawn}, unused)
 

@@ -66,16 +66,10 @@ def group_advantages(rewards: Floats, settings: PassKConfig) -> Floats:
     return ADVANTAGES[name](rewards, k)
 
 
-def rho(rewards: Floats, k: int) -> Floats:
-    """[...] Σ_i C(i-1, k-1) g_(i) / C(n, k), rewards ascending: the unbiased estimate of E[max of k] (PKPO,
-    2505.15201, eq. 12); on rewards of 0 and 1 it is pass@k, 1 - C(n-c, k) / C(n, k)."""
-    n = rewards.shape[-1]
-    return np.sort(rewards, axis=-1) @ shares(n, k, 0, k - 1)
-
-
 def pkpo_s(rewards: Floats, k: int) -> Floats:
     """Mean over all k-subsets of the subset's best reward if it contains i, else 0 (PKPO, 2505.15201): the estimator
-    s_i without a baseline. Σ_i s_i = k rho."""
+    s_i without a baseline. Σ_i s_i = k rho, where rho(rewards, k) is the mean of the best reward over all k-subsets,
+    the unbiased estimate of E[max of k] (eq. 12)."""
     n = rewards.shape[-1]
     order, ranked = ascending(rewards)
     best = shares(n, k, 0, k - 1) * ranked

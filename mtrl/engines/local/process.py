@@ -115,11 +115,6 @@ class ProcessEngine:
         """Process id of the child."""
         return self._child.pid
 
-    @property
-    def requested_version(self) -> int:
-        """Policy version of the newest weights that the process was sent; it may still be loading them."""
-        return self._newest.version if self._newest else self._version
-
     def open(self, trajectory_id: str) -> None:
         self._open.pop(trajectory_id, None)
         self._open[trajectory_id] = None

@@ -25,7 +25,7 @@ class Saver:
         self.group = group
 
     def save(self, tensors: Mapping[str, Tensor], folder: Path) -> None:
-        """Write the current values of this rank's shards of `tensors`. All ranks must call it, as `save_tensors`.
+        """Write the current values of this rank's shards of `tensors`. All ranks must call it, as `write_shards`.
 
         Raises:
             UserError: this checkpoint, or the one before, could not be written.

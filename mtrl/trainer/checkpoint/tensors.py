@@ -68,22 +68,17 @@ class Shards:
         return cls(plan, {item.index: _copied(planner.resolve_data(item)) for item in plan.items})
 
 
-def save_tensors(tensors: Mapping[str, Tensor], folder: Path, group: dist.ProcessGroup | None = None) -> None:
-    """Write named tensors into a folder. All ranks of `group` must call it.
+def write_shards(shards: Shards, folder: Path, group: dist.ProcessGroup | None = None) -> None:
+    """Write the shards of named tensors into a folder. All ranks of `group` must call it.
 
     Args:
-        tensors: tensors with the same names, PART.NAME, on every rank. DTensors are written shard by shard; other
-            tensors must be equal on every rank.
+        shards: shards of this rank, of tensors with the same names, PART.NAME, on every rank. DTensors are written
+            shard by shard; other tensors must be equal on every rank.
         group: gloo group without other use during the call; None: a single process.
 
     Raises:
         UserError: a rank could not write. Every rank raises it, and the folder is deleted.
     """
-    write_shards(Shards.of(tensors), folder, group)
-
-
-def write_shards(shards: Shards, folder: Path, group: dist.ProcessGroup | None = None) -> None:
-    """Write shards that were copied before, like `save_tensors`."""
     ranks = _Ranks(group)
     plans = ranks.gather(shards.plan)
     index, shares = assign_shards(plans) if plans else ({}, None)

@@ -14,7 +14,6 @@ from mtrl.config.trainer_schema import OptimizerConfig
 from mtrl.distributed.sharding import local_part
 from mtrl.errors import UserError
 
-SCHEDULES = ("constant", "linear", "cosine")
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 

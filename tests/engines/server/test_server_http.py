@@ -173,6 +173,8 @@ def test_a_broken_connection_is_unreachable(server):
 
 
 def test_the_timeout_covers_a_slow_answer(server):
+    is_sent = threading.Event()
+
     def drip(handler):
         handler.send_response(200)
         handler.send_header("Content-Length", "1000")
@@ -180,13 +182,13 @@ def test_the_timeout_covers_a_slow_answer(server):
         for _ in range(200):
             handler.wfile.write(b" ")
             time.sleep(0.05)
+        is_sent.set()
         return None, None, b""
 
     server.answer = drip
-    began = time.monotonic()
     with pytest.raises(ServerUnreachableError, match="no answer within 0.3 s"):
         ask(server.url, seconds=0.3)
-    assert time.monotonic() - began < 5
+    assert not is_sent.is_set()
 
 
 def test_a_timeout_of_the_caller_is_raised_unchanged(server):

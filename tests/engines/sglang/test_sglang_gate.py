@@ -5,6 +5,12 @@ import asyncio
 from mtrl.engines.sglang.gate import TurnGate
 
 
+async def until_all_wait():
+    """Return when all tasks of the event loop have had time to come to a wait."""
+    for _ in range(100):
+        await asyncio.sleep(0)
+
+
 def test_turns_wait_while_the_gate_is_shut():
     async def main():
         gate, order = TurnGate(), []
@@ -16,7 +22,7 @@ def test_turns_wait_while_the_gate_is_shut():
         await turn("before")
         gate.shut()
         waiting = [asyncio.create_task(turn(name)) for name in "ab"]
-        await asyncio.sleep(0.01)
+        await until_all_wait()
         assert order == ["before"] and gate.inside == 1 and not gate.is_open
         gate.open()
         await asyncio.gather(*waiting)
@@ -33,7 +39,7 @@ def test_emptied_returns_when_the_last_has_left():
         await gate.enter()
         empty = asyncio.create_task(gate.emptied())
         gate.leave()
-        await asyncio.sleep(0.01)
+        await until_all_wait()
         assert not empty.done()
         gate.leave()
         await asyncio.wait_for(empty, 1)
@@ -47,7 +53,7 @@ def test_a_gate_works_on_consecutive_event_loops():
     async def pause():
         gate.shut()
         waiting = asyncio.create_task(gate.enter())
-        await asyncio.sleep(0.01)
+        await until_all_wait()
         gate.open()
         await waiting
         empty = asyncio.create_task(gate.emptied())
@@ -64,7 +70,7 @@ def test_a_cancelled_wait_is_not_counted_as_inside():
         gate = TurnGate()
         gate.shut()
         waiting = asyncio.create_task(gate.enter())
-        await asyncio.sleep(0.01)
+        await until_all_wait()
         waiting.cancel()
         await asyncio.gather(waiting, return_exceptions=True)
         gate.open()

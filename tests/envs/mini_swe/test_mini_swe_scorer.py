@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from envs.mini_swe import FAMILY
 from envs.mini_swe.environment import parse_command
 from envs.mini_swe.package import mini_swe_agent
-from envs.mini_swe.scorer import _command, _is_editable
+from envs.mini_swe.scorer import command_of, is_editable
 from envs.mini_swe.sources import is_source, merged
 from mtrl.types import StopReason
 
@@ -33,7 +33,7 @@ RESPONSES = st.lists(st.sampled_from(WORDS), max_size=8).flatmap(
 @settings(max_examples=1500, deadline=None)
 @given(RESPONSES)
 def test_both_parsers_read_the_same_command(response):
-    assert parse_command(response) == _command({"role": "assistant", "content": response})
+    assert parse_command(response) == command_of({"role": "assistant", "content": response})
 
 
 @settings(max_examples=300, deadline=None)
@@ -72,7 +72,7 @@ NAMES += [
 @given(st.lists(st.sampled_from(NAMES), min_size=1, max_size=4))
 def test_reward_and_scorer_grade_the_same_files(parts):
     path = "/".join(parts)
-    assert is_source(path) == _is_editable(path), path
+    assert is_source(path) == is_editable(path), path
 
 
 def test_graded_files_of_a_workspace():

@@ -5,7 +5,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from envs.search.exact_match import is_match, normalise, occurs
-from envs.search.scorer import _reduced
+from envs.search.scorer import reduced
 
 CASES = {
     "The Denver Broncos": "denver broncos",
@@ -70,7 +70,7 @@ PIECES += ["tin", "theatre", "24", "the", "A", "\u0301", "\u200b", "東京", "�
 @example("a²")
 def test_the_scorer_reduces_answers_to_the_same_words(text):
     """The scorer normalises in another way; its words of two texts are equal exactly if `normalise` of both is."""
-    words = _reduced(text)
+    words = reduced(text)
     normal = normalise(text)
     assert (words[1] if words[0] == "nothing but" else " ".join(words)) == normal
 
@@ -80,4 +80,4 @@ def test_the_scorer_reduces_answers_to_the_same_words(text):
 def test_reward_and_scorer_agree_on_any_text(pair):
     answer, alias = pair
     if answer.strip():
-        assert is_match(answer, [alias]) == (_reduced(answer) == _reduced(alias))
+        assert is_match(answer, [alias]) == (reduced(answer) == reduced(alias))

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from envs.service import FAMILY
 from envs.service.clerk import END, careful, moves_of, response
-from envs.service.endpoint import LARGEST, LONGEST, client_of, settings_of
+from envs.service.endpoint import LARGEST, LONGEST
 from envs.service.environment import offline
 from mtrl.command.compose import compose
 from mtrl.engines.base import SamplingParams
@@ -141,9 +141,8 @@ def test_the_budget_holds_for_all_episodes():
 
 def test_no_connection_is_left_open():
     with ChatServer(always(chat_reply("Yes."))) as server:
-        settings = endpoint(server)
-        run(row_of(case_of()), ["Hello", "Hello"], **settings)
-        assert client_of(settings_of(settings["endpoint"]))._connections == {}
+        run(row_of(case_of()), ["Hello", "Hello"], **endpoint(server))
+        assert server.requests and server.loses_all_connections()
 
 
 async def collect(tokenizer, codec, config, rows, size, replace=None):

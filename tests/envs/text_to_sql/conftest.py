@@ -4,7 +4,7 @@ import pytest
 
 from envs.text_to_sql import FAMILY
 from mtrl.config.schema import DataConfig
-from mtrl.types import FinishReason, Trajectory, Turn
+from tests.envs.episodes import play_responses, trajectory_of
 
 SCRIPT = """
 create table goods (fee integer, hue text, label text, qty integer);
@@ -21,27 +21,9 @@ def make_row(sql="select max(fee) from goods where hue = 'RED'", style="short", 
     }
 
 
-def trajectory_of(responses):
-    """Return a trajectory with these responses; scorers read nothing else of it."""
-    turns = [
-        Turn([], [], [], [], FinishReason.STOP, text, {"role": "assistant", "content": text}) for text in responses
-    ]
-    return Trajectory("row", "group", 0, turns)
-
-
 def play(row, responses, **config):
     """Return the step results of an episode up to its end."""
-    environment = FAMILY.environment(**config)
-    try:
-        environment.reset(row)
-        results = []
-        for response in responses:
-            results.append(environment.step(response, row["ground_truth"]))
-            if results[-1].done:
-                break
-        return results
-    finally:
-        environment.close()
+    return play_responses(FAMILY, row, responses, **config)
 
 
 def reward_of(row, responses, **config):

@@ -14,7 +14,7 @@ from envs.text_to_sql import FAMILY
 from envs.text_to_sql.demonstrator import demonstrate
 from envs.text_to_sql.problem import Problem
 from envs.text_to_sql.reward import is_ordered
-from envs.text_to_sql.scorer import _sorts, score
+from envs.text_to_sql.scorer import score, sorts_rows
 
 
 @pytest.fixture
@@ -119,7 +119,7 @@ def test_strict_comparison(gold, query, right, make_row, both):
     ],
 )
 def test_reward_and_scorer_see_the_same_order(sql, ordered):
-    assert is_ordered(sql) is _sorts(sql) is ordered
+    assert is_ordered(sql) is sorts_rows(sql) is ordered
 
 
 def test_only_the_last_message_counts(make_row, trajectory_of):
