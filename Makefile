@@ -11,7 +11,6 @@ JOBS ?= 3
 PY := $(VENV)/bin/python
 # One thread each: on small models the barriers between threads cost more than they save, and tests run side by side.
 PYTEST := OMP_NUM_THREADS=1 $(PY) -m pytest -n $(JOBS) --dist loadgroup --durations=40
-ALONE := OMP_NUM_THREADS=1 $(PY) -m pytest -n 1 --dist loadgroup --last-failed --last-failed-no-failures none
 # What a run prints last are commands for this environment, which the reader's shell may not have.
 HOW = [ -n "$$VIRTUAL_ENV" ] || printf '\nfor the commands above, in your shell: . %s/bin/activate\n' $(VENV)
 export VENV TORCH
@@ -27,10 +26,8 @@ install: $(VENV)/.base ## make .venv and install mtrl into it
 train: $(VENV)/.base ## install, then train an agent; ARGS="key=value …" changes the run
 	@trap : INT; $(PY) -m mtrl.main $(ARGS); status=$$?; $(HOW); exit $$status
 
-# Status 1 is pytest's for tests that ran and failed. With 10,000 of them, of which hundreds wait for other processes, one
-# may fail for the company that it had: alone it has its second and last chance, and both runs are shown.
-test: $(VENV)/.dev ## install, then run every test but the rare ones of engines; what fails is run once more, alone
-	$(PYTEST) -m "not rare" || { [ $$? -eq 1 ] && $(ALONE) -m "not rare"; }
+test: $(VENV)/.dev ## install, then run every test but the rare ones of engines
+	$(PYTEST) -m "not rare"
 
 test-fast: $(VENV)/.dev ## only the tests that take seconds
 	$(PYTEST) -m "not slow"
