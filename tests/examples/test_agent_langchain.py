@@ -1,5 +1,7 @@
 """An agent of LangChain gives the tokens of the native loop."""
 
+import pytest
+
 from examples.agents import langchain_agent
 from examples.agents.word_problems import FAMILY
 from mtrl.agents.callable import CallableRunner
@@ -17,6 +19,13 @@ def test_the_agent_trains_the_tokens_of_the_native_loop(row, tiny_codec):
         assert (agent.error, agent.reward) == (None, native.reward)
         assert tokens(agent) == tokens(native)
         assert FAMILY.score(agent, row) == agent.reward
+
+
+@pytest.mark.parametrize("call", ["<tool_call>{oops</tool_call>", "<tool_call>[1]</tool_call>"])
+def test_a_malformed_call_has_no_reward(row, tiny_codec, call):
+    """LangChain ends the agent, for arguments that are no object by an error of its own."""
+    trajectory = called(row, [call], tiny_codec)
+    assert (trajectory.error, trajectory.reward, len(trajectory.turns)) == (None, 0.0, 1)
 
 
 def test_an_agent_that_calls_for_ever_ends(row, tiny_codec):
