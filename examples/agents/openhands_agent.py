@@ -10,7 +10,7 @@ It needs Python 3.12 or newer and other versions of packages than mtrl, so it ha
         generator.agent.target=examples.agents.openhands_agent.run
 
 The agent runs commands that the policy writes, and therefore runs in the sandbox of the agents of the command line. Its
-prompt and the descriptions of its tools have about 25,000 characters.
+system prompt has 15,000 characters.
 """
 
 from __future__ import annotations

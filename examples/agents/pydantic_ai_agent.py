@@ -30,12 +30,13 @@ def calculate(expression: str) -> str:
 
 async def run(row: dict[str, Any], client: Any) -> float:
     """Run one episode for `generator.agent.target`, and return the reward of the agent's answer."""
+    *system, question = [message["content"] for message in row["prompt"]]
     async with client.async_openai() as openai:
         model = OpenAIChatModel(client.model, provider=OpenAIProvider(openai_client=openai))
-        agent = Agent(model, tools=[calculate], retries=openai_tools.MOST_CALLS)
+        agent = Agent(model, instructions=system, tools=[calculate], retries=openai_tools.MOST_CALLS)
         limits = UsageLimits(request_limit=openai_tools.MOST_CALLS)
         try:
-            result = await agent.run(row["prompt"][-1]["content"], usage_limits=limits)
+            result = await agent.run(question, usage_limits=limits)
         except (UsageLimitExceeded, UnexpectedModelBehavior):  # too many calls, or none that Pydantic AI can read
             return 0.0
     return openai_tools.reward(result.output.strip(), row["ground_truth"]["answer"])

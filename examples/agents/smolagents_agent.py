@@ -40,10 +40,11 @@ def run(row: dict[str, Any], client: Any) -> float:
 
 def solve(row: dict[str, Any], client: Any, **settings: Any) -> float:
     """Run one episode; `settings` are further arguments of smolagents' agent, such as `planning_interval`."""
+    *system, question = [message["content"] for message in row["prompt"]]
     # smolagents forces a call by default, which the gateway refuses: the model alone decides what it calls. Its retries
     # would pause for minutes, but the gateway's refusals are permanent.
     options = {"tool_choice": "auto", "retry": False}
     model = OpenAIServerModel(client.model, api_base=client.base_url, api_key=client.api_key, **options)
-    agent = ToolCallingAgent([calculate], model, max_steps=MOST_STEPS, verbosity_level=LogLevel.OFF, **settings)
-    answer = agent.run(row["prompt"][-1]["content"])
+    settings |= {"instructions": "\n".join(system) or None, "verbosity_level": LogLevel.OFF}
+    answer = ToolCallingAgent([calculate], model, max_steps=MOST_STEPS, **settings).run(question)
     return openai_tools.reward(str(answer).strip(), row["ground_truth"]["answer"])

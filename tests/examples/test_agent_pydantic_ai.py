@@ -8,7 +8,7 @@ from examples.agents import openai_tools, pydantic_ai_agent
 from examples.agents.word_problems import FAMILY
 from mtrl.agents.callable import CallableRunner
 from mtrl.environments.tool_calls import format_call
-from mtrl.types import StopReason
+from mtrl.types import FinishReason, StopReason
 from tests.examples.agent_episodes import by_agent, by_environment, calculator_call, tokens
 
 
@@ -43,10 +43,23 @@ def test_any_tool_call_is_answered_and_extended(row, tiny_codec, call, observati
     assert observation in trajectory.turns[1].observation[0]["content"]
 
 
+def test_the_system_message_reaches_the_policy(full_row, tiny_codec):
+    trajectory = called(full_row, ["#### 1"], tiny_codec)
+    native = by_environment(FAMILY, full_row, ["#### 1"], tiny_codec, max_turns=3)
+    assert (trajectory.error, tokens(trajectory)) == (None, tokens(native))
+
+
 def test_an_agent_that_calls_for_ever_ends(row, tiny_codec):
     trajectory = called(row, [calculator_call("1+2")] * 9, tiny_codec)
     assert (trajectory.error, trajectory.reward) == (None, 0.0)
     assert len(trajectory.turns) == openai_tools.MOST_CALLS
+
+
+@pytest.mark.parametrize("response", ["one " * 100, calculator_call("1+" * 100)])
+def test_a_cut_answer_has_no_reward(row, tiny_codec, response):
+    trajectory = called(row, [response] * 3, tiny_codec)
+    assert (trajectory.error, trajectory.reward) == (None, 0.0)
+    assert trajectory.turns[0].finish == FinishReason.LENGTH
 
 
 def test_a_refused_call_ends_the_agent_at_once(row, tiny_codec):

@@ -7,7 +7,7 @@ pytest.importorskip("smolagents", reason="needs pip install 'mtrl-agents[smolage
 from examples.agents import openai_tools, smolagents_agent
 from mtrl.agents.callable import CallableRunner
 from mtrl.environments.tool_calls import format_call
-from mtrl.types import StopReason
+from mtrl.types import FinishReason, StopReason
 from tests.examples.agent_episodes import by_agent, calculator_call
 
 CONTEXT = 20_000
@@ -42,6 +42,13 @@ def test_the_final_answer_is_a_call_and_decides_the_reward(row, tiny_codec, fina
     assert counts(trajectory) == [0, 0]
 
 
+def test_the_system_message_reaches_the_policy(full_row, tiny_codec):
+    final = format_call("final_answer", {"answer": answer(full_row)})
+    trajectory = called(full_row, [final], tiny_codec)
+    assert (trajectory.error, trajectory.reward) == (None, 1.0)
+    assert full_row["prompt"][0]["content"] in trajectory.turns[0].observation[0]["content"]
+
+
 def test_an_answer_as_text_is_an_error_that_extends_the_tokens(row, tiny_codec):
     final = format_call("final_answer", {"answer": answer(row)})
     trajectory = called(row, [answer(row), final], tiny_codec)
@@ -65,6 +72,13 @@ def test_plans_are_side_calls(row, tiny_codec):
     trajectory = called(row, ["a plan", calculator_call("1+2"), "another plan", final], tiny_codec, planned)
     assert (trajectory.error, trajectory.reward) == (None, 1.0)
     assert (breaks(trajectory), counts(trajectory)) == ([None, "fresh", "edited", "edited"], [2, 0])
+
+
+@pytest.mark.parametrize("response", ["one " * 100, calculator_call("1+" * 100)])
+def test_a_cut_answer_has_no_reward(row, tiny_codec, response):
+    trajectory = called(row, [response] * 3, tiny_codec)
+    assert (trajectory.error, trajectory.reward) == (None, 0.0)
+    assert trajectory.turns[0].finish == FinishReason.LENGTH
 
 
 def test_a_refused_call_ends_the_agent_at_once(row, tiny_codec):
