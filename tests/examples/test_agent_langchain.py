@@ -35,7 +35,7 @@ def test_the_system_message_reaches_the_policy(full_row, tiny_codec):
     assert (trajectory.error, tokens(trajectory)) == (None, tokens(native))
 
 
-@pytest.mark.parametrize("response", ["one " * 100, calculator_call("1+" * 100)])
+@pytest.mark.parametrize("response", ["one " * 100, calculator_call("1+" * 100)], ids=["text", "call"])
 def test_a_cut_answer_has_no_reward(row, tiny_codec, response):
     trajectory = called(row, [response] * 3, tiny_codec)
     assert (trajectory.error, trajectory.reward) == (None, 0.0)

@@ -55,7 +55,7 @@ def test_an_agent_that_calls_for_ever_ends(row, tiny_codec):
     assert len(trajectory.turns) == openai_tools.MOST_CALLS
 
 
-@pytest.mark.parametrize("response", ["one " * 100, calculator_call("1+" * 100)])
+@pytest.mark.parametrize("response", ["one " * 100, calculator_call("1+" * 100)], ids=["text", "call"])
 def test_a_cut_answer_has_no_reward(row, tiny_codec, response):
     trajectory = called(row, [response] * 3, tiny_codec)
     assert (trajectory.error, trajectory.reward) == (None, 0.0)

@@ -74,7 +74,7 @@ def test_plans_are_side_calls(row, tiny_codec):
     assert (breaks(trajectory), counts(trajectory)) == ([None, "fresh", "edited", "edited"], [2, 0])
 
 
-@pytest.mark.parametrize("response", ["one " * 100, calculator_call("1+" * 100)])
+@pytest.mark.parametrize("response", ["one " * 100, calculator_call("1+" * 100)], ids=["text", "call"])
 def test_a_cut_answer_has_no_reward(row, tiny_codec, response):
     trajectory = called(row, [response] * 3, tiny_codec)
     assert (trajectory.error, trajectory.reward) == (None, 0.0)

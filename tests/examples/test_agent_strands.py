@@ -47,7 +47,7 @@ def test_a_malformed_call_begins_a_new_sample(row, tiny_codec):
     assert trajectory.turns[1].observation[-1] == {"role": "assistant", "content": "[blank text]"}
 
 
-@pytest.mark.parametrize("response", ["one " * 100, calculator_call("1+" * 100)])
+@pytest.mark.parametrize("response", ["one " * 100, calculator_call("1+" * 100)], ids=["text", "call"])
 def test_a_cut_answer_has_no_reward(row, tiny_codec, response):
     trajectory = called(row, [response] * 3, tiny_codec)
     assert (trajectory.error, trajectory.reward) == (None, 0.0)
