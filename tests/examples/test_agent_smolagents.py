@@ -55,7 +55,15 @@ def test_an_answer_as_text_is_an_error_that_extends_the_tokens(row, tiny_codec):
     assert (trajectory.error, trajectory.reward, breaks(trajectory)) == (None, 1.0, [None, None])
 
 
-@pytest.mark.parametrize("call", [calculator_call("1/0"), format_call("triple", {}), "<tool_call>{oops</tool_call>"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        calculator_call("1/0"),
+        format_call("triple", {}),
+        "<tool_call>{oops</tool_call>",
+        "<tool_call>[1]</tool_call>",
+    ],
+)
 def test_after_its_last_step_the_agent_asks_once_more(row, tiny_codec, call):
     """The final answer is requested without tools, and is another conversation."""
     trajectory = called(row, [call, call, answer(row)], tiny_codec)
