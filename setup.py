@@ -52,6 +52,8 @@ SWEEP = ["hydra-joblib-launcher>=1.2,<2", "hydra-submitit-launcher>=1.2,<2", "op
 LITELLM = ["litellm[mcp]>=1.80,<2"]  # it imports mcp as soon as a request has tools
 MCP = ["mcp>=2.3,<3", "anyio>=4,<5"]  # mcp brings anyio
 LANGCHAIN = ["langchain>=1,<2", "langchain-openai>=1,<2"]
+PYDANTIC_AI = ["pydantic-ai-slim[openai]>=2.68,<3"]
+SMOLAGENTS = ["smolagents[openai]>=1.26,<2"]
 
 NOTEBOOKS = ["nbclient>=0.10,<1", "nbformat>=5.10,<6", "ipykernel>=6.29,<8"]
 DOCS = ["mkdocs-material>=9.6,<10"]  # python scripts/build_docs.py
@@ -76,6 +78,8 @@ EXTRAS = {
     "litellm": LITELLM,
     "mcp": MCP,
     "langchain": LANGCHAIN,
+    "pydantic-ai": PYDANTIC_AI,
+    "smolagents": SMOLAGENTS,
     "strands": ["strands-agents[openai]>=1.60,<2"],
     "notebooks": NOTEBOOKS,
     "docs": DOCS,
@@ -99,6 +103,8 @@ EXTRAS = {
         *LITELLM,
         *MCP,
         *LANGCHAIN,
+        *PYDANTIC_AI,
+        *SMOLAGENTS,
         *NOTEBOOKS,
         *DOCS,
         "anthropic>=2,<3",  # a client of the gateway

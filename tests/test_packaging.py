@@ -26,6 +26,7 @@ MODULES = {
     "mini-swe-agent": "minisweagent",
     "pytest-xdist": "xdist",
     "pre-commit": "pre_commit",
+    "pydantic-ai-slim": "pydantic_ai",
     "strands-agents": "strands",
     "PyYAML": "yaml",
 }
@@ -35,7 +36,10 @@ INSIDE = {
     "mtrl/engines/vllm/reload.py": {"vllm"},
     "mtrl/engines/sglang/torch_cpu.py": {"sglang"},
     "examples/agents/langchain_agent.py": {"langchain", "langchain_openai"},
+    "examples/agents/openhands_program/mtrl_openhands.py": {"openhands"},
+    "examples/agents/pydantic_ai_agent.py": {"pydantic_ai"},
     "examples/agents/rft_agent.py": {"sagemaker"},
+    "examples/agents/smolagents_agent.py": {"smolagents"},
     "examples/agents/verifiers_program/mtrl_chat.py": {"verifiers"},
     "examples/agents/strands_agent.py": {"strands"},
     "examples/environments/gym_number.py": {"gymnasium"},

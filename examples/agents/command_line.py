@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ async def claude_code(row: Row, client: Any) -> dict[str, Any]:
         "ANTHROPIC_API_KEY": client.api_key,
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     }
-    return await repair(row, client, ["claude", "-p", issue(row), *options], variables)
+    return await repair(row, client, node_folders(), ["claude", "-p", issue(row), *options], variables)
 
 
 async def codex(row: Row, client: Any) -> dict[str, Any]:
@@ -74,14 +75,15 @@ async def codex(row: Row, client: Any) -> dict[str, Any]:
     words = [word for name, value in settings.items() for word in ("-c", f"{name}={json.dumps(value)}")]
     options = ["-c", 'model_provider="mtrl"', *words, "-m", client.model]
     options += ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]  # this sandbox is around it
-    return await repair(row, client, ["codex", "exec", *options, issue(row)], {"OPENAI_API_KEY": client.api_key})
+    variables = {"OPENAI_API_KEY": client.api_key}
+    return await repair(row, client, node_folders(), ["codex", "exec", *options, issue(row)], variables)
 
 
 async def qwen_code(row: Row, client: Any) -> dict[str, Any]:
     """Run one episode of Qwen Code for `generator.agent.target`."""
     variables = {"OPENAI_BASE_URL": inside(client.base_url), "OPENAI_API_KEY": client.api_key}
     options = ["--auth-type", "openai", "--model", client.model, "--yolo"]
-    return await repair(row, client, ["qwen", *options, "-p", issue(row)], variables)
+    return await repair(row, client, node_folders(), ["qwen", *options, "-p", issue(row)], variables)
 
 
 def issue(row: Row) -> str:
@@ -89,21 +91,36 @@ def issue(row: Row) -> str:
     return row["prompt"][-1]["content"]
 
 
-async def repair(row: Row, client: Any, command: Sequence[str], variables: Mapping[str, str]) -> dict[str, Any]:
-    """Run a command-line agent on the repository of a row, and grade the repository that it leaves.
+def node_folders() -> list[Path]:
+    """Return the folders that the sandbox shows: those of the agents and of Node.js.
+
+    Raises:
+        UserError: the agents or Node.js are not installed.
+    """
+    programs, node = agents_folder(), shutil.which("node")
+    if not (programs / "installed").exists():
+        raise UserError(f"{programs} has no command-line agents; fetch them with: scripts/fetch_command_line_agents.sh")
+    if node is None:
+        raise UserError("node is not on the PATH; install Node.js, on Debian and Ubuntu: apt-get install nodejs")
+    return [programs, Path(node).resolve().parents[1]]
+
+
+async def repair(
+    row: Row, client: Any, folders: Sequence[Path], command: Sequence[str], variables: Mapping[str, str]
+) -> dict[str, Any]:
+    """Run an agent on the repository of a row, and grade the repository that it leaves.
+
+    Args:
+        folders: folders that the sandbox shows; see `CommandLineSandbox`.
 
     Returns:
         The reward: 1.0 if the repository passes the row's hidden tests, else 0.0.
 
     Raises:
-        UserError: the agents are not installed.
         RuntimeError: the agent ended with an error; the message has the end of its output.
     """
-    programs = agents_folder()
-    if not (programs / "installed").exists():
-        raise UserError(f"{programs} has no command-line agents; fetch them with: scripts/fetch_command_line_agents.sh")
     truth = row["ground_truth"]
-    async with CommandLineSandbox(programs, client.base_url, MAX_WORKSPACE_BYTES) as sandbox:
+    async with CommandLineSandbox(folders, client.base_url, MAX_WORKSPACE_BYTES) as sandbox:
         for path, text in truth["files"].items():
             sandbox.files.write(path, text)
         if status := await sandbox.run(command, variables):

@@ -19,7 +19,6 @@ from pathlib import Path
 from tempfile import mkdtemp
 from urllib.parse import urlsplit
 
-from mtrl.errors import UserError
 from mtrl.sandbox.bubblewrap import find_programs
 from mtrl.sandbox.workspace import Workspace
 
@@ -58,19 +57,20 @@ class CommandLineSandbox:
 
     Example::
 
-        async with CommandLineSandbox(programs, client.base_url, 2**26) as sandbox:
+        async with CommandLineSandbox([programs], client.base_url, 2**26) as sandbox:
             sandbox.files.write("main.py", "print(1)")
             status = await sandbox.run(["qwen", "-p", "print 2"], {"OPENAI_BASE_URL": inside(client.base_url)})
             sandbox.files.snapshot()
 
     Args:
-        programs: folder with the programs, in `node_modules/.bin`.
+        folders: folders that are visible inside, read-only; their `bin` and `node_modules/.bin` are on the PATH.
         gateway: an address of the gateway.
         max_bytes: maximum size of all files of a snapshot of the workspace, in bytes.
     """
 
-    def __init__(self, programs: Path, gateway: str, max_bytes: int):
-        self._programs, self._gateway = programs.absolute(), urlsplit(gateway)
+    def __init__(self, folders: Sequence[Path], gateway: str, max_bytes: int):
+        self._folders = [*(folder.absolute() for folder in folders), Path(sys.base_prefix).resolve()]
+        self._gateway = urlsplit(gateway)
         self._folder = Path(mkdtemp(prefix="mtrl-cli-"))
         for name in FOLDERS:
             (self._folder / name).mkdir()
@@ -111,23 +111,20 @@ class CommandLineSandbox:
                 await process.wait()
 
     def _command_line(self, command: Sequence[str], variables: Mapping[str, str]) -> list[str]:
-        node = shutil.which("node")
-        if node is None:
-            raise UserError("node is not on the PATH; install Node.js, on Debian and Ubuntu: apt-get install nodejs")
-        folders = [Path(node).resolve().parents[1], Path(sys.base_prefix).resolve(), self._programs]
         arguments = [find_programs()["bwrap"], "--unshare-all", "--die-with-parent", "--new-session", "--clearenv"]
         arguments += ["--uid", "1000", "--gid", "1000", "--cap-drop", "ALL", *_system()]
-        for folder in folders:
+        for folder in self._folders:
             arguments += [] if folder.is_relative_to("/usr") else ["--ro-bind", str(folder), str(folder)]
         arguments += ["--ro-bind", str(self._folder / "passwd"), "/etc/passwd"]
         for name in FOLDERS:
             arguments += ["--bind", str(self._folder / name), f"/{name}"]
-        path = [f"{self._programs}/node_modules/.bin", *(f"{folder}/bin" for folder in folders[:2]), "/usr/bin", "/bin"]
+        path = [f"{folder}/{name}" for folder in self._folders for name in ("node_modules/.bin", "bin")]
+        path += ["/usr/bin", "/bin"]
         environment = {"PATH": ":".join(path), "HOME": "/home", "LANG": "C.UTF-8", "TERM": "dumb", **variables}
         for name, value in environment.items():
             arguments += ["--setenv", name, value]
         limits = ["prlimit", f"--fsize={MAX_FILE_BYTES}", "--core=0"]
-        started = [f"{folders[1]}/bin/python3", "-c", FORWARDER, str(PORT), *command]
+        started = [f"{self._folders[-1]}/bin/python3", "-c", FORWARDER, str(PORT), *command]
         return [*arguments, "--chdir", "/workspace", "--", *limits, *started]
 
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import ValidationError
+
 from examples.agents import openai_tools
 from mtrl.errors import missing_extra
 
@@ -38,6 +40,6 @@ async def run(row: dict[str, Any], client: Any) -> float:
     agent = create_agent(model, tools=[calculate])
     try:
         state = await agent.ainvoke({"messages": row["prompt"]}, {"recursion_limit": MOST_STEPS})
-    except GraphRecursionError:  # too many tool calls
+    except (GraphRecursionError, ValidationError):  # too many tool calls, or one whose arguments are no object
         return 0.0
     return openai_tools.reward(state["messages"][-1].text, row["ground_truth"]["answer"])

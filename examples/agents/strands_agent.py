@@ -14,6 +14,7 @@ from mtrl.errors import missing_extra
 try:
     from strands import Agent, tool
     from strands.models.openai import OpenAIModel
+    from strands.types.exceptions import MaxTokensReachedException
 except ImportError as error:
     raise missing_extra("strands-agents", "strands") from error
 
@@ -26,9 +27,14 @@ def calculate(expression: str) -> str:
 
 async def run(row: dict[str, Any], client: Any) -> float:
     """Run one episode for `generator.agent.target`, and return the reward of the agent's answer."""
+    *system, question = [message["content"] for message in row["prompt"]]
     address = {"base_url": client.base_url, "api_key": client.api_key}
     model = OpenAIModel(client_args=address, model_id=client.model)
     # Strands tries six times by default, with pauses of minutes, but the gateway's refusals are permanent.
-    agent = Agent(model, tools=[calculate], callback_handler=None, retry_strategy=None)
-    result = await agent.invoke_async(row["prompt"][-1]["content"], limits={"turns": openai_tools.MOST_CALLS})
+    settings = {"system_prompt": "\n".join(system) or None, "callback_handler": None, "retry_strategy": None}
+    agent = Agent(model, tools=[calculate], **settings)
+    try:
+        result = await agent.invoke_async(question, limits={"turns": openai_tools.MOST_CALLS})
+    except MaxTokensReachedException:  # an answer of the policy was cut
+        return 0.0
     return openai_tools.reward(str(result).strip(), row["ground_truth"]["answer"])

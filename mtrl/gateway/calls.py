@@ -21,8 +21,11 @@ from mtrl.environments.tool_calls import parse_calls
 from mtrl.gateway.requests import BaseRequest
 from mtrl.rollout.conversation import Codec, classify_break
 from mtrl.types import FinishReason, Message, Turn
-from mtrl.utils.strict_json import canonical, strict_loads
+from mtrl.utils.strict_json import canonical
 
+INVALID_JSON = "INVALID_JSON"
+"""Name of the only argument in which clients send arguments back that are no JSON object. Anthropic's documentation of
+tools recommends it, and Pydantic AI does so for every API."""
 _CHAT, _TEXT, _IDS = b"c", b"t", b"i"
 _ID_BYTES = 8
 
@@ -341,7 +344,8 @@ def message_key(message: Message) -> bytes:
     """Return a message as bytes; equal messages have equal bytes.
 
     Programs send an answer back without its reasoning, without the surrounding white space, with None for an empty
-    text, with differently formatted arguments, or with new call ids. All of these count as the same answer.
+    text, with differently formatted arguments, with the last of repeated arguments alone, with arguments that are no
+    JSON object inside an object (`INVALID_JSON`), or with new call ids. All of these count as the same answer.
     """
     content = message.get("content") or ""
     if message["role"] == "assistant":
@@ -354,8 +358,10 @@ def message_key(message: Message) -> bytes:
 
 
 def _arguments_key(arguments: Any) -> str:
+    if isinstance(arguments, dict) and len(arguments) == 1 and isinstance(arguments.get(INVALID_JSON), str):
+        arguments = arguments[INVALID_JSON]
     try:
-        return canonical(strict_loads(arguments or "{}") if isinstance(arguments, str) else arguments)
+        return canonical(json.loads(arguments or "{}") if isinstance(arguments, str) else arguments)
     except (ValueError, TypeError, RecursionError):  # the model wrote arguments that are not valid JSON
         return str(arguments)
 

@@ -19,11 +19,33 @@ CALLS = 8
 LIMITS = EpisodeLimits(max_turns=CALLS, max_context_length=4000, step_timeout=30, episode_timeout=60, retries=0)
 
 
-def by_agent(runner, row, responses, codec, calls=CALLS):
-    """Return the trajectory of an episode whose program `runner` starts; the policy gives `responses` in order."""
-    gateway = Gateway(engine_of(responses, codec), codec, SessionLimits(calls, 4, LIMITS.max_context_length))
+class RecordingEngine(ScriptedEngine):
+    """An engine with scripted responses that stores the ids of each prompt and of its answer in `sampled`."""
+
+    def __init__(self, responses, codec):
+        super().__init__(lambda name, turn: responses[turn], codec.tokenizer)
+        self.sampled = []
+
+    async def generate(self, trajectory_id, prompt, sampling):
+        generation = await super().generate(trajectory_id, prompt, sampling)
+        self.sampled.append((list(prompt), list(generation.token_ids)))
+        return generation
+
+
+def by_agent(runner, row, responses, codec, calls=CALLS, context=LIMITS.max_context_length):
+    """Return the trajectory of an episode whose program `runner` starts; the policy gives `responses` in order. The
+    trajectory has every token that the engine sampled, behind the context of which it was sampled.
+
+    Args:
+        calls: maximum number of calls.
+        context: maximum number of tokens of a context with its answer.
+    """
+    engine = RecordingEngine(responses, codec)
+    gateway = Gateway(engine, codec, SessionLimits(calls, 4, context))
     loop = AgentLoop(gateway, runner, LIMITS, max_concurrent=2)
-    return asyncio.run(run(loop, row, codec))
+    trajectory = asyncio.run(run(loop, row, codec))
+    assert contexts(trajectory) == engine.sampled
+    return trajectory
 
 
 def by_environment(family, row, responses, codec, **settings):
@@ -54,6 +76,16 @@ def calculator_call(expression):
 def tokens(trajectory):
     """Return the ids of observations and actions, the break reason and the parent of each turn."""
     return [(turn.observation_ids, turn.action_ids, turn.break_reason, turn.parent) for turn in trajectory.turns]
+
+
+def contexts(trajectory):
+    """Return the ids of the whole context and of the action of each turn, as `RecordingEngine.sampled` has them."""
+    found = []
+    for index, turn in enumerate(trajectory.turns):
+        before = turn.before(index)
+        extended = [] if before is None else [*found[before][0], *found[before][1]]
+        found.append((extended + turn.observation_ids, turn.action_ids))
+    return found
 
 
 @contextmanager

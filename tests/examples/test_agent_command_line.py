@@ -77,10 +77,9 @@ def test_an_agent_that_repairs_nothing_has_no_reward(row, tiny_codec):
 
 def test_the_sandbox_has_no_network(tmp_path):
     """A program inside cannot reach a server of the host that answers outside."""
-    (tmp_path / "node_modules" / ".bin").mkdir(parents=True)
 
     async def refused(port):
-        async with CommandLineSandbox(tmp_path, "http://127.0.0.1:9/v1", 2**20) as sandbox:
+        async with CommandLineSandbox([tmp_path], "http://127.0.0.1:9/v1", 2**20) as sandbox:
             program = f"import socket; socket.create_connection(('127.0.0.1', {port}), 2)"
             status = await sandbox.run(["python3", "-c", program], {})
             return status, sandbox.output, sandbox.files.snapshot()

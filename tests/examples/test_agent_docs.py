@@ -107,5 +107,5 @@ def test_the_extras_that_are_named_exist(monkeypatch):
     exec(compile((ROOT / "setup.py").read_text(), str(ROOT / "setup.py"), "exec"), {"__file__": str(ROOT / "setup.py")})
     texts = [GUIDE, *(path.read_text(encoding="utf-8") for path in EXAMPLES)]
     named = {extra for text in texts for extra in re.findall(r"'mtrl-agents\[([\w-]+)\]'", text)}
-    assert named >= {"swe", "litellm", "langchain", "strands", "sagemaker"}
+    assert named >= {"swe", "litellm", "langchain", "pydantic-ai", "smolagents", "strands", "sagemaker"}
     assert named <= handed["extras_require"].keys()

@@ -28,6 +28,12 @@ def without(monkeypatch):
             "langchain_openai",
             "langchain is not installed; .*pip install 'mtrl-agents\\[langchain\\]'",
         ),
+        (
+            "pydantic_ai_agent",
+            "pydantic_ai",
+            "pydantic-ai-slim is not installed; .*pip install 'mtrl-agents\\[pydantic-ai\\]'",
+        ),
+        ("smolagents_agent", "smolagents", "smolagents is not installed; .*pip install 'mtrl-agents\\[smolagents\\]'"),
         ("strands_agent", "strands", "strands-agents is not installed; .*pip install 'mtrl-agents\\[strands\\]'"),
     ],
 )

@@ -1,9 +1,11 @@
 """An agent of Strands Agents gives the tokens of the native loop."""
 
+import pytest
+
 from examples.agents import openai_tools, strands_agent
 from examples.agents.word_problems import FAMILY
 from mtrl.agents.callable import CallableRunner
-from mtrl.types import StopReason
+from mtrl.types import FinishReason, StopReason
 from tests.examples.agent_episodes import by_agent, by_environment, calculator_call, tokens
 
 
@@ -26,10 +28,30 @@ def test_an_invalid_expression_is_an_error_observation(row, tiny_codec):
     assert [turn.break_reason for turn in trajectory.turns] == [None, None]
 
 
+def test_the_system_message_reaches_the_policy(full_row, tiny_codec):
+    trajectory = called(full_row, ["#### 1"], tiny_codec)
+    native = by_environment(FAMILY, full_row, ["#### 1"], tiny_codec, max_turns=3)
+    assert (trajectory.error, tokens(trajectory)) == (None, tokens(native))
+
+
 def test_an_agent_that_calls_for_ever_ends(row, tiny_codec):
     trajectory = called(row, [calculator_call("1+2")] * 9, tiny_codec)
     assert (trajectory.error, trajectory.reward) == (None, 0.0)
     assert len(trajectory.turns) == openai_tools.MOST_CALLS
+
+
+def test_a_malformed_call_begins_a_new_sample(row, tiny_codec):
+    """Strands sends such a call back as a text of its own."""
+    trajectory = called(row, ["<tool_call>{oops</tool_call>", "#### 1"], tiny_codec)
+    assert (trajectory.error, [turn.break_reason for turn in trajectory.turns]) == (None, [None, "edited"])
+    assert trajectory.turns[1].observation[-1] == {"role": "assistant", "content": "[blank text]"}
+
+
+@pytest.mark.parametrize("response", ["one " * 100, calculator_call("1+" * 100)], ids=["text", "call"])
+def test_a_cut_answer_has_no_reward(row, tiny_codec, response):
+    trajectory = called(row, [response] * 3, tiny_codec)
+    assert (trajectory.error, trajectory.reward) == (None, 0.0)
+    assert trajectory.turns[0].finish == FinishReason.LENGTH
 
 
 def test_a_refused_call_ends_the_agent_at_once(row, tiny_codec):

@@ -21,7 +21,7 @@ from session_helpers import (
     wire,
 )
 
-from mtrl.gateway.calls import PrefixIndex, client_message, message_key, truncate_at_stop
+from mtrl.gateway.calls import INVALID_JSON, PrefixIndex, client_message, message_key, truncate_at_stop
 from mtrl.models.renderer import make_renderer
 from mtrl.rollout.conversation import Codec
 from mtrl.trainer.data.samples import trajectory_samples
@@ -347,9 +347,22 @@ def test_message_keys_distinguish_names_and_arguments():
         function = {"name": name, "arguments": arguments}
         return message_key({"role": "assistant", "content": "", "tool_calls": [{"function": function}]})
 
-    assert key("f", {"a": 1}) == key("f", '{"a": 1.0}') and key("f", "") == key("f", {})
+    assert key("f", {"a": 1}) == key("f", '{"a": 1.0}') == key("f", '{"a": 2, "a": 1}') and key("f", "") == key("f", {})
     assert len({key("f", {}), key("g", {}), key("f", {"a": 1}), key("f", "{oops"), key("f", "{oops}")}) == 5
     assert key("f", "[" * 9999) == key("f", "[" * 9999)
+
+
+def test_arguments_that_are_no_object_may_come_back_inside_one():
+    """Pydantic AI sends them back so, since some APIs take only objects."""
+
+    def key(arguments):
+        function = {"name": "", "arguments": arguments}
+        return message_key({"role": "assistant", "content": "", "tool_calls": [{"function": function}]})
+
+    for arguments in ("{oops", "[1, 2]", '"é"', "NaN"):
+        assert key({INVALID_JSON: arguments}) == key(arguments)
+    distinct = [{INVALID_JSON: "{oops"}, {INVALID_JSON: "{"}, {INVALID_JSON: {"a": 1}}, {INVALID_JSON: "{oops", "a": 1}]
+    assert len({key(arguments) for arguments in (*distinct, {"a": 1}, {})}) == 6
 
 
 # -- texts and token ids ----------------------------------------------------------------------------------------------
