@@ -1,7 +1,7 @@
 """OpenEnv: an `MCPEnvironment` in this process, or an `MCPToolClient` of one that runs elsewhere.
 
-The tools that the environment lists after `reset` are the model's tools, and each call is a `CallToolAction`. The reward
-of a turn is the sum of the rewards of its calls, where a reward of None counts as 0. The episode ends with an
+The tools that the environment lists after `reset` are the model's tools, and each call is a `CallToolAction`. The
+reward of a turn is the sum of the rewards of its calls, where a reward of None counts as 0. The episode ends with an
 observation that is `done`, or with the first turn that calls no tool, which gets no reward.
 
 `environment.config` holds the arguments of the class (for a client: `base_url`), and `instruction`, the first text for
@@ -107,7 +107,7 @@ class OpenEnvToolsAdapter(ToolEnvironment, EnvironmentAdapter):
         results.append(result)
         observation = observation_of(result)
         problem = getattr(observation, "error", None)
-        if problem is not None and "transport" in str(problem.error_type):
+        if problem is not None and problem.error_type == "transport_error":
             raise UserError(f"{type(self).__name__} cannot reach the tool {name}: {problem.message}")
         if not result.done:
             if problem is not None:

@@ -168,3 +168,19 @@ def test_an_environment_without_a_text_asks_for_an_instruction(till, play, row):
         env.close()
     trajectory = play(adapted, ["no"], blank, instruction="Pay for three apples.", **config)
     assert trajectory.error is None and observed(trajectory)[0] == ["Pay for three apples."]
+
+
+def test_a_tool_that_cannot_be_reached_fails_the_episode(play, row):
+    from openenv.core.env_server.mcp_types import CallToolAction, CallToolObservation, ToolError
+    from openenv_tools_example import Till
+
+    class Lost(Till):
+        def step(self, action, timeout_s=None, **kwargs):
+            if not isinstance(action, CallToolAction):
+                return super().step(action, timeout_s, **kwargs)
+            error = ToolError(error_type="transport_error", message="the line is dead")
+            return CallToolObservation(tool_name=action.tool_name, error=error)
+
+    trajectory = play(adapt(Lost), [format_call("price", {"item": "apple"})], row)
+    assert trajectory.stop_reason == StopReason.ENV_ERROR
+    assert "Lost cannot reach the tool price: the line is dead" in trajectory.error
