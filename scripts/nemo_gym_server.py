@@ -2,10 +2,10 @@
 
     PYTHON_WITH_NEMO_GYM scripts/nemo_gym_server.py NAME [--port PORT]
 
-NAME is a folder of NeMo Gym's package `resources_servers`, such as example_multi_step. `scripts/install_nemo_gym.sh` makes
-the interpreter. NeMo Gym's own start of a server joins or starts a Ray cluster; here the server's FastAPI application runs
-alone, so that a server which asks other servers, such as a judge, cannot reach them. The first line of the output is the
-address. Ctrl-C or SIGTERM ends the server.
+NAME is a folder of NeMo Gym's package `resources_servers`, such as example_multi_step. `scripts/install_nemo_gym.sh`
+makes the interpreter. NeMo Gym's own start of a server joins or starts a Ray cluster; here the server's FastAPI
+application runs alone, so that a server which asks other servers, such as a judge, cannot reach them. The first line of
+the output is the address. Ctrl-C or SIGTERM ends the server.
 """
 
 import argparse

@@ -86,7 +86,7 @@ class NemoGym(ToolEnvironment):
         if row is None or "task" not in row:
             raise UserError("a row of NeMo Gym has its columns in task; load the rows by the environment's own load")
         self.task, self.output = row["task"], list[dict[str, Any]]()
-        self.session = Session(self.base_url, self.request_timeout)
+        self.session = NemoGymSession(self.base_url, self.request_timeout)
         self._required("seed_session", self.task)
         self.toolbox = toolbox(*(self._tool(each) for each in self.task["responses_create_params"].get("tools") or ()))
         return list(row["prompt"])
@@ -165,7 +165,7 @@ class NemoGym(ToolEnvironment):
         return Tool(str(name), {"type": "function", "function": function}, call)
 
 
-class Session:
+class NemoGymSession:
     """The requests of one episode, which share cookies."""
 
     def __init__(self, base_url: str, timeout: float):

@@ -118,7 +118,7 @@ GET = format_call("get_counter_value", {})
 
 @real
 def test_the_rows_of_the_package_have_two_splits(counter):
-    url, splits = counter
+    _, splits = counter
     assert (len(splits.train), len(splits.test)) == (4, 1)
     assert splits.test[0]["prompt"] == [{"role": "user", "content": "add 1 then add 2 then get the count"}]
     assert splits.test[0]["task"]["expected_count"] == 6
@@ -188,7 +188,11 @@ def test_the_server_reads_the_calls_of_the_response(tmp_path):
         rewards = [asyncio.run(multi_step(url, row, values)) for values in ([711, 407], [407, 711], [711])]
         with pytest.raises(UserError, match="/verify answered with status 500"):
             asyncio.run(multi_step(url, row, None))
-    assert [(result.reward, result.metrics["set_overlap"]) for result in rewards] == [(1.0, 1.0), (0.0, 1.0), (0.0, 0.5)]
+    assert [(result.reward, result.metrics["set_overlap"]) for result in rewards] == [
+        (1.0, 1.0),
+        (0.0, 1.0),
+        (0.0, 0.5),
+    ]
     assert rewards[1].metrics["order_instruction_following_failure"] == 1.0
     assert "minefield_label_value" not in rewards[0].metrics, "a number of the row is no metric"
 
