@@ -236,8 +236,8 @@ def _text(content: Any) -> str | None:
         return content
     if not isinstance(content, list):
         return None
-    texts = [part.get("text") if isinstance(part, dict) else None for part in content]
-    return "".join(texts) if all(isinstance(text, str) for text in texts) else None
+    texts = [part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str)]
+    return "".join(texts) if len(texts) == len(content) else None
 
 
 # -- items of the response --------------------------------------------------------------------------------------------
