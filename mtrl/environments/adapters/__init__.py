@@ -19,6 +19,8 @@ _BASES = {
     ("skyrl_gym", "Env"): "skyrl_gym.SkyRLGymAdapter",
     ("gymnasium", "Env"): "gymnasium.GymnasiumAdapter",
     ("gym", "Env"): "gymnasium.GymnasiumAdapter",
+    ("openenv", "MCPEnvironment"): "openenv_tools.OpenEnvToolsAdapter",
+    ("openenv", "MCPClientBase"): "openenv_tools.OpenEnvToolsAdapter",
     ("openenv", "Environment"): "openenv.OpenEnvAdapter",
     ("openenv", "EnvClient"): "openenv.OpenEnvAdapter",
     ("tinker_cookbook", "MessageEnv"): "tinker.MessageEnvAdapter",

@@ -45,6 +45,10 @@ from mtrl.utils.user_code import load_function
 ARRAYS = ("Box", "MultiDiscrete", "MultiBinary")
 
 
+class RefusedActionError(Exception):
+    """The foreign environment refused an action as invalid, and its state is unchanged."""
+
+
 class Translator(EnvironmentAdapter):
     """Converts responses to actions and observations to text, for frameworks whose actions are not text."""
 
@@ -81,13 +85,20 @@ class Translator(EnvironmentAdapter):
         try:
             action = self.parse_action(response, self.env)
         except ValueError as error:
-            return StepResult(0.0, f"Invalid action: {error}", metrics={"invalid_action": 1.0})
-        result = self.act(action)
+            return _invalid(error)
+        try:
+            result = self.act(action)
+        except RefusedActionError as error:
+            return _invalid(error)
         result.metrics = {**result.metrics, "invalid_action": 0.0}
         return result
 
     def act(self, action: Any) -> StepResult:
-        """Pass the action to the foreign environment."""
+        """Pass the action to the foreign environment.
+
+        Raises:
+            RefusedActionError: the environment refuses the action, which only its server can check.
+        """
         raise NotImplementedError
 
     @staticmethod
@@ -149,6 +160,10 @@ class GymnasiumAdapter(Translator):
         if getattr(env, "render_mode", None) == "ansi":
             return env.render()
         return json.dumps(observation, default=_plain, ensure_ascii=False)
+
+
+def _invalid(error: Exception) -> StepResult:
+    return StepResult(0.0, f"Invalid action: {error}", metrics={"invalid_action": 1.0})
 
 
 def _has_info(started: Any) -> bool:

@@ -18,13 +18,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from mtrl.environments.adapters.base import accepted, action_text, metrics_of, row_seed
-from mtrl.environments.adapters.gymnasium import Translator
+from mtrl.environments.adapters.gymnasium import RefusedActionError, Translator
 from mtrl.environments.base import StepResult
 from mtrl.types import Message, Row
 from mtrl.utils.strict_json import strict_loads
 
 CARRIED = frozenset({"done", "reward", "metadata"})
 """Fields that every observation has in addition to its own; every action has `metadata` too."""
+REFUSED = "(code: VALIDATION_ERROR)"
+"""The end of a client's error if the server refuses an action whose fields are not those of its class. A client
+without classes, such as `GenericEnvClient`, sends every JSON object."""
 
 
 class OpenEnvAdapter(Translator):
@@ -34,22 +37,23 @@ class OpenEnvAdapter(Translator):
         super().reset()
         row = row or {"id": ""}
         env = self.make(**self.config)
-        started = env.reset(**accepted(env.reset, {"seed": row_seed(row), **(row.get("reset") or {})}))
-        return self.opening(row, _observation(started))
+        return self.opening(row, observation_of(start(env, row)))
 
     def opened(self, env: Any) -> Any:
-        """Return a client's blocking wrapper, in which a separate thread talks to the server."""
-        return env.sync() if callable(getattr(env, "sync", None)) else env
+        return blocking(env)
 
     def act(self, action: Any) -> StepResult:
-        result = self.env.step(action)
-        observation = _observation(result)
-        metadata = getattr(result, "metadata", None) or getattr(observation, "metadata", None)
+        try:
+            result = self.env.step(action)
+        except RuntimeError as error:
+            if not str(error).endswith(REFUSED):
+                raise
+            raise RefusedActionError("write a JSON object with the fields of the action") from error
         return StepResult(
             0.0 if result.reward is None else result.reward,
-            self.render_observation(observation, self.env),
+            self.render_observation(observation_of(result), self.env),
             result.done,
-            metrics=metrics_of(metadata),
+            metrics=metrics_of(metadata_of(result)),
         )
 
     def default_action(self, response: str, env: Any) -> Any:
@@ -67,14 +71,39 @@ class OpenEnvAdapter(Translator):
         return _validated(kind, value, expected) if fields else value
 
     def default_text(self, observation: Any, env: Any) -> Any:
-        dump = getattr(observation, "model_dump", None)
-        shown = dump(mode="json") if dump else observation
-        if not isinstance(shown, Mapping):
-            return str(shown)
-        shown = {name: value for name, value in shown.items() if name not in CARRIED}
-        if len(shown) == 1 and isinstance(text := next(iter(shown.values())), str):
-            return text
-        return json.dumps(shown, ensure_ascii=False, default=str)
+        return observation_text(observation)
+
+
+def start(env: Any, row: Row) -> Any:
+    """Reset an environment or a client with the row's seed and its `reset`, and return what it returns."""
+    return env.reset(**accepted(env.reset, {"seed": row_seed(row), **(row.get("reset") or {})}))
+
+
+def blocking(env: Any) -> Any:
+    """Return a client's blocking wrapper, in which a separate thread talks to the server, and an environment itself."""
+    return env.sync() if callable(getattr(env, "sync", None)) else env
+
+
+def observation_of(result: Any) -> Any:
+    """Return the observation of a result. A client wraps it in its own result type, which is not a pydantic model."""
+    return result.observation if not hasattr(result, "model_dump") and hasattr(result, "observation") else result
+
+
+def metadata_of(result: Any) -> Any:
+    """Return the metadata of a result or of its observation."""
+    return getattr(result, "metadata", None) or getattr(observation_of(result), "metadata", None)
+
+
+def observation_text(observation: Any) -> str:
+    """Return the only field of an observation if it is a text, and otherwise all of its own fields as JSON."""
+    dump = getattr(observation, "model_dump", None)
+    shown = dump(mode="json") if dump else observation
+    if not isinstance(shown, Mapping):
+        return str(shown)
+    shown = {name: value for name, value in shown.items() if name not in CARRIED}
+    if len(shown) == 1 and isinstance(text := next(iter(shown.values())), str):
+        return text
+    return json.dumps(shown, ensure_ascii=False, default=str)
 
 
 def action_class(foreign: Any) -> Any:
@@ -110,8 +139,3 @@ def _validated(kind: Any, value: dict[str, Any], expected: str) -> Any:
         ]
         problems = "; ".join(f"{'.'.join(map(str, problem['loc'][:1]))}: {problem['msg']}" for problem in found)
         raise ValueError(problems or expected) from error
-
-
-def _observation(result: Any) -> Any:
-    """Return the observation of a result. A client wraps it in its own result type, which is not a pydantic model."""
-    return result.observation if not hasattr(result, "model_dump") and hasattr(result, "observation") else result

@@ -142,10 +142,11 @@ def test_a_class_of_no_framework_is_refused():
 
 
 def test_adapt_imports_no_framework():
-    frameworks = "gymnasium skyrl_gym openenv tinker_cookbook verifiers trl torch"
+    frameworks = "gymnasium skyrl_gym nemo_gym openenv tinker_cookbook verifiers trl torch"
     code = (
         "import sys, mtrl.environments.family, mtrl.environments.adapters as a\n"
-        "from mtrl.environments.adapters import base, gymnasium, openenv, skyrl_gym, tinker, trl, verifiers\n"
+        "from mtrl.environments.adapters import base, gymnasium, nemo_gym, openenv, openenv_tools, skyrl_gym\n"
+        "from mtrl.environments.adapters import tinker, trl, verifiers\n"
         "class Gym:\n    def reset(self): ...\n    def step(self, action): ...\n"
         f"assert a.adapt(Gym); print([m for m in '{frameworks}'.split() if m in sys.modules])"
     )

@@ -135,6 +135,27 @@ def test_a_client_is_used_through_its_blocking_wrapper(play, openenv, row):
     assert calls == ["http://127.0.0.1:1", ("reset", {"seed": 1}), ("step", {"guess": 3}), "close"]
 
 
+def test_an_action_that_a_server_refuses_is_invalid_and_other_errors_fail_the_episode(play, row):
+    """The texts are those of OpenEnv 0.10; `test_adapter_openenv_real.py` has the real server."""
+
+    class Blocking:
+        def reset(self, **kwargs):
+            return openenv_copy.StepResult(observation={"prompt": "guess"})
+
+        def step(self, action, **kwargs):
+            code = "VALIDATION_ERROR" if "guess" not in action else "EXECUTION_ERROR"
+            raise RuntimeError(f"Server error: (code: VALIDATION_ERROR) as the model wrote it (code: {code})")
+
+    class Client(openenv_copy.EnvClient):
+        def sync(self):
+            return Blocking()
+
+    trajectory = play(adapt(Client), ['{"word": 1}', '{"guess": 1}'], row)
+    assert trajectory.turns[0].metrics["invalid_action"] == 1.0
+    assert observed(trajectory)[1] == ["Invalid action: write a JSON object with the fields of the action"]
+    assert trajectory.stop_reason == StopReason.ENV_ERROR and "EXECUTION_ERROR" in trajectory.error
+
+
 def test_a_real_server_and_its_generic_client(play, row):
     """The client uses a socket, as in training against a container."""
     real("openenv.core", "openenv")
