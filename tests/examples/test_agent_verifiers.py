@@ -4,7 +4,6 @@ import asyncio
 import os
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +17,6 @@ from mtrl.environments.tool_calls import format_call
 from mtrl.environments.tools import ToolEnvironment, tool
 from mtrl.errors import UserError
 from mtrl.types import StopReason
-from tests.examples import agent_episodes
 from tests.examples.agent_episodes import by_agent, by_environment, tokens
 
 PYTHON = os.environ.get("MTRL_VERIFIERS_PYTHON")
@@ -130,9 +128,9 @@ def test_a_conversation_of_the_environment_gives_the_tokens_of_the_native_loop(i
     ("calls", "context", "turns", "reason"),
     [(2, 4000, 2, StopReason.MAX_TURNS), (8, 78, 1, StopReason.CONTEXT_LIMIT)],
 )
-def test_an_episode_that_reaches_a_limit_is_scored(interpreter, tiny_codec, monkeypatch, calls, context, turns, reason):
-    monkeypatch.setattr(agent_episodes, "LIMITS", replace(agent_episodes.LIMITS, max_context_length=context))
-    trajectory = played(load().train[2], [format_call("double", {"n": 3})] * 9, tiny_codec, calls=calls)
+def test_an_episode_that_reaches_a_limit_is_scored(interpreter, tiny_codec, calls, context, turns, reason):
+    responses = [format_call("double", {"n": 3})] * 9
+    trajectory = played(load().train[2], responses, tiny_codec, calls=calls, context=context)
     assert (trajectory.error, trajectory.stop_reason, len(trajectory.turns)) == (None, reason, turns)
     assert (trajectory.metrics["turns"], trajectory.metrics["right"]) == (turns, 0.0)
 
