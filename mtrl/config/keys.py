@@ -131,7 +131,7 @@ def find(path: str) -> Key | None:
 
 
 OWN_FUNCTIONS: dict[str, tuple[str, ...]] = {}
-"""Key -> names of functions that modules of the user registered for it."""
+"""Key -> names of functions that modules, which may be a user's, have registered for it."""
 
 
 def list_registered(path: str, names: Iterable[str]) -> None:
