@@ -1,5 +1,7 @@
 """The page of a running run: new content appears, and the scroll position stays."""
 
+import time
+
 import pytest
 from playwright.sync_api import expect
 
@@ -44,6 +46,33 @@ def test_new_steps_and_files_appear_and_nothing_moves(browser, run):
         expect(page.locator(ROW).first).to_contain_text("late")
         finish_run(run)
         expect(page.locator("#badge")).to_have_text("finished")
+
+
+def test_a_step_that_is_written_between_a_change_and_its_request_moves_no_row(browser, run):
+    with viewing(run) as client, opened(browser, f"{str(client.base_url).rstrip('/')}/?token={TOKEN}") as page:
+        page.get_by_role("link", name="Browse").click()
+        expect(page.locator(".count")).to_have_text(f"{ALL} trajectories")
+        expect(page.locator(ROW).first).to_be_visible()
+        for _ in range(5):
+            page.keyboard.press("j")
+        chosen = page.locator(f"{ROW}.selected")
+        expect(chosen).to_have_attribute("aria-rowindex", "6")
+        place = chosen.get_attribute("data-place")
+        further = iter([5])
+        run_id = client.get("/api/runs").json()["runs"][0]["id"]
+
+        def write_before_the_rows_are_read(route):
+            if "limit=100" in route.request.url and (step := next(further, None)):
+                add_step(run, step)
+                while client.get(f"/api/runs/{run_id}/trajectories?limit=1").json()["total"] < ALL + 2 * NEW:
+                    time.sleep(0.1)
+            route.continue_()
+
+        page.route("**/trajectories?**", write_before_the_rows_are_read)
+        add_step(run, 4)
+        expect(page.locator(".count")).to_have_text(f"{ALL + 2 * NEW} trajectories")
+        expect(chosen).to_have_attribute("data-place", place)
+        expect(chosen).to_have_attribute("aria-rowindex", str(2 * NEW + 6))
 
 
 def test_a_stopped_server_is_reported(browser, run):

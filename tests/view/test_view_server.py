@@ -208,11 +208,12 @@ def test_a_running_run_is_updated_within_seconds(tmp_path):
 
         with (path / "metrics.jsonl").open("a") as file:
             file.write('{"step": 2, "rollout/reward/mean": 0.75}\n')
-        state = seen(lambda run: run["step"] == 2, "the row")["state"]
+        answer = seen(lambda run: run["step"] == 2, "the row")
+        state, size = answer["state"], answer["runs"][0]["indexing"]["total"]
         newer = client.get("/api/runs/one/metrics?since=1").json()
         assert newer["columns"]["rollout/reward/mean"] == {"steps": [2], "values": [0.75]}
         write_groups(path / "trajectories", "train", 2, [Group("g", {}, [make_trajectory("new")])])
-        state = seen(lambda run: run["indexing"]["done"] == run["indexing"]["total"], "the file")["state"]
+        state = seen(lambda run: size < run["indexing"]["total"] == run["indexing"]["done"], "the file")["state"]
         assert client.get("/api/runs/one/trajectories?task=new").json()["total"] == 1
         (path / "status.txt").write_text("finished\n")
         seen(lambda run: run["status"] == "finished", "the end")

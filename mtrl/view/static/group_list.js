@@ -28,7 +28,8 @@ export class GroupList {
     this.key = key;
     this.close();
     this.query = { ...route.filters(values), sort, order: values.order };
-    this.model = new Pages((part) => source.groups(run.id, { ...this.query, ...part }), () => this.draw());
+    this.model = new Pages((part) => source.groups(run.id, { ...this.query, ...part }),
+      (inserted) => this.draw(inserted), sort === "newest" && !values.order);
     this.list = new VirtualList({ head: this.head(sort), row: (i) => this.row(i), open: (i) => this.show(i),
       label: "Groups" });
     this.list.element.classList.add("groups");
@@ -53,8 +54,10 @@ export class GroupList {
       h("span", { class: "c-members", role: "columnheader" }, "Trajectories: reward (mark: score) ", choice));
   }
 
-  draw() {
+  /** Draw the list after `inserted` rows at its top; the position further down stays. */
+  draw(inserted = 0) {
     const { total, error, indexing } = this.model;
+    if (inserted && this.placed && this.list.moved()) this.list.shift(inserted);
     if (error) return dom.replace(this.element, dom.note(error.message, "error"));
     this.showCount(counted(total, indexing, "group", "groups"));
     if (total === null) return dom.replace(this.element, dom.note("Reading the groups…", "loading"));
@@ -99,17 +102,9 @@ export class GroupList {
     if (g) location.hash = this.link(g);
   }
 
-  async changed() {
-    const answer = await source.groups(this.run.id, { ...this.query, limit: 1 }).catch(() => null);
-    if (!answer) return;
-    const more = answer.total - (this.model.total || 0);
-    if (more > 0 && this.query.sort === "newest" && !this.query.order && this.list.moved()) {
-      this.model.shift(more);
-      this.list.shift(more);
-    }
+  changed() {
     this.model.stale();
-    this.model.total = answer.total;
-    this.model.indexing = answer.indexing;
+    this.model.get(this.list.selected); // even if no row is shown
     this.draw();
   }
 

@@ -6,11 +6,16 @@ import { orderOf } from "./selection.js";
 
 const SIZE = 100;
 
-/** Items 0 … total - 1 of the answers of `fetch({offset, limit})`; `changed()` is called when more items are known. */
+/**
+ * Items 0 … total - 1 of the answers of `fetch({offset, limit})`. With `newest`, new items are inserted at the top.
+ * `changed(inserted)` is called after each answer, with the number of items that it inserted at the top.
+ */
 export class Pages {
-  constructor(fetch, changed) {
+  constructor(fetch, changed, newest) {
     this.fetch = fetch;
     this.changed = changed;
+    this.newest = newest;
+    this.at = 0;
     this.items = new Map();
     this.requested = new Map();
     this.age = 0;
@@ -29,19 +34,31 @@ export class Pages {
   async load(page) {
     const age = this.age;
     this.requested.set(page, age);
+    let inserted = 0;
     try {
       const answer = await this.fetch({ offset: page * SIZE, limit: SIZE });
       if (age !== this.age) return;
       this.error = null;
-      this.total = answer.total;
-      this.indexing = answer.indexing;
-      answer.items.forEach((item, i) => this.items.set(answer.offset + i, item));
+      inserted = this.receive(page, answer);
     } catch (error) {
       if (age !== this.age) return;
       this.requested.delete(page);
       this.error = error;
     }
-    this.changed();
+    this.changed(inserted);
+  }
+
+  /** Record an answer, and return how many items it shows to be inserted at the top. */
+  receive(page, answer) {
+    const more = this.total === null ? 0 : answer.total - this.total;
+    const inserted = this.newest && more > 0 ? more : 0;
+    if (more) this.stale(); // the other pages are of the old list
+    if (inserted) this.shift(inserted);
+    this.requested.set(page, this.age);
+    this.total = answer.total;
+    this.indexing = answer.indexing;
+    answer.items.forEach((item, i) => this.items.set(answer.offset + i, item));
+    return inserted;
   }
 
   /** Request visible items again; the old ones stay until the answer arrives. */
@@ -49,9 +66,10 @@ export class Pages {
     this.age += 1;
   }
 
-  /** Account for rows inserted at the top: the item at index i moves to i + count. */
+  /** The item at index i moves to i + count. */
   shift(count) {
-    this.items = new Map([...this.items].map(([index, item]) => [index + count, item]).filter(([index]) => index >= 0));
+    this.items = new Map([...this.items].map(([index, item]) => [index + count, item]));
+    if (this.at > 0) this.at += count;
   }
 
   find(same) {
@@ -74,6 +92,7 @@ export class Found {
     this.values = values;
     this.changed = changed;
     this.list = [];
+    this.at = 0;
     this.total = 0;
     this.searched = 0;
     this.missed = 0;
@@ -135,9 +154,8 @@ export function listed(run, values, changed) {
   }
   if (last instanceof Found) last.stop();
   last = q ? new Found(run, { ...query, q }, changed) : new Pages((part) => source.trajectories(run,
-    { ...query, ...part }), changed);
+    { ...query, ...part }), changed, !query.sort && !query.order);
   last.key = key;
-  last.at = 0;
   return last;
 }
 

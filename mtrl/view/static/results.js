@@ -1,6 +1,5 @@
 /* List of trajectories, with one row each and of any length. */
 
-import { source } from "./data.js";
 import * as dom from "./dom.js";
 import * as format from "./format.js";
 import { VirtualList } from "./list.js";
@@ -55,7 +54,7 @@ export class Results {
   open(run, values) {
     this.run = run;
     this.values = values;
-    const model = listed(run.id, values, () => this.draw());
+    const model = listed(run.id, values, (inserted) => this.draw(inserted));
     if (model === this.model) return;
     this.close();
     this.model = model;
@@ -72,8 +71,10 @@ export class Results {
     if (this.list) this.list.close();
   }
 
-  draw() {
+  /** Draw the list after `inserted` rows at its top; the position further down stays. */
+  draw(inserted = 0) {
     const { total, error } = this.model;
+    if (inserted && this.placed && this.list.moved()) this.list.shift(inserted);
     if (error) return dom.replace(this.element, dom.note(error.message, "error"));
     this.showCount(this.model instanceof Found ? this.progress() : counted(total, this.model.indexing));
     const waiting = total === null || (total === 0 && this.model instanceof Found && !this.model.done);
@@ -133,21 +134,10 @@ export class Results {
     location.hash = this.link(s);
   }
 
-  /** Insert new rows at the top if the newest are first; the scroll position further down stays. */
-  async changed() {
-    const { model, list } = this;
-    if (model instanceof Found) return;
-    const query = { ...route.listQuery(this.values), limit: 1 };
-    const answer = await source.trajectories(this.run.id, query).catch(() => null);
-    if (!answer || model !== this.model) return;
-    const more = answer.total - (model.total || 0), newest = !this.values.sort && !this.values.order;
-    if (more > 0 && newest && list.moved()) {
-      model.shift(more);
-      list.shift(more);
-    }
-    model.stale();
-    model.total = answer.total;
-    model.indexing = answer.indexing;
+  changed() {
+    if (this.model instanceof Found) return;
+    this.model.stale();
+    this.model.get(this.list.selected); // even if no row is shown
     this.draw();
   }
 
