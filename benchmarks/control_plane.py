@@ -46,7 +46,7 @@ from mtrl.algorithms.signal import signal_metrics
 from mtrl.config.algorithm_schema import AlgorithmConfig
 from mtrl.config.schema import Config, RewardConfig
 from mtrl.config.trainer_schema import TrainerConfig
-from mtrl.engines.base import Generation, SamplingParams
+from mtrl.engines.base import SamplingParams
 from mtrl.environments.family import reward_is_success
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.record.metrics import MetricsLog
@@ -62,7 +62,7 @@ from mtrl.trainer.throughput import Throughput
 from mtrl.trainer.update.learner import Learners
 from mtrl.trainer.update.update import Updater, UpdateResult
 from mtrl.trainer.update.update_report import UpdateReport
-from mtrl.types import Group, Message, Sample
+from mtrl.types import Generation, Group, Message, Sample
 from mtrl.utils.process import settled
 
 ONE, MANY, ENGINE = "batches, 1 rank", "batches, {ranks} ranks", "(engine)"

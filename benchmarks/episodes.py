@@ -45,7 +45,7 @@ from mtrl.algorithms.signal import signal_metrics
 from mtrl.config.algorithm_schema import AlgorithmConfig
 from mtrl.config.schema import Config, RewardConfig
 from mtrl.diagnose.live import Watch
-from mtrl.engines.base import Generation, SamplingParams
+from mtrl.engines.base import SamplingParams
 from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import reward_is_success
@@ -64,7 +64,7 @@ from mtrl.rollout.rollouts import RolloutReport, Rollouts
 from mtrl.trainer.data.batching import micro_batches
 from mtrl.trainer.data.samples import group_samples
 from mtrl.trainer.rollout_metrics import rollout_metrics
-from mtrl.types import Group, Row, StopReason
+from mtrl.types import Generation, Group, Row, StopReason
 from mtrl.utils.process import settled
 
 TICK = 0.005

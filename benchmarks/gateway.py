@@ -35,7 +35,7 @@ import gateway_client
 import uvicorn
 from gateway_client import WORDS, Plan, answer_of
 
-from mtrl.engines.base import Generation, SamplingParams
+from mtrl.engines.base import SamplingParams
 from mtrl.engines.scripted import ScriptedEngine
 from mtrl.gateway.exchange import Reply, read_json
 from mtrl.gateway.server import Gateway
@@ -43,6 +43,7 @@ from mtrl.gateway.session import Session, SessionLimits
 from mtrl.models.renderer import make_renderer
 from mtrl.models.tiny import train_tokenizer
 from mtrl.rollout.conversation import Codec
+from mtrl.types import Generation
 from mtrl.utils.process import settled
 
 MODES = ("gateway", "floor")

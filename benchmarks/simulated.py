@@ -19,11 +19,11 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from mtrl.engines.base import EngineStats, Generation, SamplingParams
+from mtrl.engines.base import EngineStats, SamplingParams
 from mtrl.environments.tools import ToolEnvironment, tool
 from mtrl.models.renderer import make_renderer
 from mtrl.rollout.conversation import Codec
-from mtrl.types import FinishReason, Row
+from mtrl.types import FinishReason, Generation, Row
 
 WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -23,6 +23,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import configure_log
 from omegaconf import DictConfig
 
+from mtrl.command.checks import ready
 from mtrl.command.compose import CONF, VERSION_BASE, merge_with_hydra, without_hydra
 from mtrl.command.help import help_text
 from mtrl.command.program import import_from_here, one_sentence, refuse
@@ -32,7 +33,7 @@ from mtrl.config.overrides import dashed, normalise, quoted
 from mtrl.errors import EndedAtOnce, UserError
 from mtrl.sweep.job import job
 from mtrl.sweep.run import check_jobs, names_sweep, run_sweep, typed_out
-from mtrl.training import ready, run, warn
+from mtrl.training import run, warn
 from mtrl.utils.process import is_follower, is_launched
 
 READ_IN_A_RUN = ("hydra.searchpath", "hydra.verbose", "hydra.job_logging", "hydra/job_logging")

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from mtrl.command.checks import check, check_training
-from mtrl.command.hints import training_hints
-from mtrl.command.runs import settle
+from mtrl.command.checks import ready
 
 if TYPE_CHECKING:
     from mtrl.trainer.hooks import OnEvaluation
@@ -27,18 +25,6 @@ def start(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> float |
     """
     warn(ready(cfg))
     return run(cfg, on_evaluation)
-
-
-def ready(cfg: DictConfig) -> list[str]:
-    """Choose the folder of the run (`run_dir`) and check the configuration. Return warnings.
-
-    Raises:
-        UserError: the configuration cannot run.
-        NotImplementedError: the backend does not support a setting.
-    """
-    warnings = [*settle(cfg), *check(cfg), *training_hints(cfg)]
-    check_training(cfg)
-    return warnings
 
 
 def warn(warnings: Iterable[str]) -> None:

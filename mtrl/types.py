@@ -1,15 +1,15 @@
 """The data types of mtrl. Read this first.
 
-A data row becomes an episode; an episode is a `Trajectory` of `Turn`s; the trajectories of one prompt are a `Group`;
-the trainer consumes `Sample`s. Everything up to `Sample` is plain Python: ids, floats and text, no tensors. Only the
-`TopTokens` of a sample are arrays.
+A data row becomes an episode. An episode is a `Trajectory` of `Turn`s, for each of which an engine samples a
+`Generation`. The trajectories of one prompt are a `Group`; the trainer consumes `Sample`s. Everything up to `Sample` is
+plain Python: ids, floats and text, no tensors. Only the `TopTokens` of a sample are arrays.
 
 Shape letters used across the code base::
 
     P  prompts of a step      G  trajectories of a group      T  turns of a trajectory      L  tokens of a sample
 
 Ids, masks, rewards and log-probs are derived from turns, here and in `mtrl/trainer/data/samples.py`, and are never
-stored beside them as parallel lists. Every type converts to JSON and back without loss (`to_json`,
+stored beside them as parallel lists. Every type that is stored converts to JSON and back without loss (`to_json`,
 `trajectory_from_dict`).
 """
 
@@ -73,6 +73,19 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+
+
+@dataclass
+class Generation:
+    """What an engine samples in one turn."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    """Log-softmax of the logits divided by the temperature (1 when greedy), at each sampled id."""
+    finish: FinishReason
+    version_spans: list[tuple[int, int]]
+    cached_tokens: int = 0
+    """Number of prompt tokens whose keys and values were already cached."""
 
 
 @dataclass

@@ -14,8 +14,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from mtrl.engines.base import Generation
-from mtrl.types import FinishReason
+from mtrl.types import FinishReason, Generation
 from tests.benchmark_runs import run_benchmark
 
 ROOT = Path(__file__).parent.parent

@@ -227,7 +227,7 @@ def test_one_run_is_composed_once(jobs, monkeypatch, words):
 
 def test_one_run_is_checked_once(jobs, monkeypatch):
     checked = []
-    monkeypatch.setattr("mtrl.training.check", lambda cfg: checked.append(cfg) or [])
+    monkeypatch.setattr("mtrl.command.checks.check", lambda cfg: checked.append(cfg) or [])
     main_module.cli(["seed=1"])
     assert checked == jobs
 

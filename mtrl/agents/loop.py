@@ -14,12 +14,12 @@ from mtrl.agents.remote import RemoteRunner
 from mtrl.agents.runner import AgentError, AgentRunner, Assignment, ProgramResult
 from mtrl.agents.slots import Slots
 from mtrl.config.engine_schema import AgentConfig
-from mtrl.engines.base import Engine, EngineLostError, Generation, SamplingParams
+from mtrl.engines.base import Engine, EngineLostError, SamplingParams
 from mtrl.gateway.exchange import RequestError
 from mtrl.gateway.server import MODEL, Gateway
 from mtrl.gateway.session import Session
 from mtrl.rollout.episode import BaseLoop, EpisodeLimits, Occupancy, ResponseParseError
-from mtrl.types import Row, StopReason, Trajectory
+from mtrl.types import Generation, Row, StopReason, Trajectory
 from mtrl.utils.user_code import load_function
 
 SECONDS_FOR_REWARD = 10.0

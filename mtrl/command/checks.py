@@ -20,10 +20,10 @@ from mtrl.command.algorithm_checks import check_algorithm
 from mtrl.command.context_checks import check_context
 from mtrl.command.distillation_checks import check_distillation
 from mtrl.command.engine_checks import check_engines, check_sampling
-from mtrl.command.hints import hints
+from mtrl.command.hints import hints, training_hints
 from mtrl.command.mixture_checks import check_mixture
 from mtrl.command.rollout_checks import check_local_replicas, check_resources, check_rollouts
-from mtrl.command.runs import holds_run
+from mtrl.command.runs import holds_run, settle
 from mtrl.command.scale_checks import check_scale
 from mtrl.command.secret_checks import check_secrets
 from mtrl.command.self_play_checks import check_self_play
@@ -38,6 +38,18 @@ from mtrl.errors import UserError, missing_extra
 from mtrl.utils.user_code import load_function, reason
 
 REGISTRIES = (ESTIMATORS, LOSSES, REDUCTIONS, CORRECTIONS, KL_ESTIMATORS)
+
+
+def ready(cfg: DictConfig) -> list[str]:
+    """Choose the folder of a training run (`run_dir`) and check its configuration. Return warnings.
+
+    Raises:
+        UserError: the configuration cannot run.
+        NotImplementedError: the backend does not support a setting.
+    """
+    warnings = [*settle(cfg), *check(cfg), *training_hints(cfg)]
+    check_training(cfg)
+    return warnings
 
 
 def check(cfg: DictConfig) -> list[str]:

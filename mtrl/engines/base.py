@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from mtrl.errors import RunEndedError
-from mtrl.types import FinishReason
+from mtrl.types import Generation
 
 
 class EngineLostError(RunEndedError):
@@ -27,19 +27,6 @@ class SamplingParams:
     seed: int = 0
     """Seed of the random stream of one trajectory. A token depends on the seed, its position and the distribution, not
     on which other trajectories are in the batch."""
-
-
-@dataclass
-class Generation:
-    """One sampled turn."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    """Log-softmax of the logits divided by the temperature (1 when greedy), at each sampled id."""
-    finish: FinishReason
-    version_spans: list[tuple[int, int]]
-    cached_tokens: int = 0
-    """Number of prompt tokens whose keys and values were already cached."""
 
 
 @dataclass

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from mtrl.engines.base import EngineStats, Generation, SamplingParams
-from mtrl.types import FinishReason
+from mtrl.engines.base import EngineStats, SamplingParams
+from mtrl.types import FinishReason, Generation
 
 Respond = Callable[[str, int], str]
 """`respond(trajectory_id, turn_index)` returns the text of a turn. `turn_index` starts at 0, and again after `open`."""

@@ -16,11 +16,10 @@ from hashlib import blake2b
 from itertools import accumulate, chain
 from typing import Any
 
-from mtrl.engines.base import Generation
 from mtrl.environments.tool_calls import parse_calls
 from mtrl.gateway.requests import BaseRequest
 from mtrl.rollout.conversation import Codec, classify_break
-from mtrl.types import FinishReason, Message, Turn
+from mtrl.types import FinishReason, Generation, Message, Turn
 from mtrl.utils.strict_json import canonical
 
 INVALID_JSON = "INVALID_JSON"

@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mtrl.config.engine_schema import CALL_KINDS
-from mtrl.engines.base import Engine, EngineLostError, Generation, SamplingParams
+from mtrl.engines.base import Engine, EngineLostError, SamplingParams
 from mtrl.gateway.calls import CallContext, CallTree, ModelCall, turns_of
 from mtrl.gateway.conversations import kinds_of, rewards_of
 from mtrl.gateway.exchange import RequestError
 from mtrl.gateway.requests import BaseRequest, ChatRequest, CompletionRequest
 from mtrl.rollout.conversation import Codec
 from mtrl.rollout.rollouts import all_or_none
-from mtrl.types import LARGEST_REWARD, FinishReason, Message, StopReason, Turn
+from mtrl.types import LARGEST_REWARD, FinishReason, Generation, Message, StopReason, Turn
 
 log = logging.getLogger(__name__)
 

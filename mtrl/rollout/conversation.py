@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mtrl.engines.base import Generation
 from mtrl.environments.tool_calls import TextCall, message_calls
 from mtrl.rollout.control_tokens import ControlTokens
-from mtrl.types import Message, Turn
+from mtrl.types import Generation, Message, Turn
 
 
 class Renderer(Protocol):

@@ -10,11 +10,12 @@ from typing import Any
 
 from torch import Tensor
 
-from mtrl.engines.base import EngineStats, Generation, SamplingParams
+from mtrl.engines.base import EngineStats, SamplingParams
 from mtrl.engines.server.engine import ServerEngine
 from mtrl.rollout.processes import Cluster, WorkerLostError
 from mtrl.rollout.worker import Failure
 from mtrl.rollout.workers import Workers, added
+from mtrl.types import Generation
 
 
 class ServedWorkers(Workers):

@@ -12,13 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mtrl.engines.base import EngineLostError, EngineStats, Generation, SamplingParams
+from mtrl.engines.base import EngineLostError, EngineStats, SamplingParams
 from mtrl.errors import UserError
 from mtrl.rollout.episode import fail
 from mtrl.rollout.processes import Cluster, WorkerLostError, WorkerSilentError
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.rollout.worker import CLOSING_SECONDS, POLL_SECONDS, Failure, GroupAnswer, GroupRequest, WorkerReport
-from mtrl.types import Group, Row, Trajectory
+from mtrl.types import Generation, Group, Row, Trajectory
 from mtrl.utils.text import one_line
 
 log = logging.getLogger(__name__)

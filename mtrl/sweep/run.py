@@ -12,13 +12,13 @@ from pathlib import Path
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
+from mtrl.command.checks import ready
 from mtrl.command.compose import merge, merge_with_hydra
 from mtrl.command.runs import has_default_run_dir, reserve
 from mtrl.config.overrides import normalise
 from mtrl.errors import UserError, missing_extra
 from mtrl.sweep.pruning import check_objective
 from mtrl.sweep.study import TARGET
-from mtrl.training import ready
 
 CHECKED_JOBS = 32
 """Maximum number of jobs of a sweep that are checked before the first one starts; each job is checked when it

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mtrl.engines.base import Generation, SamplingParams
+from mtrl.engines.base import SamplingParams
 from mtrl.errors import RunEndedError
 from mtrl.trainer.data.batching import MicroBatch, micro_batches
 from mtrl.trainer.work_thread import WorkThread
-from mtrl.types import Sample
+from mtrl.types import Generation, Sample
 
 if TYPE_CHECKING:
     from mtrl.engines.server.engine import ServerEngine

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mtrl.engines.base import SamplingParams
+from mtrl.engines.local.batch import EngineSession, SampleRequest
 from mtrl.engines.local.engine import LocalEngine
 from mtrl.engines.local.prefill import common_length, passes, plan_prefill
-from mtrl.engines.local.session import EngineSession, SampleRequest
 
 GENERATOR = random.Random(0)
 

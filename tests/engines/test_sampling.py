@@ -7,8 +7,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from mtrl.engines.base import SamplingParams
-from mtrl.engines.local.drawing import BLOCK, LARGE, drawn_at_once, drawn_in_blocks, truncated
-from mtrl.engines.local.sampling import AHEAD, SamplingRows, Uniforms, counter_uniform, sample
+from mtrl.engines.local.sampling import (
+    AHEAD,
+    BLOCK,
+    LARGE,
+    SamplingRows,
+    Uniforms,
+    counter_uniform,
+    drawn_at_once,
+    drawn_in_blocks,
+    sample,
+    truncated,
+)
 
 LOGITS = torch.tensor([2.0, 0.0, -1.0, 1.0, -30.0, 0.5, -0.5, 1.5])
 DRAWS = 20_000

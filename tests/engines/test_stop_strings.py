@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from mtrl.engines.local.batch import StopStrings, span
+from mtrl.engines.local.stop_strings import StopStrings, span
 
 STOPS = ["</a>", "user", "é", "aé", "日本", "\n", "o ", " ", "\ufffd", "w", "", "<|im_end|>", "ll", ". "]
 

@@ -7,11 +7,11 @@ import threading
 from contextlib import contextmanager
 from dataclasses import replace
 
-from mtrl.engines.base import Generation, SamplingParams
+from mtrl.engines.base import SamplingParams
 from mtrl.engines.scripted import ScriptedEngine
 from mtrl.gateway.server import Gateway
 from mtrl.gateway.session import SessionLimits
-from mtrl.types import FinishReason
+from mtrl.types import FinishReason, Generation
 
 SECONDS = 20
 LIMITS = SessionLimits(max_calls=1000, max_calls_at_once=8, max_context_length=4000)

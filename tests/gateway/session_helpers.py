@@ -3,11 +3,11 @@
 import asyncio
 import json
 
-from mtrl.engines.base import EngineStats, Generation, SamplingParams
+from mtrl.engines.base import EngineStats, SamplingParams
 from mtrl.gateway.dialects.chat import read_chat, wire_message
 from mtrl.gateway.dialects.completions import read_completion
 from mtrl.gateway.session import Session, SessionLimits
-from mtrl.types import FinishReason, Trajectory
+from mtrl.types import FinishReason, Generation, Trajectory
 
 USER = {"role": "user", "content": "question"}
 

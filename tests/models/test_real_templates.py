@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from mtrl.engines.base import Generation
 from mtrl.environments.tool_calls import format_call
 from mtrl.models.plain_tokenizer import plain
 from mtrl.models.renderer import make_renderer
 from mtrl.rollout.conversation import Codec, Conversation, classify_break
-from mtrl.types import FinishReason
+from mtrl.types import FinishReason, Generation
 
 pytestmark = pytest.mark.xdist_group("real_templates")  # one worker loads the tokenizers, for seconds each
 

@@ -7,13 +7,13 @@ from typing import ClassVar
 
 import pytest
 
-from mtrl.engines.base import Generation, SamplingParams
+from mtrl.engines.base import SamplingParams
 from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.rollout.conversation import Conversation
 from mtrl.rollout.episode import EpisodeLimits, EpisodeLoop
-from mtrl.types import FinishReason
+from mtrl.types import FinishReason, Generation
 
 
 @pytest.fixture(scope="session")

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrl.engines.base import Generation
 from mtrl.models.renderer import make_renderer
 from mtrl.rollout.conversation import Codec, Conversation, SingleMessageConversation, classify_break
 from mtrl.trainer.data.samples import trajectory_samples
-from mtrl.types import FinishReason, Trajectory
+from mtrl.types import FinishReason, Generation, Trajectory
 
 QUESTION = [{"role": "user", "content": "Q?"}]
 HEARD = [{"role": "user", "content": "obs1"}]

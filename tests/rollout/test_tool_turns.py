@@ -7,14 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mtrl.engines.base import Generation
 from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.base import BaseEnvironment, StepResult
 from mtrl.environments.tools import ToolEnvironment, tool
 from mtrl.models.renderer import TINY_TEMPLATE, make_renderer
 from mtrl.rollout.conversation import Codec, Conversation, SingleMessageConversation
 from mtrl.trainer.data.samples import trajectory_samples
-from mtrl.types import FinishReason, StopReason, Trajectory, to_json
+from mtrl.types import FinishReason, Generation, StopReason, Trajectory, to_json
 
 QUESTION = [{"role": "user", "content": "Q?"}]
 CALL = '<tool_call>\n{"name": "double", "arguments": {"n": 21}}\n</tool_call>'

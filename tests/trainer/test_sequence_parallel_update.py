@@ -29,8 +29,7 @@ from mtrl.trainer.setup.models import make_learner
 from mtrl.trainer.setup.sequence_parallel import check_heads
 from mtrl.trainer.update.learner import Learners
 from mtrl.trainer.update.optimizer import Optimizer
-from mtrl.trainer.update.part import part_of
-from mtrl.trainer.update.policy import Policy
+from mtrl.trainer.update.policy import Policy, part_of
 from mtrl.trainer.update.update_report import UpdateReport
 from mtrl.types import Sample
 from tests.distributed.ranks import run_ranks

@@ -17,13 +17,13 @@ from mtrl.doctor.self_test.bench import Bench
 from mtrl.doctor.self_test.drift import DriftStatistics
 from mtrl.doctor.self_test.outcome import CaseResult, judged
 from mtrl.doctor.self_test.workload import GIB, logprobs_of, make_samples, new_learner, update, vocabulary
-from mtrl.engines.base import Generation, SamplingParams
+from mtrl.engines.base import SamplingParams
 from mtrl.trainer.data.batching import PADDED
 from mtrl.trainer.loading import compute_dtype
 from mtrl.trainer.setup.engine import training_engine
 from mtrl.trainer.setup.placement import has_copy
 from mtrl.trainer.update.learner import Learner, alone
-from mtrl.types import Sample
+from mtrl.types import Generation, Sample
 
 
 def local_eager(bench: Bench) -> CaseResult:

@@ -6,9 +6,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from mtrl.engines.base import Generation
 from mtrl.environments.tool_calls import OPEN, TextCall
-from mtrl.types import Message
+from mtrl.types import Generation, Message
 from mtrl.utils.strict_json import strict_loads
 
 NAMELESS = "unknown"

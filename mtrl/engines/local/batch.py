@@ -1,17 +1,87 @@
-"""The rows that decode together, one token at a time, and the detection of their stop strings."""
+"""The trajectories of the engine, and the batch of those that decode together, one token at a time."""
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
+import asyncio
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from mtrl.engines.base import SamplingParams
 from mtrl.engines.local.sampling import SamplingRows, Uniforms, sample
-from mtrl.engines.local.session import EngineSession
-from mtrl.types import FinishReason
+from mtrl.engines.local.stop_strings import StopStrings, span
+from mtrl.types import FinishReason, Generation
+
+
+@dataclass
+class SampleRequest:
+    """One turn to sample."""
+
+    prompt_ids: list[int]
+    sampling: SamplingParams
+    future: asyncio.Future[Generation]
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    cached_tokens: int = 0
+    """Number of prompt tokens that were cached when the turn began."""
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    context: list[int] = field(init=False)
+    """Token ids that must be in the cache before the next token is sampled: the prompt and, after new weights, the
+    tokens that were sampled so far."""
+
+    def __post_init__(self) -> None:
+        self.context = self.prompt_ids
+
+    def start_over(self) -> None:
+        """Note that no token of this turn is cached any more. The sampled tokens become part of the context."""
+        self.context = self.prompt_ids + self.token_ids
+
+    def record_cached(self, tokens: int) -> None:
+        if not self.token_ids:
+            self.cached_tokens = tokens
+
+    def add_span(self, version: int, tokens: int) -> None:
+        if self.spans and self.spans[-1][0] == version:
+            tokens += self.spans.pop()[1]
+        if tokens:
+            self.spans.append((version, tokens))
+
+
+@dataclass(eq=False)
+class EngineSession:
+    """A trajectory between `open` and `release`."""
+
+    id: str
+    order: int
+    """Position in the order of `open`: turns are admitted in this order, independent of their arrival."""
+    slot: int | None = None
+    ids: list[int] = field(default_factory=list)
+    """Token ids whose keys and values are in the slot."""
+    request: SampleRequest | None = None
+    released: bool = False
+
+    def common_prefix(self, context: list[int]) -> int:
+        """Return the number of cached tokens that `context` starts with; at least one token of `context` is left to
+        feed."""
+        limit = min(len(self.ids), len(context) - 1)
+        if self.ids[:limit] == context[:limit]:
+            return limit
+        return next(i for i in range(limit) if self.ids[i] != context[i])
+
+    def discard_cache(self) -> None:
+        """Discard the cached tokens, because their keys and values are of older weights."""
+        self.ids = []
+        if self.request is not None:
+            self.request.start_over()
+
+    def finish(self, reason: FinishReason) -> None:
+        """Deliver the sampled turn to the caller that waits for it."""
+        request, self.request = self.request, None
+        if request and not request.future.done():
+            generation = Generation(request.token_ids, request.logprobs, reason, request.spans, request.cached_tokens)
+            request.future.set_result(generation)
 
 
 class DecodeBatch:
@@ -97,34 +167,3 @@ def _padded(lists: list[tuple[int, ...]]) -> np.ndarray:
     for row, values in zip(out, lists, strict=True):
         row[: len(values)] = values
     return out
-
-
-class StopStrings:
-    """Detects stop strings. The test runs after every token of every row; the text of the newest token alone mostly
-    decides it, and that result is cached."""
-
-    def __init__(self, tokenizer: Any):
-        self._tokenizer = tokenizer
-        self.may_complete = lru_cache(maxsize=None)(self._may_complete)
-
-    def _may_complete(self, token_id: int, texts: tuple[str, ...]) -> bool:
-        """Whether a token can be the last token of one of `texts`: its text contains the last character of the stop
-        string, or cannot be determined from the token alone."""
-        word = self._decode([token_id])
-        # A part of a character decodes to U+FFFD, and some tokenizers drop spaces at the ends of a text.
-        return "\ufffd" in word or any(text[-1:] in word or text[-1:].isspace() for text in texts)
-
-    def complete(self, token_ids: list[int], texts: tuple[str, ...]) -> bool:
-        """Whether the text of the newest tokens contains one of `texts`. `token_ids` are the last `span(texts)` tokens,
-        or all tokens if there are fewer."""
-        text = self._decode(token_ids)
-        return any(stop in text for stop in texts)
-
-    def _decode(self, token_ids: list[int]) -> str:
-        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
-
-
-def span(texts: tuple[str, ...]) -> int:
-    """Return the number of newest tokens that can contain a stop string of `texts`: a string of n characters lies
-    within n tokens plus the bytes of a split character before them."""
-    return max(map(len, texts)) + 4

@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from mtrl.distributed.gathered import GatheredWeights, layout_of
-from mtrl.engines.base import EngineStats, Generation, SamplingParams
+from mtrl.engines.base import EngineStats, SamplingParams
 from mtrl.engines.local import fused
-from mtrl.engines.local.batch import DecodeBatch, StopStrings
+from mtrl.engines.local.batch import DecodeBatch, EngineSession, SampleRequest
 from mtrl.engines.local.graphs import CudaRunner, GraphRunner
 from mtrl.engines.local.half import HalfRunner
 from mtrl.engines.local.prefill import PASS, PREFILL_TOKENS, PrefillPlan, SharedPrefix, passes, plan_prefill
 from mtrl.engines.local.runner import HfRunner, ModelRunner
-from mtrl.engines.local.session import EngineSession, SampleRequest
-from mtrl.types import FinishReason
+from mtrl.engines.local.stop_strings import StopStrings
+from mtrl.types import FinishReason, Generation
 
 
 @torch.no_grad()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from mtrl.engines.base import Generation, SamplingParams
+from mtrl.engines.base import SamplingParams
 from mtrl.engines.local.engine import LocalEngine
+from mtrl.types import Generation
 
 
 class FrozenEngine:

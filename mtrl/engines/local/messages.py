@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from mtrl.engines.base import EngineStats, Generation, SamplingParams
+from mtrl.engines.base import EngineStats, SamplingParams
 from mtrl.engines.local.block import Layout
+from mtrl.types import Generation
 
 # -- from the parent --------------------------------------------------------------------------------------------------
 

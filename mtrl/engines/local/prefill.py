@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from mtrl.engines.local.session import EngineSession
+from mtrl.engines.local.batch import EngineSession
 
 PREFILL_TOKENS = 16384
 """Maximum number of new tokens, padding included, in one prefill pass."""

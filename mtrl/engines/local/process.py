@@ -12,14 +12,14 @@ from typing import Any
 
 from torch import Tensor
 
-from mtrl.engines.base import EngineStats, Generation, SamplingParams
+from mtrl.engines.base import EngineStats, SamplingParams
 from mtrl.engines.local.block import Block
 from mtrl.engines.local.channel import ChannelClosedError
 from mtrl.engines.local.child import Child
 from mtrl.engines.local.memory import EngineMemory, cannot_start
 from mtrl.engines.local.messages import Failed, Generate, Load, Loaded, NewBlock, Open, Ping, Release, TurnAnswer
 from mtrl.errors import UserError
-from mtrl.types import FinishReason
+from mtrl.types import FinishReason, Generation
 
 log = logging.getLogger(__name__)
 

@@ -12,9 +12,10 @@ from functools import partial, reduce
 
 from torch import Tensor
 
-from mtrl.engines.base import EngineStats, Generation, SamplingParams
+from mtrl.engines.base import EngineStats, SamplingParams
 from mtrl.engines.local.memory import EngineMemory
 from mtrl.engines.local.process import ProcessEngine, add_stats
+from mtrl.types import Generation
 
 
 class ReplicatedEngine:

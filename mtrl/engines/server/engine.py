@@ -10,12 +10,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from mtrl.engines.base import EngineStats, Generation, SamplingParams
+from mtrl.engines.base import EngineStats, SamplingParams
 from mtrl.engines.server.backend import ServerBackend
 from mtrl.engines.server.server_group import ServerGroup, make_replicas, pause_mode
 from mtrl.engines.server.sync import Weights, WeightSync
 from mtrl.engines.server.turns import ServedTurns
 from mtrl.engines.server.view import ServersView
+from mtrl.types import Generation
 
 CLOSING = 30.0
 """Timeout for each part of the shutdown after the servers have ended, in seconds."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from contextlib import suppress
 
-from mtrl.engines.base import EngineLostError, EngineStats, Generation, SamplingParams
+from mtrl.engines.base import EngineLostError, EngineStats, SamplingParams
 from mtrl.engines.server.adapters import Adapters
 from mtrl.engines.server.backend import ServerBackend
 from mtrl.engines.server.replica import Replica
@@ -14,6 +14,7 @@ from mtrl.engines.server.router import Router
 from mtrl.engines.server.turns import ServedTurns
 from mtrl.engines.server.view import ReplicaView, ServersView
 from mtrl.errors import UserError
+from mtrl.types import Generation
 
 log = logging.getLogger(__name__)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from mtrl.engines.base import Generation, SamplingParams
+from mtrl.engines.base import SamplingParams
 from mtrl.engines.server.server_api import ServerError, TurnRequest
-from mtrl.types import FinishReason
+from mtrl.types import FinishReason, Generation
 
 
 @dataclass

@@ -12,14 +12,14 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from mtrl.config.engine_schema import ServerConfig
-from mtrl.engines.base import EngineLostError, EngineStats, Generation, SamplingParams
+from mtrl.engines.base import EngineLostError, EngineStats, SamplingParams
 from mtrl.engines.server.backend import ServerBackend
 from mtrl.engines.server.replica import Replica
 from mtrl.engines.server.router import Router
 from mtrl.engines.server.server_api import ServerBusyError, ServerError, ServerRefusedError, ServerUnreachableError
 from mtrl.engines.server.turn import PartialTurn, check_answer
 from mtrl.errors import UserError
-from mtrl.types import FinishReason
+from mtrl.types import FinishReason, Generation
 from mtrl.utils.http_client import exponential_pause
 
 log = logging.getLogger(__name__)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from mtrl.engines.base import Generation, SamplingParams
+from mtrl.engines.base import SamplingParams
 from mtrl.engines.server.server_api import Json, Rendezvous, ServerError, TensorLayout, TurnRequest
-from mtrl.types import FinishReason
+from mtrl.types import FinishReason, Generation
 from mtrl.utils.text import one_line
 
 INITIAL_VERSION = "default"

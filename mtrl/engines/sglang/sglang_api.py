@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from mtrl.config.engine_schema import ServerConfig
-from mtrl.engines.base import Generation
 from mtrl.engines.server.http import Http
 from mtrl.engines.server.server_api import (
     Json,
@@ -27,7 +26,7 @@ from mtrl.engines.server.server_api import (
 )
 from mtrl.engines.sglang import bodies
 from mtrl.engines.sglang.gate import TurnGate
-from mtrl.types import FinishReason
+from mtrl.types import FinishReason, Generation
 
 SHORT_TIMEOUT = 5.0
 """Timeout of short requests, such as health checks, in seconds."""

@@ -13,10 +13,10 @@ from hashlib import blake2b
 from typing import Any, ClassVar
 
 from mtrl.config.engine_schema import ServerConfig
-from mtrl.engines.base import Generation, SamplingParams
+from mtrl.engines.base import SamplingParams
 from mtrl.engines.server.http import Http
 from mtrl.engines.server.server_api import Json, Rendezvous, ServerError, ServerRefusedError, TensorLayout, TurnRequest
-from mtrl.types import FinishReason
+from mtrl.types import FinishReason, Generation
 
 INITIAL_VERSION = "default"
 """vLLM's weight version of the weights that it was started with."""

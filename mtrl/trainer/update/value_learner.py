@@ -20,7 +20,7 @@ from mtrl.models.value_head import ValueModel
 from mtrl.trainer.data.batching import MicroBatch
 from mtrl.trainer.loading import load_peer
 from mtrl.trainer.update.optimizer import Optimizer
-from mtrl.trainer.update.part import part_of
+from mtrl.trainer.update.policy import part_of
 from mtrl.trainer.update.update_report import CriticReport, NonFiniteError
 
 ValueBatch = tuple[MicroBatch, Tensor, Tensor]

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mtrl.engines.base import Generation, SamplingParams
+from mtrl.engines.base import SamplingParams
 from mtrl.engines.server.server_api import ServerError
 from mtrl.engines.server.turn import PartialTurn, check_answer
-from mtrl.types import FinishReason
+from mtrl.types import FinishReason, Generation
 
 PROMPT = [5, 6]
 

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import ClassVar
 
 from mtrl.config.engine_schema import ServerConfig
-from mtrl.engines.base import Generation
 from mtrl.engines.server.backend import ServerBackend, ServerCommand
 from mtrl.engines.server.engine import ServerEngine
 from mtrl.engines.server.http import Http
 from mtrl.engines.server.server_api import ServerUnreachableError
-from mtrl.types import FinishReason
+from mtrl.types import FinishReason, Generation
 from tests.engines.server.toy_servers import CONTEXT, VOCABULARY, ToySync, logprob_of
 
 SERVER = str(Path(__file__).with_name("toy_http_server.py"))

@@ -10,14 +10,14 @@ from typing import ClassVar
 import torch
 
 from mtrl.config.engine_schema import ServerConfig
-from mtrl.engines.base import Generation, SamplingParams
+from mtrl.engines.base import SamplingParams
 from mtrl.engines.server import replica
 from mtrl.engines.server.backend import ServerBackend, ServerCommand
 from mtrl.engines.server.engine import ServerEngine
 from mtrl.engines.server.lora_sync import AdapterSync, adapter_name
 from mtrl.engines.server.server_api import ServerError, ServerRefusedError, ServerUnreachableError
 from mtrl.engines.server.sync import SyncError
-from mtrl.types import FinishReason
+from mtrl.types import FinishReason, Generation
 
 VOCABULARY = 50
 CONTEXT = 200

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from engine_model import changed, load_model, reference_logprobs, worst
 
-from mtrl.engines.base import Generation, SamplingParams
+from mtrl.engines.base import SamplingParams
 from mtrl.engines.server.server_api import ServerApi, TurnRequest
+from mtrl.types import Generation
 
 LONG = 2048
 """Number of tokens of a context in which a turn takes long enough for a test to act during the turn."""

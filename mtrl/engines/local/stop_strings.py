@@ -1,0 +1,37 @@
+"""Detection of the stop strings of a turn."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+
+class StopStrings:
+    """Detects stop strings. The test runs after every token of every row; the text of the newest token alone mostly
+    decides it, and that result is cached."""
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+        self.may_complete = lru_cache(maxsize=None)(self._may_complete)
+
+    def _may_complete(self, token_id: int, texts: tuple[str, ...]) -> bool:
+        """Whether a token can be the last token of one of `texts`: its text contains the last character of the stop
+        string, or cannot be determined from the token alone."""
+        word = self._decode([token_id])
+        # A part of a character decodes to U+FFFD, and some tokenizers drop spaces at the ends of a text.
+        return "\ufffd" in word or any(text[-1:] in word or text[-1:].isspace() for text in texts)
+
+    def complete(self, token_ids: list[int], texts: tuple[str, ...]) -> bool:
+        """Whether the text of the newest tokens contains one of `texts`. `token_ids` are the last `span(texts)` tokens,
+        or all tokens if there are fewer."""
+        text = self._decode(token_ids)
+        return any(stop in text for stop in texts)
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+def span(texts: tuple[str, ...]) -> int:
+    """Return the number of newest tokens that can contain a stop string of `texts`: a string of n characters lies
+    within n tokens plus the bytes of a split character before them."""
+    return max(map(len, texts)) + 4
