@@ -3,12 +3,13 @@
     mtrl doctor                                     run all checks, and train for two steps
     mtrl doctor --no-smoke                          run the checks without the training
     mtrl doctor --plan model=qwen3_8b placement=8_gpus    does it fit the GPUs? overrides as for mtrl train
+    mtrl doctor --propose model=qwen3_8b placement.gpus=8    a layout of ranks, servers and micro-batches that fits
     mtrl doctor --self-test                         run each part of a training run here, and measure it
     mtrl doctor --json                              print JSON for programs
 
 The exit status is 0, or 1 if the default experiment cannot run here (with --plan: if the run does not fit; with
---self-test: if a part failed), or 2 if the command is wrong. The command uses no network and leaves no files behind,
-except for the JSON file of --self-test.
+--propose: if no layout fits; with --self-test: if a part failed), or 2 if the command is wrong. The command uses no
+network and leaves no files behind, except for the JSON file of --self-test.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from mtrl.doctor import machine
 from mtrl.doctor.advice import Advice, advise
 from mtrl.doctor.checklist import CHECKS, Check, run
 from mtrl.doctor.checks import SMOKE_LIMIT, smoke
+from mtrl.doctor.layout_proposal import propose
 from mtrl.doctor.plan import make_plan
 from mtrl.doctor.plan import to_json as plan_to_json
-from mtrl.doctor.plan_report import page
+from mtrl.doctor.plan_report import page, proposal_page
 from mtrl.doctor.self_test import program
 from mtrl.errors import UserError
 from mtrl.preflight import checklist_table
@@ -39,6 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     if args.self_test:
         return program.self_test(args)
+    if args.propose:
+        return proposed(args)
     return plan(args) if args.plan else look(args)
 
 
@@ -54,18 +58,21 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="mtrl doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="with --plan: as for mtrl train")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="with --plan and --propose: as for mtrl train"
+    )
     parser.add_argument(
         "--plan", action="store_true", help="estimate the memory of a run, without a look at this machine"
     )
+    parser.add_argument("--propose", action="store_true", help="propose a layout for the GPUs of placement.gpus")
     parser.add_argument(
         program.OPTION, action="store_true", help="run each part of a training run; has options of its own: add --help"
     )
     parser.add_argument("--no-smoke", action="store_true", help="leave the short training run out")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--config-dir", help="with --plan: config groups of your own")
+    parser.add_argument("--config-dir", help="with --plan and --propose: config groups of your own")
     args = parser.parse_intermixed_args(words)
-    if args.overrides and not args.plan:
+    if args.overrides and not (args.plan or args.propose):
         raise UserError(f"{args.overrides[0]} is a setting of a run; plan that run with: --plan {args.overrides[0]}")
     return args
 
@@ -78,6 +85,16 @@ def plan(args: argparse.Namespace) -> int:
         screen = checklist_table.console()
         screen.print(page(found), soft_wrap=True)
     return int(not found.fits)
+
+
+def proposed(args: argparse.Namespace) -> int:
+    found = propose(args.overrides, args.config_dir)
+    if args.json:
+        answer = {"settings": found.words, "ruled_out": found.reasons, "plan": plan_to_json(found.plan)}
+        print(json.dumps(answer, indent=2))
+    else:
+        checklist_table.console().print(proposal_page(found, args.overrides), soft_wrap=True)
+    return int(not found.plan.fits)
 
 
 def look(args: argparse.Namespace) -> int:

@@ -51,6 +51,9 @@ def advise(gpus: Sequence[tuple[str, int]], engine: str | None) -> list[Advice]:
 
 
 def launcher(plan: Plan) -> str:
-    """Return the command that starts the ranks of a plan for one machine."""
-    ranks = plan.memory.layout.ranks
-    return DEFAULT if ranks == 1 else f"torchrun --standalone --nproc-per-node {ranks} -m mtrl.main"
+    """Return the command that starts the ranks of a plan; several machines need the address of the first one, too."""
+    layout = plan.memory.layout
+    if layout.ranks == 1:
+        return DEFAULT
+    nodes = "--standalone" if layout.ranks == layout.ranks_here else f"--nnodes {layout.ranks // layout.ranks_here}"
+    return f"torchrun {nodes} --nproc-per-node {layout.ranks_here} -m mtrl.main"

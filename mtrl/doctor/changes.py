@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import Any
 
 from mtrl.config.schema import Config
@@ -12,6 +13,13 @@ from mtrl.doctor.layout import ranks_here
 
 Change = dict[str, Any]
 """Values by the key of the configuration."""
+
+
+def apply(config: Config, change: Change) -> None:
+    """Set the values of a change in a configuration."""
+    for key, value in change.items():
+        section, _, name = key.rpartition(".")
+        setattr(attrgetter(section)(config), name, value)
 
 
 def possible_changes(cfg: Config, model: Architecture) -> Iterator[Change]:

@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -20,7 +19,7 @@ from mtrl.command.engine_checks import check_sampling
 from mtrl.config.overrides import normalise
 from mtrl.config.schema import Config
 from mtrl.doctor.architecture import Architecture, find
-from mtrl.doctor.changes import Change, possible_changes
+from mtrl.doctor.changes import Change, apply, possible_changes
 from mtrl.doctor.layout import GIB, ranks_here
 from mtrl.doctor.limits import check_limits
 from mtrl.doctor.machine import memory as machine_memory
@@ -140,9 +139,7 @@ def _mend(config: Config, model: Architecture, device: Device | None) -> Change 
         if device is not None and any(key.startswith(OF_GPUS) for key in change):
             continue
         changed = copy.deepcopy(config)
-        for key, value in change.items():
-            section, _, name = key.rpartition(".")
-            setattr(attrgetter(section)(changed), name, value)
+        apply(changed, change)
         memory = Memory(changed, model, device)
         crowded = gpus is not None and memory.layout.gpus_needed > gpus
         if not crowded and all(moment.over <= 0 for moment in memory.moments()):

@@ -1,14 +1,16 @@
-"""A plan as a page for the terminal."""
+"""A plan, or a proposed layout, as a page for the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from mtrl.config.keys import typed
+from mtrl.doctor.advice import launcher
+from mtrl.doctor.layout_proposal import LayoutProposal
 from mtrl.doctor.memory import Moment
 from mtrl.doctor.plan import Plan, gib
 
@@ -16,6 +18,29 @@ from mtrl.doctor.plan import Plan, gib
 def page(plan: Plan) -> Group:
     """Return the page: facts, the memory of every phase, the parts of the tightest phase, and the verdict."""
     return Group(*_facts(plan), Text(), _moments(plan), Text(), _parts(plan.tightest), Text(), verdict(plan))
+
+
+def proposal_page(proposal: LayoutProposal, overrides: Sequence[str]) -> Group:
+    """Return the page of a layout: facts, memory, what binds, what rules out the preferred layouts, and the command."""
+    plan, config = proposal.plan, proposal.plan.memory.config
+    ranks, parts, copies = plan.memory.layout.ranks, config.trainer.sequence_parallel, config.trainer.fsdp.replicas
+    mesh = (
+        f"mesh: data parallel {ranks // parts} x sequence parallel {parts}; copies of the weights: {copies}, each "
+        f"sharded over {ranks // copies} of {ranks} ranks"
+    )
+    largest = max(plan.tightest.parts, key=lambda part: part.bytes)
+    binds = f"binds: {plan.tightest.where}, {plan.tightest.when}; its largest part: {largest.name}"
+    reasons = [Text(f"  {reason}") for reason in proposal.reasons]
+    head = [Text("would be preferred, and does not fit:"), *reasons] if reasons else []
+    several = "on each machine (docs/launching.md): " if config.placement.machines > 1 else ""
+    command = f"{several}{launcher(plan)} {' '.join([*overrides, *proposal.words])}"
+    return Group(
+        *_facts(plan),
+        Text(mesh),
+        *(Text(), _moments(plan), Text(), Text(binds), *head, Text(), verdict(plan)),
+        *([Text(f"→ {command}", style="cyan")] if plan.fits else []),
+        *(Text(f"warning: {warning}", style="yellow") for warning in plan.warnings),
+    )
 
 
 def _facts(plan: Plan) -> Iterator[Text]:

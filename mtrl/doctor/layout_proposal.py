@@ -1,0 +1,226 @@
+"""mtrl doctor --propose: a layout of ranks, servers and micro-batches for a model on given GPUs, by the memory plan.
+
+The layouts of all combinations are planned, and the preferred one of those that fit is proposed. Speed is not
+estimated: the preferences are those of `LayoutOption.preference`.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from mtrl.command.compose import merge
+from mtrl.config.derived import overlaps, serves
+from mtrl.config.keys import typed
+from mtrl.config.overrides import normalise
+from mtrl.config.schema import Config
+from mtrl.doctor.advice import COMFORT
+from mtrl.doctor.architecture import Architecture, find
+from mtrl.doctor.changes import Change, apply
+from mtrl.doctor.layout import MemoryLayout, context_of
+from mtrl.doctor.memory import Memory, Moment
+from mtrl.doctor.plan import Plan, plan_of
+from mtrl.errors import UserError
+
+PARTS = (1, 2, 4, 8)
+"""Numbers of ranks that may share a sequence, and of GPUs that may share a server."""
+SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
+"""Shares of a GPU's memory that a server may take beside a rank."""
+OWN_SHARE = 0.9
+"""Share of a GPU's memory that a server without a rank takes."""
+BATCHES = (4, 2, 1)
+"""Tokens of a micro-batch, in conversations of the maximum length."""
+AWAY = {
+    "": {"trainer.optimizer.offload": False, "trainer.fsdp.cpu_offload": False},
+    "moments of Adam": {"trainer.optimizer.offload": True, "trainer.fsdp.cpu_offload": False},
+    "all states": {"trainer.optimizer.offload": False, "trainer.fsdp.cpu_offload": True},
+}
+"""What is kept in main memory, and the settings for it."""
+ENOUGH = 1 / 8
+"""Share of a step's conversations that the servers should hold at once."""
+PLENTY = 1 / 2
+"""Share of a step's conversations beyond which more room in the servers is not preferred."""
+ALWAYS = {"trainer.gradient_checkpointing": True, "trainer.fsdp.param_dtype": "bfloat16"}
+"""Settings of every layout."""
+OF_MACHINE = ("placement.", "generator.")
+"""Sections of the settings whose defaults depend on the machine of the command."""
+ENGINE = "generator=vllm"
+"""Engine of a layout if the user chooses none."""
+MOST_REASONS = 4
+
+
+@dataclass(frozen=True)
+class LayoutOption:
+    """A layout that the run would take, whether it fits or not."""
+
+    change: Change
+    away: str
+    tightest: Moment
+    held: int | None
+    """Number of conversations of maximum length that the servers hold at once; None without servers of the run."""
+    wanted: int
+    """Number of conversations of a step."""
+    gpus: int
+    """Number of GPUs of each machine."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the layout fits and leaves `COMFORT` of the memory."""
+        return self.tightest.over <= -COMFORT * self.tightest.room
+
+    @property
+    def colocated(self) -> bool:
+        return self.change["placement.ranks"] == self.gpus
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What a reason names."""
+        return self.away, self.change["trainer.sequence_parallel"], self.colocated
+
+    @property
+    def preference(self) -> tuple[float, ...]:
+        """Sort key; the least is preferred. In this order: little in main memory, servers that hold an eighth of a
+        step's conversations, few ranks per sequence, servers that hold half of them, all GPUs for both training and
+        sampling (or half of the GPUs each), small servers, copies of the model on each machine, large micro-batches,
+        and a large share for servers."""
+        change = self.change
+        share = 1.0 if self.held is None else min(1.0, self.held / self.wanted)
+        apart = -1.0 if self.colocated else abs(change["placement.ranks"] - self.gpus / 2)
+        size = next((value for key, value in change.items() if key.endswith(".tensor_parallel_size")), 1)
+        return (
+            list(AWAY).index(self.away),
+            share < ENOUGH,
+            change["trainer.sequence_parallel"],
+            -round(min(share, PLENTY), 1),
+            apart,
+            size,
+            -change["trainer.fsdp.replicas"],
+            -change["trainer.max_tokens_per_microbatch"],
+            -change.get("generator.gpu_memory_utilization", 0.0),
+        )
+
+    def name(self) -> str:
+        """Return the choices that a reason names."""
+        parts = self.change["trainer.sequence_parallel"]
+        where = "all GPUs train" if self.colocated else f"{self.change['placement.ranks']} of {self.gpus} GPUs train"
+        kept = f"{self.away} in main memory" if self.away else "all states on the GPUs"
+        return f"{kept}, trainer.sequence_parallel={parts}, {where}"
+
+
+@dataclass(frozen=True)
+class LayoutProposal:
+    """The proposed layout, or if none fits the one that lacks the least memory."""
+
+    option: LayoutOption
+    words: tuple[str, ...]
+    """The settings of the layout that the configuration does not have yet."""
+    plan: Plan
+    reasons: tuple[str, ...]
+    """Sentences: what rules out the layouts that would be preferred."""
+
+
+def propose(overrides: Sequence[str], config_dir: str | None = None) -> LayoutProposal:
+    """Propose a layout for the run that `mtrl train OVERRIDES` would start. Settings in `overrides` are not changed.
+
+    Raises:
+        UserError: the configuration is invalid, `placement.gpus` is not set, the model's sizes are unknown, or no
+            layout agrees with the settings that the user has given.
+    """
+    words = normalise(overrides, config_dir)
+    given = {word.lstrip("+~").partition("=")[0] for word in words}
+    engine = [] if {"generator", "generator.backend"} & given else [ENGINE]
+    cfg = merge([*words, *engine], config_dir)
+    if cfg.placement.gpus is None:
+        raise UserError(
+            "placement.gpus is not set, and a layout is proposed for a number of GPUs; write that of each machine, "
+            "such as placement.gpus=8"
+        )
+    plan_of(cfg)  # refuses a configuration that is wrong for other reasons
+    OmegaConf.resolve(cfg)
+    config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
+    model = find(str(config.model.path))
+    options = sorted(_options(config, model, given), key=lambda option: option.preference)
+    if not options:
+        raise UserError(
+            f"no layout of placement.gpus={config.placement.gpus} and placement.machines={config.placement.machines} "
+            "agrees with the settings that are given; leave out settings such as placement.ranks or "
+            "trainer.sequence_parallel"
+        )
+    chosen = next((option for option in options if option.fits), min(options, key=lambda option: option.tightest.over))
+    # Those of the machine (`config.derived.of_machine`) always differ.
+    differing = {k: v for k, v in chosen.change.items() if k.startswith(OF_MACHINE) or v != _value(config, k)}
+    added = [*engine, *(f"{key}={typed(value)}" for key, value in differing.items() if key not in given)]
+    plan = plan_of(merge([*words, *normalise(added, config_dir)], config_dir))
+    return LayoutProposal(chosen, tuple(added), plan, tuple(_reasons(options, chosen)))
+
+
+def _options(config: Config, model: Architecture, given: set[str]) -> Iterator[LayoutOption]:
+    """Yield every layout that agrees with the settings `given` by the user."""
+    context, changed = context_of(config, model), copy.deepcopy(config)
+    wanted = config.trainer.prompts_per_step * config.algorithm.group_size
+    assert config.placement.gpus is not None
+    axes: dict[str, Sequence[Any]] = {
+        "trainer.sequence_parallel": PARTS,
+        "trainer.fsdp.replicas": sorted({1, config.placement.machines}),
+        "trainer.max_tokens_per_microbatch": [batch * context for batch in BATCHES],
+        **{key: [value] for key, value in ALWAYS.items()},
+    }
+    axes |= {key: [_value(config, key)] for key in axes if key in given}
+    for placed, away, *values in product(list(_placements(config, model, given)), AWAY, *axes.values()):
+        change = {**placed, **dict(zip(axes, values, strict=True)), **AWAY[away]}
+        if any(key in given and value != _value(config, key) for key, value in change.items()):
+            continue
+        ranks, parts = change["placement.ranks"], change["trainer.sequence_parallel"]
+        divides = not model.num_attention_heads % parts and not ranks % parts
+        if not divides or ranks * config.placement.machines % change["trainer.fsdp.replicas"]:
+            continue
+        apply(changed, change)
+        memory = Memory(changed, model)
+        tightest = max(memory.moments(), key=lambda moment: moment.over)
+        yield LayoutOption(change, away, tightest, memory.conversations(), wanted, config.placement.gpus)
+
+
+def _placements(config: Config, model: Architecture, given: set[str]) -> Iterator[Change]:
+    """Yield the divisions of a machine's GPUs among ranks and servers, and the share of a GPU that a server takes."""
+    gpus = config.placement.gpus
+    assert gpus is not None
+    if not serves(config) or not MemoryLayout.of(config).servers_here:
+        yield {"placement.ranks": gpus}
+        return
+    engine = f"generator.{config.generator.backend}"
+    share_key = "generator.gpu_memory_utilization"
+    fixed = (_value(config, share_key),) if share_key in given else ()
+    sizes = [size for size in PARTS if size <= gpus and not model.num_attention_heads % size]
+    for size in sizes:
+        servers = {f"{engine}.replicas": gpus // size, f"{engine}.tensor_parallel_size": size}
+        for share in (fixed or SHARES) if not gpus % size and not overlaps(config) else ():
+            together = {f"{engine}.colocate": True, share_key: share}
+            yield {"placement.ranks": gpus, **servers, **together}
+        for ranks in (ranks for ranks in range(1, gpus) if not (gpus - ranks) % size):
+            servers = {f"{engine}.replicas": (gpus - ranks) // size, f"{engine}.tensor_parallel_size": size}
+            apart = {f"{engine}.colocate": False, share_key: fixed[0] if fixed else OWN_SHARE}
+            yield {"placement.ranks": ranks, **servers, **apart}
+
+
+def _value(config: Config, key: str) -> Any:
+    value: Any = config
+    for name in key.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def _reasons(options: Sequence[LayoutOption], chosen: LayoutOption) -> Iterator[str]:
+    """Yield what rules out each kind of layout that would be preferred: its member that lacks the least memory."""
+    before = [option for option in options if option.preference < chosen.preference and option.kind != chosen.kind]
+    best: dict[tuple[Any, ...], LayoutOption] = {}
+    for option in before:
+        if option.kind not in best or option.tightest.over < best[option.kind].tightest.over:
+            best[option.kind] = option
+    for option in list(best.values())[-MOST_REASONS:]:
+        moment = option.tightest
+        yield f"{option.name()}: the {moment.where} is {moment.over / 2**30:,.1f} GiB short ({moment.when})"

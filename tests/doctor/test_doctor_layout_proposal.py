@@ -1,0 +1,117 @@
+"""A layout is proposed that fits, that the run takes, and to which no preferred one that fits exists."""
+
+import json
+from itertools import product
+
+import pytest
+
+from mtrl.command.compose import merge
+from mtrl.config.overrides import normalise
+from mtrl.doctor import __main__ as doctor
+from mtrl.doctor.layout_proposal import AWAY, propose
+from mtrl.doctor.plan import make_plan
+from mtrl.errors import UserError
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["model=qwen3_8b", "placement.gpus=8"],
+        ["model=qwen3_14b", "placement.gpus=8", "async_config.max_steps_off_policy=2"],
+        ["model=qwen3_4b", "placement.gpus=4", "placement.machines=2", "generator.backend=sglang"],
+        ["model=qwen3_0_6b", "placement.gpus=1", "generator=local"],
+    ],
+)
+def test_a_run_takes_the_proposal_and_fits(words):
+    found = propose(words)
+    plan = make_plan([*words, *found.words])
+    assert plan.fits
+    assert plan.moments == found.plan.moments
+    assert plan.tightest == found.option.tightest
+    assert plan.memory.layout.gpus_needed == plan.gpus
+
+
+def test_settings_of_the_user_are_kept():
+    given = {
+        "placement.ranks": 4,
+        "trainer.sequence_parallel": 2,
+        "trainer.optimizer.offload": True,
+        "trainer.max_tokens_per_microbatch": 20000,
+        "generator.gpu_memory_utilization": 0.85,
+        "generator.vllm.tensor_parallel_size": 2,
+    }
+    words = ["model=qwen3_8b", "placement.gpus=8", *(f"{key}={value}" for key, value in given.items())]
+    found = propose(words)
+    assert {key: found.option.change[key] for key in given} == given
+    assert not {word.partition("=")[0] for word in found.words} & {*given}
+    assert found.option.change["generator.vllm.replicas"] == 2
+
+
+def test_a_long_context_binds_and_what_would_be_preferred_is_named():
+    words = ["model=qwen3_32b", "placement.gpus=8", "generator.max_context_length=32768"]
+    found = propose(words)
+    assert found.plan.fits
+    assert "trainer.sequence_parallel=2" in found.words
+    assert "trainer.optimizer.offload=true" in found.words
+    without = "moments of Adam in main memory, trainer.sequence_parallel=1, all GPUs train: the GPU of a rank is "
+    assert any(reason.startswith(without) and "GiB short" in reason for reason in found.reasons)
+
+
+def test_no_layout_that_keeps_the_states_on_the_gpus_would_have_fitted():
+    """The plan itself, layout by layout."""
+    words = ["model=qwen3_32b", "placement.gpus=8", "generator.max_context_length=32768"]
+    assert "trainer.optimizer.offload=true" in propose(words).words
+    rest = [f"{key}={value}" for key, value in AWAY[""].items()]
+    same = ["generator=vllm", "placement.ranks=8", "generator.vllm.colocate=true", "trainer.fsdp.param_dtype=bfloat16"]
+    servers = [
+        "generator.vllm.tensor_parallel_size=8",
+        "generator.vllm.replicas=1",
+        "trainer.gradient_checkpointing=true",
+    ]
+    for parts, share in product((1, 8), (0.3, 0.6)):
+        layout = [f"trainer.sequence_parallel={parts}", f"generator.gpu_memory_utilization={share}"]
+        tokens = "trainer.max_tokens_per_microbatch=32768"
+        assert not make_plan([*words, *rest, *same, *servers, *layout, tokens]).fits
+
+
+def test_the_least_lacking_layout_is_shown_if_none_fits(capsys):
+    assert doctor.main(["--propose", "model=qwen3_32b", "placement.gpus=1", "placement.gpu_memory=39.5"]) == 1
+    shown = capsys.readouterr().out
+    assert "does not fit" in shown
+    assert "mesh: data parallel 1 x sequence parallel 1" in shown
+    assert "all states on the GPUs" in shown
+
+
+def test_the_page_and_the_json_name_the_same_settings(capsys):
+    words = ["model=qwen3_8b", "placement.gpus=8", "placement.machines=2"]
+    assert doctor.main(["--propose", "--json", *words]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert doctor.main(["--propose", *words]) == 0
+    shown = capsys.readouterr().out
+    assert " ".join([*words, *found["settings"]]) in shown
+    assert "torchrun --nnodes 2 --nproc-per-node 8 -m mtrl.main" in shown
+    assert found["plan"]["fits"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["model=qwen3_8b"], "placement.gpus is not set, .* such as placement.gpus=8$"),
+        (["placement.gpus=8"], "model=tiny has under a million parameters"),
+        (
+            ["model=qwen3_8b", "placement.gpus=8", "placement.ranks=5", "generator.vllm.tensor_parallel_size=4"],
+            "no layout of placement.gpus=8 and placement.machines=1 agrees with the settings that are given",
+        ),
+        (["model=qwen3_8b", "placement.gpus=8", "trainer.lr=1"], "trainer.lr=1 is not a key of mtrl"),
+    ],
+)
+def test_a_wrong_question_is_refused_in_one_sentence(words, sentence):
+    with pytest.raises(UserError, match=sentence):
+        propose(words)
+
+
+def test_the_settings_are_words_of_a_run():
+    words = ["model=qwen3_8b", "placement.gpus=8"]
+    cfg = merge(normalise([*words, *propose(words).words]))
+    assert cfg.generator.vllm.colocate
+    assert cfg.placement.ranks == 8
