@@ -47,7 +47,7 @@ def _norm(model: Architecture, size: int) -> int:
 def _attention(model: Architecture, size: int, context: int, attention: str) -> int:
     heads, q, kv = model.num_attention_heads, model.queries, model.keys
     normed = 0
-    if model.model_type == "qwen3":  # each head's queries and keys are normed
+    if model.model_type in ("qwen3", "qwen3_moe"):  # each head's queries and keys are normed
         normed = (FLOAT32 + size) * (q + kv) + FLOAT32 * (heads + model.num_key_value_heads)
     if attention != "eager":
         return normed + size * (2 * q + 2 * kv) + FLOAT32 * heads
@@ -59,7 +59,10 @@ def _attention(model: Architecture, size: int, context: int, attention: str) -> 
 
 
 def _experts(model: Architecture, size: int) -> int:
-    """Return the bytes per token of grouped experts: for each selected expert the input, 7 inner widths, the output,
-    and indices."""
+    """Return the bytes per token of grouped experts: for each selected expert the input, 7 inner widths (qwen3_moe: 4,
+    and the router's probabilities of all experts), the output, and indices."""
+    if model.model_type == "qwen3_moe":
+        one = 2 * size * model.hidden_size + 4 * size * model.intermediate_size + 4 * INDEX + size
+        return model.num_experts_per_tok * one + FLOAT32 * model.num_local_experts
     one = 2 * size * model.hidden_size + 7 * size * model.intermediate_size + 5 * INDEX + 2 * size
     return model.num_experts_per_tok * one

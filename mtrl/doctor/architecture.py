@@ -17,8 +17,14 @@ from mtrl.errors import UserError
 
 TABLE = Path(__file__).with_name("architectures.yaml")
 DENSE = ("llama", "qwen2", "qwen3")
-MIXTURES = ("gpt_oss",)
+MIXTURES = {
+    "gpt_oss": {},
+    "qwen3_moe": {"num_local_experts": "num_experts", "intermediate_size": "moe_intermediate_size"},
+}
+"""The names in config.json of a mixture's sizes, where they differ from those of `Architecture`."""
 OF_MIXTURES = ("num_local_experts", "num_experts_per_tok")
+EVERY_LAYER = {"decoder_sparse_step": 1, "mlp_only_layers": []}
+"""Values of the fields that say which layers have experts, if all have them."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +58,14 @@ class Architecture:
         if kind not in (*DENSE, *MIXTURES):
             known = ", ".join((*DENSE, *MIXTURES))
             raise UserError(f"{where} has the model_type {kind}, whose memory is not known here; known are {known}")
+        if other := [name for name, value in EVERY_LAYER.items() if fields.get(name) not in (None, value)]:
+            raise UserError(
+                f"{where} has {other[0]}={fields[other[0]]}, so not every layer has experts, and the memory of such a "
+                "model is not known here; plan it by hand"
+            )
         if fields.get("text_config"):
             raise UserError(f"{where} reads more than text, and memory is worked out for text alone; plan it by hand")
+        fields = fields | {own: fields.get(name, fields.get(own)) for own, name in MIXTURES.get(kind, {}).items()}
         heads = fields.get("num_attention_heads")
         given: dict[str, Any] = {
             "tie_word_embeddings": False,
@@ -103,6 +115,9 @@ class Architecture:
             return matrices + norms + q + 2 * kv
         if self.model_type == "qwen3":
             return matrices + norms + 2 * self.head_dim
+        if self.model_type == "qwen3_moe":
+            experts = self.num_local_experts * (3 * h * i + h)  # with the router
+            return matrices + norms + 2 * self.head_dim + experts
         if self.model_type == "gpt_oss":
             biases, sinks = q + 2 * kv + h, self.num_attention_heads
             router = self.num_local_experts * (h + 1)

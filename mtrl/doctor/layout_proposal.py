@@ -22,7 +22,7 @@ from mtrl.config.schema import Config
 from mtrl.doctor.advice import COMFORT
 from mtrl.doctor.architecture import Architecture, find
 from mtrl.doctor.changes import Change, apply
-from mtrl.doctor.layout import MemoryLayout, context_of
+from mtrl.doctor.layout import GIB, MemoryLayout, context_of
 from mtrl.doctor.memory import Memory, Moment
 from mtrl.doctor.plan import Plan, plan_of
 from mtrl.errors import UserError
@@ -223,4 +223,9 @@ def _reasons(options: Sequence[LayoutOption], chosen: LayoutOption) -> Iterator[
             best[option.kind] = option
     for option in list(best.values())[-MOST_REASONS:]:
         moment = option.tightest
-        yield f"{option.name()}: the {moment.where} is {moment.over / 2**30:,.1f} GiB short ({moment.when})"
+        short = (
+            f"is {moment.over / GIB:,.1f} GiB short"
+            if moment.over > 0
+            else f"has only {-moment.over / GIB:,.1f} GiB left"
+        )
+        yield f"{option.name()}: the {moment.where} {short} ({moment.when})"

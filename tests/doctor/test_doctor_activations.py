@@ -24,7 +24,10 @@ LENGTH = 32
 
 
 def build(kind, layers, dtype, attention):
-    more = EXPERTS | {"layer_types": ["full_attention"] * layers} if kind == "gpt_oss" else {}
+    more = {
+        "gpt_oss": EXPERTS | {"layer_types": ["full_attention"] * layers},
+        "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 96},
+    }.get(kind, {})
     config = CONFIG_MAPPING[kind](**SIZES, **more, num_hidden_layers=layers)
     return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention).eval()
 
@@ -55,7 +58,7 @@ def of_one_layer(make):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize(
     ("kind", "attention"),
-    [(kind, attention) for kind in ("qwen2", "qwen3", "llama") for attention in ("sdpa", "eager")]
+    [(kind, attention) for kind in ("qwen2", "qwen3", "llama", "qwen3_moe") for attention in ("sdpa", "eager")]
     + [("gpt_oss", "eager")],
 )
 def test_the_estimate_matches_the_saved_tensors_of_a_layer(kind, attention, dtype):
