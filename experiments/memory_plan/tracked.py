@@ -5,9 +5,9 @@
 Rank 0 of a process group without other processes runs the forward and the backward pass of one micro-batch with
 tensors that have shapes and no memory (FakeTensorMode). The model is sharded as in a run (`mtrl.distributed.sharding`),
 with recomputation, in bfloat16 from float32 weights. PyTorch's FSDP2 memory tracker counts every tensor. Attention is
-PyTorch's, and only 64 of the tokens are sampled, so that their logits take almost nothing. The largest phase of the plan
-is taken without what tensors do not show, the allowances for the process and fragmentation, and without the moments of
-Adam, which the tracked passes do not have.
+PyTorch's, and only 64 of the tokens are sampled, so that their logits take almost nothing. The largest phase of the
+plan is taken without what tensors do not show, the allowances for the process and fragmentation, and without the
+moments of Adam, which the tracked passes do not have.
 """
 
 from __future__ import annotations
