@@ -114,7 +114,7 @@ def learned(config, world, folder):
     """Return what a rank finds by its learners: gradients, metrics, log-probs, most probable tokens and values."""
     learner = make_learner(config, world, str(folder))
     rank_group = (RankGroup if world.size == 1 else Together)(world, learner)
-    learners = Learners(rank_group, learner.flops, learner.layout, learner.sequence_parallel)
+    learners = Learners(rank_group, learner.flops, learner.layout, learner.ranks_per_batch)
     samples = samples_of()
     weights = token_weights(samples, "token_mean", config.algorithm)
     divide = partial(micro_batches, samples, weights, 120, layout=learner.layout, whole_trajectories=True)

@@ -76,6 +76,7 @@ CASES = (
     Case("fsdp 2 ranks", f"{HERE}.sharding:fsdp", 90, ranks=2),
     Case("offload 2 ranks", f"{HERE}.sharding:fsdp_offload", 90, ranks=2),
     Case("sequence 2 ranks", f"{HERE}.sharding:sequence_parallel", 90, ranks=2),
+    Case("tensor 2 ranks", f"{HERE}.sharding:tensor_parallel", 90, ranks=2),
     Case("resume", f"{HERE}.resume:resume", 90),
     Case("sync by file", f"{HERE}.transfer:by_file", 60),
     Case("sync by memory", f"{HERE}.transfer:by_memory", 60),

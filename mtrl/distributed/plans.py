@@ -1,0 +1,159 @@
+"""Division of a model's modules among ranks, by the plans that Transformers has for its architecture.
+
+A plan maps names of modules to styles (`base_model_tp_plan`, `base_model_ep_plan`). Transformers shards the parameters
+that it names, and adds the communication to the forward of their modules: `colwise` and `rowwise` matrices
+(Megatron-LM, Shoeybi et al. 2019, 1909.08053, section 3), and experts to which tokens are sent by all-to-alls. mtrl has
+no rules of its own. The divided module is then given to `fully_shard` over the other dimension of the mesh.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from typing import Any
+
+from torch import nn
+
+from mtrl.distributed.meshes import Meshes, ModelParallel
+from mtrl.distributed.ties import aliases_of, tie, untie
+from mtrl.errors import UserError
+
+EXPERTS = "ep_dispatch_experts"
+"""Style of the modules of experts."""
+STYLES = frozenset(
+    {
+        "colwise",
+        "rowwise",
+        "colwise_gather_output",
+        "embedding_rowwise",
+        "replicated_with_grad_allreduce",
+        "grouped_gemm",
+        EXPERTS,
+    }
+)
+"""Styles whose gradients and checkpoints tests have proven. PyTorch's checkpoints cannot name the slices of
+`packed_colwise`, in which a rank has a part of each of two matrices in one tensor (torch 2.13)."""
+
+Plan = dict[str, str]
+"""Styles by the name of a module or a parameter, in which `*` is any number."""
+
+
+def divide(module: Any, meshes: Meshes, parallel: ModelParallel) -> list[nn.Module]:
+    """Divide the modules of a causal LM of Transformers in place. Return its modules of experts, if they are divided:
+    they are to be sharded over `meshes.expert_data`.
+
+    All ranks must call it with the same weights, or on the meta device. Parameters become DTensors, of which each rank
+    has its slice; forwards take and return plain tensors that are equal on all ranks of `meshes.tensor`.
+
+    Raises:
+        UserError: see `check_plans`, or the plan divides tied parameters in different ways.
+    """
+    check_plans(module, parallel)
+    from transformers.distributed.expert_parallel import apply_expert_parallelism
+    from transformers.distributed.tensor_parallel import apply_tensor_parallelism
+
+    assert meshes.tensor is not None and meshes.expert is not None
+    aliases = aliases_of(module)
+    untie(module, aliases)  # a plan names each parameter by the module that owns it
+    tensor_plan, expert_plan = _resolved(module, parallel)
+    if tensor_plan:
+        apply_tensor_parallelism(module, meshes.tensor, tensor_plan)
+    if expert_plan:
+        apply_expert_parallelism(module, meshes.expert, meshes.tensor, expert_plan)
+    for alias, first in aliases.items():
+        one, other = (_placements(module.get_parameter(name)) for name in (alias, first))
+        if one != other:
+            raise UserError(
+                f"trainer.tensor_parallel={parallel.tensor}: Transformers' plan for {type(module).__name__} divides "
+                f"{first} by {other} and {alias}, which is the same parameter, by {one}; set trainer.tensor_parallel=1"
+            )
+    tie(module, aliases)
+    return [module.get_submodule(name) for name, style in expert_plan.items() if style == EXPERTS]
+
+
+def check_plans(module: Any, parallel: ModelParallel) -> None:
+    """Check that a model, which may be on the meta device, can be divided.
+
+    Raises:
+        UserError: Transformers is too old or has no plan for the model, a style of the plan is not known to train, or
+            heads or experts cannot be divided equally.
+    """
+    check_version(parallel)
+    tensor, expert, name = parallel.tensor, parallel.expert, type(module).__name__
+    if tensor > 1 and not getattr(module, "tp_plan", None):
+        raise UserError(
+            f"trainer.tensor_parallel={tensor}: Transformers has no plan (base_model_tp_plan) for {name}; set "
+            "trainer.tensor_parallel=1"
+        )
+    if expert > 1 and not getattr(module, "ep_plan", None):
+        raise UserError(
+            f"trainer.expert_parallel={expert}: Transformers has no plan (base_model_ep_plan) for {name}; set "
+            "trainer.expert_parallel=1"
+        )
+    tensor_plan, expert_plan = _resolved(module, parallel)
+    if unknown := sorted({*tensor_plan.values(), *expert_plan.values()} - STYLES):
+        packed = any(style.startswith("packed") for style in unknown) and getattr(module, "ep_plan", None)
+        fix = "expert_parallel to a multiple of trainer.tensor_parallel" if packed else "tensor_parallel=1"
+        raise UserError(
+            f"trainer.tensor_parallel={tensor}: Transformers' plan for {name} has the style {unknown[0]}, with which "
+            f"mtrl cannot train and save a model; set trainer.{fix}"
+        )
+    _check_heads(module, parallel)
+    for each in (key for key, style in expert_plan.items() if style == "grouped_gemm"):
+        experts = module.get_parameter(each).shape[0]
+        if experts % expert:
+            raise UserError(
+                f"trainer.expert_parallel={expert} does not divide the {experts} experts of a layer of {name}; use a "
+                f"divisor of {experts}"
+            )
+
+
+def check_version(parallel: ModelParallel) -> None:
+    """Check that the installed Transformers can divide models that exist already.
+
+    Raises:
+        UserError: it is too old.
+    """
+    if not parallel.is_used:
+        return
+    from transformers import PreTrainedModel
+
+    if not hasattr(PreTrainedModel, "_resolve_parallel_plans"):
+        key = "tensor_parallel" if parallel.tensor > 1 else "expert_parallel"
+        raise UserError(
+            f"trainer.{key}={max(parallel.tensor, parallel.expert)} needs Transformers 5.23 or later, and "
+            f"{importlib.metadata.version('transformers')} is installed; install a newer one, or set trainer.{key}=1"
+        )
+
+
+def _check_heads(module: Any, parallel: ModelParallel) -> None:
+    from transformers.distributed.tensor_parallel import get_kv_heads_per_rank
+
+    config = module.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    if get_kv_heads_per_rank(module.tp_plan or {}, heads, parallel.tensor) is None:
+        raise UserError(
+            f"trainer.tensor_parallel={parallel.tensor} does not divide the {heads} heads of keys and values of "
+            f"{type(module).__name__}; use a divisor of {heads}"
+        )
+
+
+def _resolved(module: Any, parallel: ModelParallel) -> tuple[Plan, Plan]:
+    """Return the plans for matrices and for experts, with a name for every layer. A module that the second one names is
+    not in the first."""
+    from transformers.distributed import DistributedConfig
+
+    sizes = DistributedConfig(
+        tp_size=parallel.tensor, ep_size=parallel.expert, fsdp_size=max(1, parallel.expert // parallel.tensor)
+    )
+    try:
+        tensor_plan, expert_plan, _ = module._resolve_parallel_plans(sizes)
+    except ValueError as error:
+        raise UserError(
+            f"trainer.tensor_parallel={parallel.tensor} and trainer.expert_parallel={parallel.expert}: Transformers "
+            f"cannot divide {type(module).__name__} ({error}); set them to 1"
+        ) from error
+    return tensor_plan, expert_plan
+
+
+def _placements(parameter: Any) -> str:
+    return str(getattr(parameter, "placements", "no division"))
