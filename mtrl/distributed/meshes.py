@@ -100,7 +100,7 @@ def _mesh(
     sizes |= {inner: width} if inner else {}
     mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
     if inner:
-        mesh._flatten()  # norms of gradients are summed over all ranks at once; PyTorch warns without it
+        mesh["shard", inner]._flatten()  # norms are summed over both dimensions at once; PyTorch warns without it
     if len(sizes) > 1:
         for group in mesh.get_all_groups():  # new groups have a timeout of half an hour
             _set_pg_timeout(timedelta(seconds=settings.timeout), group)

@@ -1,13 +1,17 @@
 """Updates by ranks that divide matrices or experts: gradients, log-probs, weights and checkpoints are those of one
 process."""
 
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed as dist
 from test_loading_ranks import broadcast
-from test_sequence_parallel_update import Together, assert_close, config_of, learned, samples_of
+from test_sequence_parallel_update import Together, assert_close, config_of, samples_of
+from torch.distributed.tensor import DTensor
 from transformers import (
     GptOssConfig,
     GptOssForCausalLM,
@@ -27,7 +31,9 @@ from mtrl.distributed.world import World
 from mtrl.models.tiny import save
 from mtrl.trainer.data.batching import micro_batches
 from mtrl.trainer.setup.models import make_learner
-from mtrl.trainer.update.learner import Learners
+from mtrl.trainer.update.learner import Learner, Learners
+from mtrl.trainer.update.optimizer import Optimizer
+from mtrl.trainer.update.update_report import UpdateReport
 from tests.distributed.ranks import run_ranks
 
 pytestmark = pytest.mark.skipif(
@@ -47,24 +53,21 @@ MODELS = {
 }
 CHUNKED = "trainer.max_logits_per_chunk=2000"
 TERMS = ["algorithm.kl_loss_coef=0.3", "algorithm.kl_estimator=k1", "algorithm.entropy_coef=0.2"]
+RECOMPUTED = "trainer.gradient_checkpointing=true"
 CASES = {
     2: [
-        ("qwen3", 2, 1, 1, TERMS),
-        ("qwen3", 2, 1, 1, ["trainer.packing=false", "trainer.gradient_checkpointing=true"]),
-        ("qwen3", 2, 1, 1, ["trainer.fsdp.cpu_offload=true"]),
-        ("tied", 2, 1, 1, [CHUNKED]),
-        ("llama", 2, 1, 1, [CHUNKED]),
-        ("qwen3_moe", 1, 2, 1, TERMS),
-        ("qwen3_moe", 2, 2, 1, ["trainer.gradient_checkpointing=true"]),
-        ("gpt_oss", 1, 2, 1, [CHUNKED]),
+        ("tied", 2, 1, 1, [CHUNKED, *TERMS]),
+        ("llama", 2, 1, 1, [RECOMPUTED, "trainer.packing=false", "trainer.fsdp.cpu_offload=true"]),
+        ("qwen3_moe", 2, 2, 1, [RECOMPUTED]),
+        ("gpt_oss", 1, 2, 1, []),
     ],
     4: [
         ("qwen3", 2, 1, 1, TERMS),
         ("tied", 2, 1, 2, [CHUNKED]),
-        ("qwen3_moe", 1, 2, 1, []),
-        ("qwen3_moe", 2, 4, 1, [CHUNKED]),
+        ("qwen3_moe", 1, 2, 1, [CHUNKED]),
+        ("qwen3_moe", 2, 4, 1, []),
         ("gpt_oss", 2, 2, 1, []),
-        ("gpt_oss", 1, 2, 2, []),
+        ("gpt_oss", 1, 2, 2, [RECOMPUTED]),
     ],
 }
 """Models, numbers of ranks that divide matrices and experts, replicas, and settings, by number of ranks."""
@@ -81,47 +84,55 @@ def configured(folder, tensor=1, expert=1, replicas=1, words=()):
     return config
 
 
-def updated(config, world, folder):
-    """Return a learner after two optimiser steps, and the norms of their gradients."""
+class Recorder(Optimizer):
+    """Optimiser that stores the whole gradients of its first step."""
+
+    grads = None
+
+    def step(self, step):
+        self.grads = self.grads or [whole(p.grad) for p in self.parameters]
+        return super().step(step)
+
+
+def whole(value):
+    """Return a whole copy of a tensor on every rank."""
+    return (whole_tensor(value) if isinstance(value, DTensor) else value).clone()
+
+
+def trained(config, world, folder):
+    """Return a learner after two optimiser steps, and what it found: log-probs before them, gradients and metrics of
+    the first step, norms of both, and the whole weights and moments."""
     learner = make_learner(config, world, str(folder))
-    learners = Learners(group_of(world, learner), learner.flops, learner.layout, learner.ranks_per_batch)
+    learner.optimizer = Recorder(learner.policy.model, config.trainer.optimizer, 9)
+    rank_group = (RankGroup if world.size == 1 else Together)(world, learner)
+    learners = Learners(rank_group, learner.flops, learner.layout, learner.ranks_per_batch)
     samples = samples_of()
     weights = token_weights(samples, "token_mean", config.algorithm)
-    batches = micro_batches(samples, weights, 120, layout=learner.layout, ranks=learners.data_parallel)
-    reports = [learners.update([batches], step, 0.0)[1][0] for step in range(2)]
-    return learner, [report.grad_norm for report in reports]
+    divide = partial(micro_batches, samples, weights, 120, layout=learner.layout)
+    found = {"passes": [*learners.logprobs(divide()), *learner.policy.top_logprobs(divide()[0], 3)]}
+    batches = divide(ranks=learners.data_parallel)
+    reports = [UpdateReport.joined(learners.update([batches], step, 0.3)[1]) for step in range(2)]
+    found |= {"metrics": reports[0].metrics(), "norms": [report.grad_norm for report in reports]}
+    return learner, found | {"gradients": learner.optimizer.grads, "state": state_of(learner)}
 
 
-def group_of(world, learner):
-    return (RankGroup if world.size == 1 else Together)(world, learner)
+def state_of(learner):
+    return {name: whole(value) for name, value in learner.state().items()}
 
 
-def whole_state(learner):
-    """Return the whole weights and moments of a learner, on every rank."""
-    return {n: whole_tensor(v) if hasattr(v, "placements") else v.clone() for n, v in learner.state().items()}
-
-
-def trained_by(rank, folders, checkpoints):
-    """Return what the ranks find for each case. The model of the first case is saved, and loaded by the others."""
+def on_a_rank(rank, folders, checkpoints):
+    """Return what this rank finds for each case. It writes a checkpoint, and reads that of one process."""
     size = dist.get_world_size()
     world = SimpleNamespace(rank=rank, size=size, is_leader=rank == 0, broadcast=broadcast)
     world.background_group = dist.group.WORLD
-    found = []
+    results = []
     for number, (model, *parts, words) in enumerate(CASES[size]):
-        config = configured(folders[model], *parts, words)
-        one = learned(config, world, folders[model])
-        learner, one["norms"] = updated(config, world, folders[model])
-        one["state"] = whole_state(learner)
-        if rank == 0:
-            (checkpoints / str(number)).mkdir()
-        dist.barrier()
-        learner.save(checkpoints / str(number))
-        one["sent"] = full_state(learner.policy.model)
-        learner = make_learner(config, world, str(folders[model]))
-        learner.load(checkpoints / model)
-        one["loaded"] = whole_state(learner)
-        found.append(one)
-    return found
+        learner, found = trained(configured(folders[model], *parts, words), world, folders[model])
+        learner.save(checkpoints / f"ranks-{number}")
+        found["sent"] = full_state(learner.policy.model)
+        learner.load(checkpoints / f"alone-{number}")
+        results.append(found | {"loaded": state_of(learner)})
+    return results
 
 
 @pytest.fixture(scope="module")
@@ -134,70 +145,68 @@ def folders(tmp_path_factory, tiny_tokenizer):
     return {name: path / name for name in MODELS}
 
 
-@pytest.fixture(scope="module")
-def checkpoints(folders, tmp_path_factory):
-    """Folder of checkpoints by one process after two steps, by model; and the state in each."""
-    path, states = tmp_path_factory.mktemp("checkpoints"), {}
-    for name, folder in folders.items():
-        learner, norms = updated(configured(folder), World(), folder)
-        (path / name).mkdir()
-        learner.save(path / name)
-        states[name] = whole_state(learner), norms
-    return path, states
+@dataclass
+class Compared:
+    """A case."""
+
+    name: str
+    learner: Learner
+    """That of one process, which has written its checkpoint."""
+    alone: dict
+    """What one process found."""
+    ranks: tuple
+    """What each rank found."""
+    checkpoint: Path
+    """That of the ranks."""
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
-def ranks(request, folders, checkpoints, tmp_path_factory):
-    """Cases with what each rank found, and the folder of the checkpoints that they wrote."""
-    own = tmp_path_factory.mktemp("own")
-    for name in folders:
-        (own / name).symlink_to(checkpoints[0] / name)
-    found = run_ranks(request.param, trained_by, tmp_path_factory.mktemp("ranks"), folders, own)
-    return list(zip(CASES[request.param], zip(*found, strict=True), strict=True)), own
+def compared(request, folders, tmp_path_factory):
+    cases, path, alone = CASES[request.param], tmp_path_factory.mktemp("checkpoints"), []
+    for number, (model, *_, words) in enumerate(cases):
+        alone.append(trained(configured(folders[model], words=words), World(), folders[model]))
+        for who in ("ranks", "alone"):
+            (path / f"{who}-{number}").mkdir()
+        alone[-1][0].save(path / f"alone-{number}")
+    found = zip(*run_ranks(request.param, on_a_rank, tmp_path_factory.mktemp("ranks"), folders, path), strict=True)
+    return [
+        Compared(f"{case[0]} in {case[1:4]}", *one, ranks, path / f"ranks-{number}")
+        for number, (case, one, ranks) in enumerate(zip(cases, alone, found, strict=True))
+    ]
 
 
 @pytest.mark.xdist_group("model_parallel")
-def test_ranks_that_divide_a_model_find_what_one_process_finds(ranks, folders):
-    for (model, *parts, words), found in ranks[0]:
-        words = [word for word in words if "offload" not in word]
-        expected = learned(configured(folders[model], words=words), World(), folders[model])
-        scale = max(float(gradient.abs().max()) for gradient in expected["gradients"])
-        assert scale > 1e-3
-        for one in found:
-            assert_close(one["gradients"], expected["gradients"], scale, f"gradients of {model} in {parts}")
-            assert_close(one["passes"], expected["passes"], 10, f"log-probs of {model} in {parts}")
-            assert one["metrics"] == pytest.approx(expected["metrics"], rel=1e-4, abs=1e-5), (model, parts)
+def test_ranks_that_divide_a_model_find_what_one_process_finds(compared):
+    for case in compared:
+        scale = max(float(gradient.abs().max()) for gradient in case.alone["gradients"])
+        assert scale > 1e-3 and min(case.alone["norms"]) > 0.2, "there are gradients, and they are clipped"
+        for found in case.ranks:
+            assert_close(found["gradients"], case.alone["gradients"], scale, f"gradients of {case.name}")
+            assert_close(found["passes"], case.alone["passes"], 10, f"log-probs of {case.name}")
+            assert found["metrics"] == pytest.approx(case.alone["metrics"], rel=1e-4, abs=1e-5), case.name
+            assert found["norms"] == pytest.approx(case.alone["norms"], rel=1e-4), case.name
+            torch.testing.assert_close(found["state"], case.alone["state"], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.xdist_group("model_parallel")
-def test_clipped_updates_and_sent_weights_are_those_of_one_process(ranks, folders):
-    for (model, *parts, words), found in ranks[0]:
-        words = [word for word in words if "offload" not in word]
-        expected, norms = updated(configured(folders[model], words=words), World(), folders[model])
-        state = whole_state(expected)
-        assert min(norms) > 0.2, "gradients are clipped"
-        for one in found:
-            assert one["norms"] == pytest.approx(norms, rel=1e-4), (model, parts)
-            torch.testing.assert_close(one["state"], state, atol=1e-5, rtol=1e-4)
-        assert not any(one["sent"] for one in found[1:])
-        for name, value in found[0]["sent"].items():
-            assert torch.equal(value, found[0]["state"][f"model.{name}"]), name
+def test_whole_weights_are_sent_to_an_engine(compared):
+    for case in compared:
+        assert not any(found["sent"] for found in case.ranks[1:])
+        for name, value in case.ranks[0]["sent"].items():
+            assert torch.equal(value, case.ranks[0]["state"][f"model.{name}"]), (case.name, name)
 
 
 @pytest.mark.xdist_group("model_parallel")
-def test_checkpoints_of_any_mesh_are_read_by_any_other(ranks, folders, checkpoints):
+def test_checkpoints_of_any_mesh_are_read_by_any_other(compared):
     """One process reads what ranks wrote, and the reverse, bit for bit."""
-    cases, own = ranks
-    for number, ((model, *_), found) in enumerate(cases):
-        learner = make_learner(configured(folders[model]), World(), str(folders[model]))
-        learner.load(own / str(number))
-        assert_equal(whole_state(learner), found[0]["state"])
-        for one in found:
-            assert_equal(one["loaded"], checkpoints[1][model][0])
+    for case in compared:
+        for found in case.ranks:
+            assert_equal(found["loaded"], case.alone["state"], case.name)
+        case.learner.load(case.checkpoint)
+        assert_equal(state_of(case.learner), case.ranks[0]["state"], case.name)
 
 
-def assert_equal(found, expected):
-    assert found.keys() == expected.keys()
-    assert any("exp_avg_sq" in name for name in found)
-    for name, value in expected.items():
-        assert torch.equal(found[name], value), name
+def assert_equal(found, expected, name):
+    assert found.keys() == expected.keys() and any("exp_avg_sq" in key for key in found)
+    for key, value in expected.items():
+        assert torch.equal(found[key], value), (name, key)
