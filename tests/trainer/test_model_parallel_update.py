@@ -13,6 +13,7 @@ from test_loading_ranks import broadcast
 from test_sequence_parallel_update import Together, assert_close, config_of, samples_of
 from torch.distributed.tensor import DTensor
 from transformers import (
+    AutoModelForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     LlamaConfig,
@@ -26,7 +27,7 @@ from transformers import (
 
 from mtrl.algorithms.reductions import token_weights
 from mtrl.distributed.rank_group import RankGroup
-from mtrl.distributed.sharding import full_state, whole_tensor
+from mtrl.distributed.sharding import full_state, named_tensors, whole_tensor
 from mtrl.distributed.world import World
 from mtrl.models.tiny import save
 from mtrl.trainer.data.batching import micro_batches
@@ -130,6 +131,7 @@ def on_a_rank(rank, folders, checkpoints):
         learner, found = trained(configured(folders[model], *parts, words), world, folders[model])
         learner.save(checkpoints / f"ranks-{number}")
         found["sent"] = full_state(learner.policy.model)
+        learner.policy.export(checkpoints / f"export-{number}")
         learner.load(checkpoints / f"alone-{number}")
         results.append(found | {"loaded": state_of(learner)})
     return results
@@ -158,6 +160,8 @@ class Compared:
     """What each rank found."""
     checkpoint: Path
     """That of the ranks."""
+    export: Path
+    """Folder of the model that the ranks exported."""
 
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
@@ -170,7 +174,7 @@ def compared(request, folders, tmp_path_factory):
         alone[-1][0].save(path / f"alone-{number}")
     found = zip(*run_ranks(request.param, on_a_rank, tmp_path_factory.mktemp("ranks"), folders, path), strict=True)
     return [
-        Compared(f"{case[0]} in {case[1:4]}", *one, ranks, path / f"ranks-{number}")
+        Compared(f"{case[0]} in {case[1:4]}", *one, ranks, path / f"ranks-{number}", path / f"export-{number}")
         for number, (case, one, ranks) in enumerate(zip(cases, alone, found, strict=True))
     ]
 
@@ -189,11 +193,16 @@ def test_ranks_that_divide_a_model_find_what_one_process_finds(compared):
 
 
 @pytest.mark.xdist_group("model_parallel")
-def test_whole_weights_are_sent_to_an_engine(compared):
+def test_whole_weights_are_sent_to_an_engine_and_exported(compared):
     for case in compared:
+        expected = {name: value for name, value in case.ranks[0]["state"].items() if name.startswith("model.")}
+        sent = {f"model.{name}": value for name, value in case.ranks[0]["sent"].items()}
         assert not any(found["sent"] for found in case.ranks[1:])
-        for name, value in case.ranks[0]["sent"].items():
-            assert torch.equal(value, case.ranks[0]["state"][f"model.{name}"]), (case.name, name)
+        exported = AutoModelForCausalLM.from_pretrained(case.export, dtype=torch.float32)
+        saved = {f"model.{name}": value for name, value in named_tensors(exported).items()}
+        for found in (sent, saved):
+            assert found.keys() >= expected.keys(), case.name
+            assert all(torch.equal(found[name], value) for name, value in expected.items()), case.name
 
 
 @pytest.mark.xdist_group("model_parallel")
