@@ -91,8 +91,8 @@ def check_plans(module: Any, parallel: ModelParallel) -> None:
         )
     tensor_plan, expert_plan = _resolved(module, parallel)
     if unknown := sorted({*tensor_plan.values(), *expert_plan.values()} - STYLES):
-        packed = any(style.startswith("packed") for style in unknown) and getattr(module, "ep_plan", None)
-        fix = "expert_parallel to a multiple of trainer.tensor_parallel" if packed else "tensor_parallel=1"
+        has_experts = "moe_tp_experts" in unknown and getattr(module, "ep_plan", None)
+        fix = f"expert_parallel to a multiple of {tensor}" if has_experts else "tensor_parallel=1"
         raise UserError(
             f"trainer.tensor_parallel={tensor}: Transformers' plan for {name} has the style {unknown[0]}, with which "
             f"mtrl cannot train and save a model; set trainer.{fix}"

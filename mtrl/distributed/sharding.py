@@ -9,6 +9,7 @@ first divided among some ranks (`mtrl.distributed.plans`), and each part is then
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -64,6 +65,8 @@ def shard(
     shared: dict[str, Any] = {"mesh": meshes.data, "offload_policy": offload}
     reduced = getattr(torch, settings.reduce_dtype)
     mixed = MixedPrecisionPolicy(_dtype(settings.param_dtype), reduced)
+    if parallel.is_used:  # outputs of divided modules are views of DTensors, and no code changes them in place
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
     for experts in divide(module, meshes, parallel) if parallel.is_used else ():
         fully_shard(
             experts,
