@@ -26,9 +26,12 @@ from transformers import (
 )
 
 from mtrl.algorithms.reductions import token_weights
+from mtrl.config.schema import Config
 from mtrl.distributed.rank_group import RankGroup
-from mtrl.distributed.sharding import full_state, named_tensors, whole_tensor
+from mtrl.distributed.sharding import full_state, local_part, named_tensors, whole_tensor
 from mtrl.distributed.world import World
+from mtrl.doctor.architecture import DENSE, MIXTURES, Architecture
+from mtrl.doctor.memory import Memory
 from mtrl.models.tiny import save
 from mtrl.trainer.data.batching import micro_batches
 from mtrl.trainer.setup.models import make_learner
@@ -114,6 +117,7 @@ def trained(config, world, folder):
     batches = divide(ranks=learners.data_parallel)
     reports = [UpdateReport.joined(learners.update([batches], step, 0.3)[1]) for step in range(2)]
     found |= {"metrics": reports[0].metrics(), "norms": [report.grad_norm for report in reports]}
+    found["held"] = sum(local_part(parameter).numel() for parameter in learner.policy.model.parameters())
     return learner, found | {"gradients": learner.optimizer.grads, "state": state_of(learner)}
 
 
@@ -152,6 +156,8 @@ class Compared:
     """A case."""
 
     name: str
+    config: Config
+    """That of the ranks."""
     learner: Learner
     """That of one process, which has written its checkpoint."""
     alone: dict
@@ -173,10 +179,12 @@ def compared(request, folders, tmp_path_factory):
             (path / f"{who}-{number}").mkdir()
         alone[-1][0].save(path / f"alone-{number}")
     found = zip(*run_ranks(request.param, on_a_rank, tmp_path_factory.mktemp("ranks"), folders, path), strict=True)
-    return [
-        Compared(f"{case[0]} in {case[1:4]}", *one, ranks, path / f"ranks-{number}", path / f"export-{number}")
-        for number, (case, one, ranks) in enumerate(zip(cases, alone, found, strict=True))
-    ]
+    results = []
+    for number, ((model, *parts, words), one, ranks) in enumerate(zip(cases, alone, found, strict=True)):
+        config = configured(folders[model], *parts, words)
+        written = path / f"ranks-{number}", path / f"export-{number}"
+        results.append(Compared(f"{model} in {parts}", config, *one, ranks, *written))
+    return results
 
 
 @pytest.mark.xdist_group("model_parallel")
@@ -203,6 +211,17 @@ def test_whole_weights_are_sent_to_an_engine_and_exported(compared):
         for found in (sent, saved):
             assert found.keys() >= expected.keys(), case.name
             assert all(torch.equal(found[name], value) for name, value in expected.items()), case.name
+
+
+@pytest.mark.xdist_group("model_parallel")
+def test_the_memory_plan_counts_the_parameters_of_the_ranks(compared):
+    for case in compared:
+        shape = case.learner.policy.model.config.to_dict()
+        if shape["model_type"] not in (*DENSE, *MIXTURES):
+            continue
+        counted = Memory(case.config, Architecture.of(shape, "")).parameters_of_a_copy
+        held = sum(found["held"] for found in case.ranks) / case.config.trainer.fsdp.replicas
+        assert counted == pytest.approx(held, rel=0.005), case.name  # a vocabulary of 339 counts as two halves of 170
 
 
 @pytest.mark.xdist_group("model_parallel")
