@@ -4,6 +4,7 @@ torch."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 
 from mtrl.config.derived import engine_installation, engine_python
@@ -33,6 +34,8 @@ class Case:
     """Name of the engine that it needs; empty: none."""
     modules: tuple[str, ...] = ()
     """Modules of which one must be installed; empty: none."""
+    transformers: tuple[int, int] = (0, 0)
+    """Lowest version of Transformers."""
 
     def reason_to_skip(self, bench: Bench) -> str:
         """Return why the case cannot run on this machine; empty if it can."""
@@ -43,6 +46,9 @@ class Case:
             return f"{self.name} needs {needed} GPUs, and this machine has {bench.gpus}"
         if self.modules and not any(map(find_spec, self.modules)):
             return f"none of these packages is installed: {', '.join(self.modules)}"
+        installed = version("transformers")
+        if tuple(map(int, installed.split(".")[:2])) < self.transformers:
+            return f"it needs Transformers {self.transformers[0]}.{self.transformers[1]}, and {installed} is installed"
         if self.engine:
             try:
                 engine_python(self.engine, None)
@@ -76,7 +82,7 @@ CASES = (
     Case("fsdp 2 ranks", f"{HERE}.sharding:fsdp", 90, ranks=2),
     Case("offload 2 ranks", f"{HERE}.sharding:fsdp_offload", 90, ranks=2),
     Case("sequence 2 ranks", f"{HERE}.sharding:sequence_parallel", 90, ranks=2),
-    Case("tensor 2 ranks", f"{HERE}.sharding:tensor_parallel", 90, ranks=2),
+    Case("tensor 2 ranks", f"{HERE}.sharding:tensor_parallel", 90, ranks=2, transformers=(5, 23)),
     Case("resume", f"{HERE}.resume:resume", 90),
     Case("sync by file", f"{HERE}.transfer:by_file", 60),
     Case("sync by memory", f"{HERE}.transfer:by_memory", 60),
