@@ -27,9 +27,13 @@ from transformers import (
 
 from mtrl.algorithms.reductions import token_weights
 from mtrl.config.schema import Config
+from mtrl.config.trainer_schema import FsdpConfig
+from mtrl.distributed.meshes import ModelParallel, make_meshes
+from mtrl.distributed.plans import divide
 from mtrl.distributed.rank_group import RankGroup
 from mtrl.distributed.sharding import full_state, local_part, named_tensors, whole_tensor
 from mtrl.distributed.world import World
+from mtrl.doctor.activations import layer_bytes
 from mtrl.doctor.architecture import DENSE, MIXTURES, Architecture
 from mtrl.doctor.memory import Memory
 from mtrl.models.tiny import save
@@ -55,6 +59,8 @@ MODELS = {
     "qwen3_moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **EXPERTS, moe_intermediate_size=24)),
     "gpt_oss": lambda: GptOssForCausalLM(GptOssConfig(**SIZES, **EXPERTS)),
 }
+TOKENS = 64
+"""Number of tokens of the forward pass whose activations are counted."""
 CHUNKED = "trainer.max_logits_per_chunk=2000"
 TERMS = ["algorithm.kl_loss_coef=0.3", "algorithm.kl_estimator=k1", "algorithm.entropy_coef=0.2"]
 RECOMPUTED = "trainer.gradient_checkpointing=true"
@@ -138,7 +144,28 @@ def on_a_rank(rank, folders, checkpoints):
         learner.policy.export(checkpoints / f"export-{number}")
         learner.load(checkpoints / f"alone-{number}")
         results.append(found | {"loaded": state_of(learner)})
+    results[0]["activations"] = activations(2) - activations(1)
     return results
+
+
+def activations(layers):
+    """Return the bytes that the forward pass of a model with its matrices in two parts saves for its backward pass."""
+    model = LlamaForCausalLM(LlamaConfig(**{**SIZES, "num_hidden_layers": layers}, attn_implementation="sdpa"))
+    parallel = ModelParallel(tensor=2)
+    divide(model, make_meshes(FsdpConfig(), dist.get_world_size(), torch.device("cpu"), parallel), parallel)
+    weights = {local_part(parameter.detach()).untyped_storage().data_ptr() for parameter in model.parameters()}
+    stored = {}
+
+    def pack(tensor):
+        storage = local_part(tensor.detach()).untyped_storage()
+        if storage.data_ptr() not in weights:
+            stored[storage.data_ptr()] = storage.nbytes(), tensor  # kept, so that no address is used again
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        logits = model(input_ids=torch.arange(TOKENS)[None], use_cache=False).logits
+    del logits
+    return sum(size for size, _ in stored.values())
 
 
 @pytest.fixture(scope="module")
@@ -214,7 +241,9 @@ def test_whole_weights_are_sent_to_an_engine_and_exported(compared):
 
 
 @pytest.mark.xdist_group("model_parallel")
-def test_the_memory_plan_counts_the_parameters_of_the_ranks(compared):
+def test_the_memory_plan_counts_the_parameters_and_activations_of_the_ranks(compared):
+    part = Architecture.of(LlamaConfig(**SIZES).to_dict(), "").part(tensor=2, expert=1)
+    assert {found["activations"] for found in compared[0].ranks} == {TOKENS * layer_bytes(part, 4, TOKENS)}
     for case in compared:
         shape = case.learner.policy.model.config.to_dict()
         if shape["model_type"] not in (*DENSE, *MIXTURES):
