@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib.metadata
 from typing import Any
 
+import torch
 from torch import nn
 
 from mtrl.distributed.meshes import Meshes, ModelParallel
@@ -108,21 +109,26 @@ def check_plans(module: Any, parallel: ModelParallel) -> None:
 
 
 def check_version(parallel: ModelParallel) -> None:
-    """Check that the installed Transformers can divide models that exist already.
+    """Check that the installed Transformers and PyTorch can divide models that exist already.
 
     Raises:
-        UserError: it is too old.
+        UserError: one of them is too old.
     """
     if not parallel.is_used:
         return
     from transformers import PreTrainedModel
 
-    if not hasattr(PreTrainedModel, "_resolve_parallel_plans"):
-        key = "tensor_parallel" if parallel.tensor > 1 else "expert_parallel"
-        raise UserError(
-            f"trainer.{key}={max(parallel.tensor, parallel.expert)} needs Transformers 5.23 or later, and "
-            f"{importlib.metadata.version('transformers')} is installed; install a newer one, or set trainer.{key}=1"
-        )
+    if torch.__version__ < "2.13":  # gathering, saving and loading of parts were tested with 2.13 only
+        needed, installed = "PyTorch 2.13", str(torch.__version__)
+    elif not hasattr(PreTrainedModel, "_resolve_parallel_plans"):
+        needed, installed = "Transformers 5.23", importlib.metadata.version("transformers")
+    else:
+        return
+    key, number = ("tensor", parallel.tensor) if parallel.tensor > 1 else ("expert", parallel.expert)
+    raise UserError(
+        f"trainer.{key}_parallel={number} needs {needed} or later, and {installed} is installed; install a newer one, "
+        f"or set trainer.{key}_parallel=1"
+    )
 
 
 def _check_heads(module: Any, parallel: ModelParallel) -> None:

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
+from torch.torch_version import TorchVersion
 from transformers import (
     GPT2Config,
     GPT2LMHeadModel,
     Phi3Config,
     Phi3ForCausalLM,
-    PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -18,10 +18,8 @@ from transformers.distributed.mixin import DistributedMixin
 from mtrl.distributed.meshes import WHOLE, ModelParallel
 from mtrl.distributed.plans import check_plans, check_version
 from mtrl.errors import UserError
+from tests.divided_models import CAN_DIVIDE
 
-CAN_DIVIDE = pytest.mark.skipif(
-    not hasattr(PreTrainedModel, "_resolve_parallel_plans"), reason="needs Transformers 5.23 or later"
-)
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "head_dim": 8, "vocab_size": 53}
 SIZES |= {"num_attention_heads": 8, "num_key_value_heads": 4}
 
@@ -99,8 +97,16 @@ def test_models_that_cannot_be_divided(kind, parallel, said):
     assert str(caught.value) == said
 
 
-def test_an_older_transformers_divides_no_model(monkeypatch):
-    monkeypatch.delattr(DistributedMixin, "_resolve_parallel_plans", raising=False)
+def test_older_versions_divide_no_model(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.12.1+cu130"))
     check_version(WHOLE)
+    with pytest.raises(UserError) as caught:
+        check_version(ModelParallel(2, 4))
+    assert str(caught.value) == (
+        "trainer.tensor_parallel=2 needs PyTorch 2.13 or later, and 2.12.1+cu130 is installed; install a newer one, or "
+        "set trainer.tensor_parallel=1"
+    )
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.14.0"))
+    monkeypatch.delattr(DistributedMixin, "_resolve_parallel_plans", raising=False)
     with pytest.raises(UserError, match="trainer.expert_parallel=4 needs Transformers 5.23 or later, and 5.* is"):
         check_version(ModelParallel(1, 4))

@@ -174,10 +174,10 @@ def test_cases_name_what_the_machine_lacks(monkeypatch):
     assert all(len(case.name) <= NAME for case in CASES)
 
 
-def test_an_older_transformers_is_skipped(monkeypatch):
+def test_a_case_for_newer_packages_is_skipped(monkeypatch):
     monkeypatch.setattr("mtrl.doctor.self_test.case.version", lambda name: "5.17.0")
     skipped = {case.name: case.reason_to_skip(Bench("model", QUICK, 0, "folder")) for case in CASES}
-    assert skipped["tensor 2 ranks"] == "it needs Transformers 5.23, and 5.17.0 is installed"
+    assert skipped["tensor 2 ranks"] == "it needs transformers 5.23, and 5.17.0 is installed"
     assert not skipped["sequence 2 ranks"]
 
 

@@ -18,7 +18,6 @@ from transformers import (
     GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
@@ -43,10 +42,9 @@ from mtrl.trainer.update.learner import Learner, Learners
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.update_report import UpdateReport
 from tests.distributed.ranks import run_ranks
+from tests.divided_models import CAN_DIVIDE
 
-pytestmark = pytest.mark.skipif(
-    not hasattr(PreTrainedModel, "_resolve_parallel_plans"), reason="needs Transformers 5.23 or later"
-)
+pytestmark = CAN_DIVIDE
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8, "vocab_size": 339}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}

@@ -11,15 +11,11 @@ from unittest import mock
 
 import pytest
 from runs import NO_EVALUATION, ROOT, SMALL, finish, start
-from transformers import PreTrainedModel
 
 from tests import forked
+from tests.divided_models import CAN_DIVIDE
 
 pytestmark = pytest.mark.slow
-
-CAN_DIVIDE = pytest.mark.skipif(
-    not hasattr(PreTrainedModel, "_resolve_parallel_plans"), reason="needs Transformers 5.23 or later"
-)
 
 STEADY = [
     "trainer.max_steps=4",
