@@ -99,9 +99,9 @@ def _mesh(
     sizes |= {"shard": size // replicas // width}
     sizes |= {inner: width} if inner else {}
     mesh = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-    if inner:
-        mesh["shard", inner]._flatten()  # norms are summed over both dimensions at once; PyTorch warns without it
-    if len(sizes) > 1:
-        for group in mesh.get_all_groups():  # new groups have a timeout of half an hour
-            _set_pg_timeout(timedelta(seconds=settings.timeout), group)
+    groups = mesh.get_all_groups() if len(sizes) > 1 else []
+    if inner:  # norms are summed over both dimensions at once; PyTorch warns without this group
+        groups.append(mesh["shard", inner]._flatten().get_group())
+    for group in groups:  # new groups have a timeout of half an hour
+        _set_pg_timeout(timedelta(seconds=settings.timeout), group)
     return mesh

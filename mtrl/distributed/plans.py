@@ -35,7 +35,7 @@ STYLES = frozenset(
 `packed_colwise`, in which a rank has a part of each of two matrices in one tensor (torch 2.13)."""
 
 Plan = dict[str, str]
-"""Styles by the name of a module or a parameter, in which `*` is any number."""
+"""Styles by the name of a module or a parameter."""
 
 
 def divide(module: Any, meshes: Meshes, parallel: ModelParallel) -> list[nn.Module]:
@@ -46,16 +46,15 @@ def divide(module: Any, meshes: Meshes, parallel: ModelParallel) -> list[nn.Modu
     has its slice; forwards take and return plain tensors that are equal on all ranks of `meshes.tensor`.
 
     Raises:
-        UserError: see `check_plans`, or the plan divides tied parameters in different ways.
+        UserError: see `plans_of`, or the plan divides tied parameters in different ways.
     """
-    check_plans(module, parallel)
+    tensor_plan, expert_plan = plans_of(module, parallel)
     from transformers.distributed.expert_parallel import apply_expert_parallelism
     from transformers.distributed.tensor_parallel import apply_tensor_parallelism
 
     assert meshes.tensor is not None and meshes.expert is not None
     aliases = aliases_of(module)
-    untie(module, aliases)  # a plan names each parameter by the module that owns it
-    tensor_plan, expert_plan = _resolved(module, parallel)
+    untie(module, aliases)  # a plan names a parameter of each module
     if tensor_plan:
         apply_tensor_parallelism(module, meshes.tensor, tensor_plan)
     if expert_plan:
@@ -71,41 +70,27 @@ def divide(module: Any, meshes: Meshes, parallel: ModelParallel) -> list[nn.Modu
     return [module.get_submodule(name) for name, style in expert_plan.items() if style == EXPERTS]
 
 
-def check_plans(module: Any, parallel: ModelParallel) -> None:
-    """Check that a model, which may be on the meta device, can be divided.
+def plans_of(module: Any, parallel: ModelParallel) -> tuple[Plan, Plan]:
+    """Return the plans for the matrices and for the experts of a model, which may be on the meta device. A module that
+    the second one names is not in the first.
 
     Raises:
         UserError: Transformers is too old or has no plan for the model, a style of the plan is not known to train, or
             heads or experts cannot be divided equally.
     """
     check_version(parallel)
-    tensor, expert, name = parallel.tensor, parallel.expert, type(module).__name__
-    if tensor > 1 and not getattr(module, "tp_plan", None):
-        raise UserError(
-            f"trainer.tensor_parallel={tensor}: Transformers has no plan (base_model_tp_plan) for {name}; set "
-            "trainer.tensor_parallel=1"
-        )
-    if expert > 1 and not getattr(module, "ep_plan", None):
-        raise UserError(
-            f"trainer.expert_parallel={expert}: Transformers has no plan (base_model_ep_plan) for {name}; set "
-            "trainer.expert_parallel=1"
-        )
-    tensor_plan, expert_plan = _resolved(module, parallel)
-    if unknown := sorted({*tensor_plan.values(), *expert_plan.values()} - STYLES):
-        has_experts = "moe_tp_experts" in unknown and getattr(module, "ep_plan", None)
-        fix = f"expert_parallel to a multiple of {tensor}" if has_experts else "tensor_parallel=1"
-        raise UserError(
-            f"trainer.tensor_parallel={tensor}: Transformers' plan for {name} has the style {unknown[0]}, with which "
-            f"mtrl cannot train and save a model; set trainer.{fix}"
-        )
-    _check_heads(module, parallel)
-    for each in (key for key, style in expert_plan.items() if style == "grouped_gemm"):
-        experts = module.get_parameter(each).shape[0]
-        if experts % expert:
+    for key, plan, number in (("tensor", "tp", parallel.tensor), ("expert", "ep", parallel.expert)):
+        if number > 1 and not getattr(module, f"{plan}_plan", None):
             raise UserError(
-                f"trainer.expert_parallel={expert} does not divide the {experts} experts of a layer of {name}; use a "
-                f"divisor of {experts}"
+                f"trainer.{key}_parallel={number}: Transformers has no plan (base_model_{plan}_plan) for "
+                f"{type(module).__name__}; set trainer.{key}_parallel=1"
             )
+    tensor_plan, expert_plan = _resolved(module, parallel)
+    _check_styles(f"trainer.tensor_parallel={parallel.tensor}", tensor_plan, module)
+    _check_styles(f"trainer.expert_parallel={parallel.expert}", expert_plan, module)
+    _check_heads(module, parallel.tensor)
+    _check_experts(module, parallel.expert, expert_plan)
+    return tensor_plan, expert_plan
 
 
 def check_version(parallel: ModelParallel) -> None:
@@ -131,21 +116,44 @@ def check_version(parallel: ModelParallel) -> None:
     )
 
 
-def _check_heads(module: Any, parallel: ModelParallel) -> None:
+def _check_styles(setting: str, plan: Plan, module: Any) -> None:
+    unknown = sorted({*plan.values()} - STYLES)
+    if not unknown:
+        return
+    key, _, number = setting.partition("=")
+    fix = f"{key}=1"
+    if "moe_tp_experts" in unknown and module.ep_plan:  # the experts, which then have no rule in this plan
+        fix = f"trainer.expert_parallel to a multiple of {number}"
+    raise UserError(
+        f"{setting}: Transformers' plan for {type(module).__name__} has the style {unknown[0]}, with which mtrl cannot "
+        f"train and save a model; set {fix}"
+    )
+
+
+def _check_heads(module: Any, ranks: int) -> None:
     from transformers.distributed.tensor_parallel import get_kv_heads_per_rank
 
     config = module.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    if get_kv_heads_per_rank(module.tp_plan or {}, heads, parallel.tensor) is None:
+    if get_kv_heads_per_rank(module.tp_plan or {}, heads, ranks) is None:
         raise UserError(
-            f"trainer.tensor_parallel={parallel.tensor} does not divide the {heads} heads of keys and values of "
+            f"trainer.tensor_parallel={ranks} does not divide the {heads} heads of keys and values of "
             f"{type(module).__name__}; use a divisor of {heads}"
         )
 
 
+def _check_experts(module: Any, ranks: int, plan: Plan) -> None:
+    for name in (name for name, style in plan.items() if style == "grouped_gemm"):
+        experts = module.get_parameter(name).shape[0]
+        if experts % ranks:
+            raise UserError(
+                f"trainer.expert_parallel={ranks} does not divide the {experts} experts of a layer of "
+                f"{type(module).__name__}; use a divisor of {experts}"
+            )
+
+
 def _resolved(module: Any, parallel: ModelParallel) -> tuple[Plan, Plan]:
-    """Return the plans for matrices and for experts, with a name for every layer. A module that the second one names is
-    not in the first."""
+    """Return Transformers' plans for these numbers of ranks, with the names of each layer in place of `*`."""
     from transformers.distributed import DistributedConfig
 
     sizes = DistributedConfig(

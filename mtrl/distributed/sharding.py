@@ -57,7 +57,7 @@ def shard(
 
     Raises:
         UserError: `trainer.fsdp.replicas`, or a number of `parallel`, does not divide the number of ranks, or the
-            model cannot be divided (`check_plans`).
+            model cannot be divided (`mtrl.distributed.plans.plans_of`).
     """
     device = device or next(module.parameters()).device
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if settings.cpu_offload else OffloadPolicy()

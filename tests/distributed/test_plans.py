@@ -16,7 +16,7 @@ from transformers import (
 from transformers.distributed.mixin import DistributedMixin
 
 from mtrl.distributed.meshes import WHOLE, ModelParallel
-from mtrl.distributed.plans import check_plans, check_version
+from mtrl.distributed.plans import check_version, plans_of
 from mtrl.errors import UserError
 from tests.divided_models import CAN_DIVIDE
 
@@ -46,7 +46,7 @@ def made(kind):
     ],
 )
 def test_models_with_a_plan_are_accepted(kind, parallel):
-    check_plans(made(kind), parallel)
+    plans_of(made(kind), parallel)
 
 
 @CAN_DIVIDE
@@ -93,7 +93,7 @@ def test_models_with_a_plan_are_accepted(kind, parallel):
 )
 def test_models_that_cannot_be_divided(kind, parallel, said):
     with pytest.raises(UserError) as caught:
-        check_plans(made(kind), parallel)
+        plans_of(made(kind), parallel)
     assert str(caught.value) == said
 
 

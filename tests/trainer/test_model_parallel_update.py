@@ -2,6 +2,7 @@
 process."""
 
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -57,6 +58,8 @@ MODELS = {
     "qwen3_moe": lambda: Qwen3MoeForCausalLM(Qwen3MoeConfig(**SIZES, **EXPERTS, moe_intermediate_size=24)),
     "gpt_oss": lambda: GptOssForCausalLM(GptOssConfig(**SIZES, **EXPERTS)),
 }
+TIMEOUT = 77.0
+"""Limit of waits between ranks, in seconds."""
 TOKENS = 64
 """Number of tokens of the forward pass whose activations are counted."""
 CHUNKED = "trainer.max_logits_per_chunk=2000"
@@ -88,7 +91,7 @@ def configured(folder, tensor=1, expert=1, replicas=1, words=()):
     eager = ["model.attn_implementation=eager"] * (folder.name == "gpt_oss")
     config = config_of(folder, [*words, *eager, *UPDATE])
     config.trainer.tensor_parallel, config.trainer.expert_parallel = tensor, expert
-    config.trainer.fsdp.replicas = replicas
+    config.trainer.fsdp.replicas, config.trainer.fsdp.timeout = replicas, TIMEOUT
     return config
 
 
@@ -138,6 +141,8 @@ def on_a_rank(rank, folders, checkpoints):
     for number, (model, *parts, words) in enumerate(CASES[size]):
         learner, found = trained(configured(folders[model], *parts, words), world, folders[model])
         learner.save(checkpoints / f"ranks-{number}")
+        for group in {group for p in learner.policy.model.parameters() for group in p.device_mesh.get_all_groups()}:
+            assert group._get_backend(torch.device("cpu")).options._timeout == timedelta(seconds=TIMEOUT)
         found["sent"] = full_state(learner.policy.model)
         learner.policy.export(checkpoints / f"export-{number}")
         learner.load(checkpoints / f"alone-{number}")

@@ -6,7 +6,7 @@ import torch
 
 from mtrl.config.schema import Config
 from mtrl.distributed.meshes import ModelParallel
-from mtrl.distributed.plans import check_plans, check_version
+from mtrl.distributed.plans import check_version, plans_of
 from mtrl.trainer.loading import load_shape
 
 
@@ -16,7 +16,7 @@ def check_division(config: Config) -> None:
     configuration.
 
     Raises:
-        UserError: Transformers is too old, or cannot divide the model (`check_plans`).
+        UserError: Transformers is too old, or cannot divide the model (`plans_of`).
     """
     parallel, path = ModelParallel.of(config.trainer), config.model.path
     check_version(parallel)
@@ -26,4 +26,4 @@ def check_division(config: Config) -> None:
 
     shape, _ = load_shape(config, path)
     with torch.device("meta"):
-        check_plans(AutoModelForCausalLM.from_config(shape), parallel)
+        plans_of(AutoModelForCausalLM.from_config(shape), parallel)
