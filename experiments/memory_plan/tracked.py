@@ -26,6 +26,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from mtrl.config.trainer_schema import FsdpConfig
 from mtrl.distributed import sharding
+from mtrl.distributed.meshes import make_meshes
 from mtrl.distributed.world import World
 from mtrl.doctor.architecture import table
 from mtrl.doctor.layout import GIB
@@ -47,8 +48,8 @@ def tracked(path: str, ranks: int, tokens: int) -> float:
     config = CONFIG_MAPPING[fields.pop("model_type")](**fields)
     settings = FsdpConfig(param_dtype="bfloat16")
     dist.init_process_group("fake", rank=0, world_size=ranks, store=FakeStore())
-    mesh = sharding.make_mesh(settings, ranks, torch.device("cpu"))
-    sharding.make_mesh = lambda *_: mesh  # made outside of the mode, in which its tensors would have no values
+    meshes = make_meshes(settings, ranks, torch.device("cpu"))
+    sharding.make_meshes = lambda *_: meshes  # made outside of the mode, in which its tensors would have no values
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").train()
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

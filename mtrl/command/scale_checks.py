@@ -6,6 +6,7 @@ import math
 
 from omegaconf import DictConfig
 
+from mtrl.command.algorithm_checks import method_of
 from mtrl.config.derived import overlaps, ranks, serves
 from mtrl.errors import UserError
 
@@ -39,6 +40,7 @@ def check_scale(cfg: DictConfig) -> None:
             "torchrun start a multiple of it"
         )
     _check_sequence_parallel(cfg)
+    _check_model_parallel(cfg)
     if ranks() > 1 and cfg.model.device.startswith("cuda:"):
         raise UserError(
             f"model.device={cfg.model.device} puts all {ranks()} ranks on one GPU; write model.device=cuda, and each "
@@ -63,3 +65,44 @@ def _check_sequence_parallel(cfg: DictConfig) -> None:
             f"trainer.sequence_parallel={parts} does not divide model.tiny.heads={cfg.model.tiny.heads}; set the heads "
             f"to a multiple of {parts}, or trainer.sequence_parallel=1"
         )
+
+
+def _check_model_parallel(cfg: DictConfig) -> None:
+    """Check `trainer.tensor_parallel` and `trainer.expert_parallel`; a pretrained model's own sizes are checked when
+    the run starts."""
+    tensor, expert = cfg.trainer.tensor_parallel, cfg.trainer.expert_parallel
+    each = ranks() // cfg.trainer.fsdp.replicas
+    for key, number in {"tensor_parallel": tensor, "expert_parallel": expert}.items():
+        if each % number:
+            raise UserError(
+                f"trainer.{key}={number} does not divide the number of ranks of a copy of the model, {each}; set it to "
+                "1, or let torchrun start a multiple of it"
+            )
+        if number > 1:
+            _check_beside(f"trainer.{key}", number, cfg)
+    if expert > 1 and expert % tensor:
+        raise UserError(
+            f"trainer.expert_parallel={expert} is no multiple of trainer.tensor_parallel={tensor}; set it to a "
+            "multiple, or to 1"
+        )
+    if cfg.model.name == "tiny" and expert > 1:
+        raise UserError(f"trainer.expert_parallel={expert}: model=tiny has no experts; set trainer.expert_parallel=1")
+    if cfg.model.name == "tiny" and cfg.model.tiny.heads % tensor:
+        raise UserError(
+            f"trainer.tensor_parallel={tensor} does not divide model.tiny.heads={cfg.model.tiny.heads}; set the heads "
+            f"to a multiple of {tensor}, or trainer.tensor_parallel=1"
+        )
+
+
+def _check_beside(key: str, number: int, cfg: DictConfig) -> None:
+    """Check that the other settings work with a model of which each rank has a part."""
+    parts, method = cfg.trainer.sequence_parallel, method_of(cfg)
+    others = {
+        "trainer.sequence_parallel=1": parts > 1 and f"trainer.sequence_parallel={parts}",
+        "trainer.compile=false": cfg.trainer.compile and "trainer.compile=true",
+        "model.lora_rank=0": cfg.model.lora_rank and f"model.lora_rank={cfg.model.lora_rank}",
+        "algorithm.advantage_method=turn_rloo": method.needs_critic and f"the critic of {method.name}",
+    }
+    for fix, other in others.items():
+        if other:
+            raise UserError(f"{key}={number} does not work with {other}; set {fix}, or {key}=1")

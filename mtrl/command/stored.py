@@ -15,8 +15,10 @@ from mtrl.config.overrides import CONF, normalise
 from mtrl.config.plain_yaml import literal, read_config
 from mtrl.record.run_dir import RunDir
 
-THEIRS = ("run_dir", "resume", "preflight", "trainer.fsdp.replicas", "trainer.sequence_parallel")
-"""Keys and sections that matter only to the run itself; the last two must fit the number of its ranks."""
+OF_RANKS = ("fsdp.replicas", "sequence_parallel", "tensor_parallel", "expert_parallel")
+"""Keys of `trainer` that must fit the number of the run's ranks."""
+THEIRS = ("run_dir", "resume", "preflight", *(f"trainer.{key}" for key in OF_RANKS))
+"""Keys and sections that matter only to the run itself."""
 
 
 def of_run(run: Path, overrides: Sequence[str], forget: Collection[str] = THEIRS) -> DictConfig:

@@ -47,6 +47,12 @@ def ranks_here() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", ranks()))
 
 
+def ranks_per_batch(trainer: Any) -> int:
+    """Return the number of ranks that share each micro-batch: those that share its sequences, or divide the matrices
+    that compute them."""
+    return trainer.sequence_parallel * trainer.tensor_parallel
+
+
 def of_machine(name: str, root: DictConfig) -> Any:
     """Return a setting of the engine that depends on the GPUs of this machine (`${machine:NAME}` in
     `conf`).

@@ -86,6 +86,13 @@ class TrainerConfig:
     """Number of ranks that share each sequence: each computes an equal part of its tokens, and in attention an equal
     part of the heads for all tokens (DeepSpeed-Ulysses). It must divide the number of ranks and that of the attention
     heads; 1: each rank computes whole sequences."""
+    tensor_parallel: int = number(1, at_least=1)
+    """Number of ranks that divide the matrices of each layer and compute the same tokens, by Transformers' plan for the
+    model (`base_model_tp_plan`). It must divide the number of ranks and that of the heads of keys and values."""
+    expert_parallel: int = number(1, at_least=1)
+    """Number of ranks that divide the experts of each layer, by Transformers' plan for the model
+    (`base_model_ep_plan`). It must be a multiple of trainer.tensor_parallel, and divide the number of ranks and that of
+    the experts."""
     profile_step: int | None = number(None, at_least=1)
     """Step (from 1) whose trace, for Perfetto or chrome://tracing, is written to the folder of the run."""
     fsdp: FsdpConfig = field(default_factory=FsdpConfig)

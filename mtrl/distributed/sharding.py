@@ -3,23 +3,26 @@
 Every rank holds a slice of each parameter. A layer's weights are gathered when its forward or backward needs them, and
 its gradients are *summed* over the ranks (`fully_shard` would average them), because the token weights of the loss are
 shares of the whole optimiser step. Forwards must go through the sharded root, so that its hooks fire; a sharded module
-cannot be copied (`copy.deepcopy`), nor run by the local engine, which fuses weights.
+cannot be copied (`copy.deepcopy`), nor run by the local engine, which fuses weights. With model parallelism a layer is
+first divided among some ranks (`mtrl.distributed.plans`), and each part is then sharded over the other ranks.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterator, Mapping
-from datetime import timedelta
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
+from mtrl.distributed.meshes import WHOLE, ModelParallel, make_meshes
+from mtrl.distributed.plans import divide
+from mtrl.distributed.ties import aliases_of, tie
 from mtrl.errors import UserError
 from mtrl.models.value_head import ValueModel
 
@@ -33,7 +36,13 @@ def needs_sharding(settings: FsdpConfig, world: World) -> bool:
     return world.size > 1 or settings.param_dtype is not None or settings.cpu_offload
 
 
-def shard(module: nn.Module, settings: FsdpConfig, world: World, device: torch.device | None = None) -> nn.Module:
+def shard(
+    module: nn.Module,
+    settings: FsdpConfig,
+    world: World,
+    device: torch.device | None = None,
+    parallel: ModelParallel = WHOLE,
+) -> nn.Module:
     """Shard `module` in place: each decoder layer as a unit, then all remaining parameters with the root.
 
     All ranks must call it with the same weights, including randomly initialised ones. Weights are cast to `param_dtype`
@@ -44,15 +53,28 @@ def shard(module: nn.Module, settings: FsdpConfig, world: World, device: torch.d
     Args:
         device: device of the computation; None: the device of the module. Weights on another device are moved layer by
             layer.
+        parallel: numbers of ranks that divide the modules before they are sharded over the others.
 
     Raises:
-        UserError: `trainer.fsdp.replicas` does not divide the number of ranks.
+        UserError: `trainer.fsdp.replicas`, or a number of `parallel`, does not divide the number of ranks, or the
+            model cannot be divided (`mtrl.distributed.plans.plans_of`).
     """
     device = device or next(module.parameters()).device
     offload = CPUOffloadPolicy(pin_memory=device.type == "cuda") if settings.cpu_offload else OffloadPolicy()
-    shared: dict[str, Any] = {"mesh": make_mesh(settings, world.size, device), "offload_policy": offload}
+    meshes = make_meshes(settings, world.size, device, parallel)
+    shared: dict[str, Any] = {"mesh": meshes.data, "offload_policy": offload}
     reduced = getattr(torch, settings.reduce_dtype)
     mixed = MixedPrecisionPolicy(_dtype(settings.param_dtype), reduced)
+    if parallel.is_used:  # outputs of divided modules are views of DTensors, and no code changes them in place
+        warnings.filterwarnings("ignore", "FSDP2-wrapped module .* returned a view tensor", UserWarning)
+    for experts in divide(module, meshes, parallel) if parallel.is_used else ():
+        fully_shard(
+            experts,
+            mesh=meshes.expert_data,
+            offload_policy=offload,
+            mp_policy=replace(mixed, cast_forward_inputs=False),  # as where the experts are sharded with their layer
+            reshard_after_forward=settings.reshard_after_forward,
+        )
     for layer in decoder_layers(module):
         fully_shard(layer, mp_policy=mixed, reshard_after_forward=settings.reshard_after_forward, **shared)
     for head in _precise_heads(module):
@@ -70,7 +92,11 @@ def shard(module: nn.Module, settings: FsdpConfig, world: World, device: torch.d
 
 @torch.no_grad()
 def shard_from_leader(
-    module: nn.Module, settings: FsdpConfig, world: World, device: torch.device | None = None
+    module: nn.Module,
+    settings: FsdpConfig,
+    world: World,
+    device: torch.device | None = None,
+    parallel: ModelParallel = WHOLE,
 ) -> nn.Module:
     """Shard a module whose weights only rank 0 has, and send every rank its slices, one tensor at a time. See `shard`.
 
@@ -83,23 +109,25 @@ def shard_from_leader(
     described = [{name: value.dtype for name, value in whole.items()}, dict(module.named_buffers())]
     dist.broadcast_object_list(described, src=0)  # buffers are small, and a checkpoint does not hold all of them
     dtypes, buffers = described
-    if not leader:
-        aliases = _aliases(module)
+    # A model is divided on the meta device by the leader too, since its slices would all be moved to the GPU at once.
+    is_empty = not leader or parallel.is_used
+    if is_empty:
+        aliases = aliases_of(module)
         device = device or torch.device("cpu")
         module.to("meta")
         for name, dtype in dtypes.items():
             module.get_parameter(name).data = module.get_parameter(name).data.to(dtype)
         _set_buffers(module, buffers)
-        _tie(module, aliases)
-    shard(module, settings, world, device)
-    if not leader:
-        aliases = _aliases(module)
+        tie(module, aliases)
+    shard(module, settings, world, device, parallel)
+    if is_empty:
+        aliases = aliases_of(module)
         buffers = dict(module.named_buffers())
         module.to_empty(device="cpu" if settings.cpu_offload else device)
         _set_buffers(module, buffers)
-        _tie(module, aliases)
+        tie(module, aliases)
     for name, value in module.named_parameters():
-        _receive(value, whole.pop(name, None))
+        _receive(value, whole.pop(name, None), parallel.is_used)
     return module
 
 
@@ -107,13 +135,6 @@ def _set_buffers(module: nn.Module, buffers: Mapping[str, Tensor]) -> None:
     for name, value in buffers.items():
         owner, _, leaf = name.rpartition(".")
         module.get_submodule(owner)._buffers[leaf] = value
-
-
-def _tie(module: nn.Module, aliases: Mapping[str, str]) -> None:
-    """Make each parameter of `aliases` the same object as the parameter that it names, as before a conversion."""
-    for alias, first in aliases.items():
-        owner, _, leaf = alias.rpartition(".")
-        module.get_submodule(owner)._parameters[leaf] = module.get_parameter(first)
 
 
 def reduce_unused(module: nn.Module, ranks: int) -> None:
@@ -132,31 +153,6 @@ def reduce_unused(module: nn.Module, ranks: int) -> None:
             f"torch {torch.__version__} cannot shard the separate experts of {type(module).__name__} over {ranks} "
             "ranks; install torch 2.13 or later"
         )
-
-
-def make_mesh(settings: FsdpConfig, size: int, device: torch.device) -> DeviceMesh:
-    """Return the mesh of the ranks: [size], or with `replicas` > 1 (HSDP) [replicas, size / replicas].
-
-    Raises:
-        UserError: `replicas` does not divide `size`.
-    """
-    replicas = settings.replicas
-    if replicas < 1 or size % replicas:
-        raise UserError(
-            f"trainer.fsdp.replicas={replicas} does not divide the {size} {'ranks' if size > 1 else 'rank'}; "
-            f"use a divisor of {size}"
-        )
-    if not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        if device.type == "cuda":
-            torch.cuda.set_device(torch.cuda.current_device() if device.index is None else device.index)
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
-    if replicas == 1:
-        return init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
-    mesh = init_device_mesh(device.type, (replicas, size // replicas), mesh_dim_names=("replicate", "shard"))
-    for group in mesh.get_all_groups():  # new groups have a timeout of half an hour
-        _set_pg_timeout(timedelta(seconds=settings.timeout), group)
-    return mesh
 
 
 def decoder_layers(module: nn.Module) -> list[nn.Module]:
@@ -217,7 +213,7 @@ def named_tensors(module: nn.Module, trainable_only: bool = False) -> dict[str, 
     state = module.state_dict()  # this also frees gathered weights
     if trainable_only:
         return {name: state[name] for name, p in module.named_parameters() if p.requires_grad}
-    aliases = _aliases(module)
+    aliases = aliases_of(module)
     return {name: value for name, value in state.items() if name not in aliases}
 
 
@@ -306,16 +302,9 @@ def _precise_heads(module: nn.Module) -> list[nn.Module]:
     return [module.head] if isinstance(module, ValueModel) else []
 
 
-def _aliases(module: nn.Module) -> dict[str, str]:
-    """Return the additional names of tied parameters, each mapped to the parameter's first name."""
-    first: dict[nn.Parameter, str] = {}
-    every = module.named_parameters(remove_duplicate=False)
-    return {name: first[parameter] for name, parameter in every if first.setdefault(parameter, name) != name}
-
-
 def _renamed(module: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return `state` with tied tensors under their first names."""
-    aliases = _aliases(module)
+    aliases = aliases_of(module)
     return {aliases.get(name, name): value for name, value in state.items()}
 
 
@@ -334,11 +323,21 @@ def _gathered(value: Tensor) -> Tensor:
     if not isinstance(value, DTensor):
         return value
     moved: Any = value.to(value.device_mesh.device_type)  # gathering of offloaded slices is fast on the GPU
-    return moved.full_tensor()
+    return whole_tensor(moved)
 
 
-def _receive(value: Tensor, whole: Tensor | None) -> None:
-    """Fill `value` from the whole tensor of rank 0."""
+def whole_tensor(value: DTensor) -> Tensor:
+    """Return the whole tensor, on every rank of its mesh. All of them must call it."""
+    placements = list(value.placements)
+    for dimension in range(len(placements) - 1):  # one at a time: PyTorch warns of several
+        placements[dimension] = Replicate()
+        value = value.redistribute(placements=placements)
+    return value.full_tensor()
+
+
+def _receive(value: Tensor, whole: Tensor | None, is_divided: bool) -> None:
+    """Fill `value` from the whole tensor of rank 0. If the model is divided, rank 0 may not belong to the mesh of the
+    tensor, so every rank receives the whole tensor and keeps its slice."""
     if not isinstance(value, DTensor):  # a buffer, which is whole on every rank
         if whole is not None:
             value.copy_(whole)
@@ -347,7 +346,11 @@ def _receive(value: Tensor, whole: Tensor | None) -> None:
     buffer = torch.empty(value.shape, dtype=value.dtype, device=value.device_mesh.device_type)
     if whole is not None:
         buffer.copy_(whole)
-    value.to_local().copy_(distribute_tensor(buffer, value.device_mesh, value.placements).to_local())
+    if is_divided:
+        dist.broadcast(buffer, src=0)
+    source = None if is_divided else 0
+    sharded = distribute_tensor(buffer, value.device_mesh, value.placements, src_data_rank=source)
+    value.to_local().copy_(sharded.to_local())
 
 
 def _sharded_like(value: Tensor, given: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from dataclasses import fields as dataclass_fields
 from functools import cache
 from pathlib import Path
@@ -108,22 +108,25 @@ class Architecture:
     @property
     def layer(self) -> int:
         """Number of parameters of one decoder layer."""
-        h, i, q, kv = self.hidden_size, self.intermediate_size, self.queries, self.keys
+        h, q, kv = self.hidden_size, self.queries, self.keys
         matrices = sum(inputs * outputs for inputs, outputs in self.linear.values())
         norms = 2 * h
         if self.model_type == "qwen2":
             return matrices + norms + q + 2 * kv
-        if self.model_type == "qwen3":
-            return matrices + norms + 2 * self.head_dim
-        if self.model_type == "qwen3_moe":
-            experts = self.num_local_experts * (3 * h * i + h)  # with the router
-            return matrices + norms + 2 * self.head_dim + experts
+        if self.model_type in ("qwen3", "qwen3_moe"):
+            return matrices + norms + 2 * self.head_dim + self.experts
         if self.model_type == "gpt_oss":
             biases, sinks = q + 2 * kv + h, self.num_attention_heads
-            router = self.num_local_experts * (h + 1)
-            experts = self.num_local_experts * (3 * h * i + 2 * i + h)
-            return matrices + norms + biases + sinks + router + experts
+            return matrices + norms + biases + sinks + self.experts
         return matrices + norms
+
+    @property
+    def experts(self) -> int:
+        """Number of parameters of the experts and their router in one decoder layer; 0 in a dense model."""
+        h, i = self.hidden_size, self.intermediate_size
+        router_and_expert = h + 3 * h * i
+        biases = 1 + 2 * i + h if self.model_type == "gpt_oss" else 0
+        return self.num_local_experts * (router_and_expert + biases) if self.model_type in MIXTURES else 0
 
     @property
     def head(self) -> int:
@@ -144,6 +147,17 @@ class Architecture:
         """Number of parameters of the largest tensor, which is gathered whole when weights are sent to an engine."""
         experts = self.num_local_experts * self.hidden_size * 2 * self.intermediate_size
         return max(self.head, experts, *(inputs * outputs for inputs, outputs in self.linear.values()))
+
+    def part(self, tensor: int, expert: int) -> Architecture:
+        """Return the sizes of the part that one rank computes, where Transformers' plans divide matrices among `tensor`
+        ranks and experts among `expert` ranks. Of gpt_oss, `tensor` divides the embedding and the head only. The
+        router, which is small and not divided, is counted with the experts."""
+        sizes = {"vocab_size": -(-self.vocab_size // tensor), "num_local_experts": self.num_local_experts // expert}
+        if self.model_type != "gpt_oss":
+            heads = ("num_attention_heads", "num_key_value_heads")
+            names = heads if self.model_type in MIXTURES else (*heads, "intermediate_size")
+            sizes |= {name: -(-getattr(self, name) // tensor) for name in names}
+        return replace(self, **sizes)
 
     def adapters(self, rank: int, targets: tuple[str, ...] = ()) -> int:
         """Return the number of parameters of LoRA adapters of this rank, for the layers that `chosen` selects."""

@@ -35,9 +35,11 @@ def possible_changes(cfg: Config, model: Architecture) -> Iterator[Change]:
     if trainer.fsdp.param_dtype == "float32":
         yield {"trainer.fsdp.param_dtype": "bfloat16"}
     here, machines = ranks_here(cfg.placement), cfg.placement.machines
+    divided_among = max(trainer.tensor_parallel, trainer.expert_parallel)
+    is_divided = divided_among > 1
     for parts in (2, 4, 8):
         divides = not model.num_attention_heads % parts and not here * machines % parts
-        if parts > trainer.sequence_parallel and divides and cfg.model.attn_implementation == "sdpa":
+        if parts > trainer.sequence_parallel and divides and cfg.model.attn_implementation == "sdpa" and not is_divided:
             yield {"trainer.sequence_parallel": parts}
     if cfg.generator.backend == "local":
         for sequences in (64, 32, 16, 8):
@@ -56,12 +58,12 @@ def possible_changes(cfg: Config, model: Architecture) -> Iterator[Change]:
         if longest < length < context:
             tokens = min(length, trainer.max_tokens_per_microbatch)
             yield {"generator.max_context_length": length, "trainer.max_tokens_per_microbatch": tokens}
-    if full:
+    if full and not is_divided:
         adapters = {"model.lora_rank": 64, "model.lora_alpha": 128, "model.dtype": "bfloat16"}
         yield {**adapters, "trainer.optimizer.lr": max(1e-5, trainer.optimizer.lr)}
     if not trainer.fsdp.cpu_offload:
         yield {"trainer.fsdp.cpu_offload": True}
-    divisor = math.lcm(trainer.fsdp.replicas, trainer.sequence_parallel)
+    divisor = math.lcm(trainer.fsdp.replicas * divided_among, trainer.sequence_parallel)
     for ranks in (2, 4, 8):
         if ranks > here and not ranks * machines % divisor:
             yield {"placement.ranks": ranks}

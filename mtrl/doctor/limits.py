@@ -14,8 +14,8 @@ def check_limits(config: Config, model: Architecture) -> None:
 
     Raises:
         UserError: conversations are longer than the model's context, an adapter target matches no layer, the adapter
-            rank is too large, or the attention heads cannot be divided among the GPUs of a server or the ranks that
-            share sequences.
+            rank is too large, or heads or experts cannot be divided among the GPUs of a server or the ranks that share
+            sequences, matrices or experts.
     """
     wanted, holds = config.generator.max_context_length, model.max_position_embeddings
     if wanted is not None and wanted > holds:
@@ -25,6 +25,7 @@ def check_limits(config: Config, model: Architecture) -> None:
     if config.model.lora_rank:
         _check_adapters(config.model.lora_rank, config.model.lora_target_modules, model)
     _check_heads("trainer.sequence_parallel", config.trainer.sequence_parallel, model)
+    _check_division(config.trainer.tensor_parallel, config.trainer.expert_parallel, model)
     servers = MemoryLayout.of(config).servers
     if servers is not None:
         key = f"generator.{config.generator.backend}.tensor_parallel_size"
@@ -37,6 +38,20 @@ def _check_heads(key: str, parts: int, model: Architecture) -> None:
         raise UserError(
             f"{key}={parts} does not divide the model's {model.num_attention_heads} attention heads; take one of "
             f"{sizes}"
+        )
+
+
+def _check_division(tensor: int, expert: int, model: Architecture) -> None:
+    """Check what `mtrl.distributed.plans` checks with the model."""
+    if model.model_type != "gpt_oss" and model.num_key_value_heads % tensor:
+        raise UserError(
+            f"trainer.tensor_parallel={tensor} does not divide the model's {model.num_key_value_heads} heads of keys "
+            f"and values; use a divisor of {model.num_key_value_heads}"
+        )
+    if expert > 1 and (not model.num_local_experts or model.num_local_experts % expert):
+        fix = f"use a divisor of {model.num_local_experts}" if model.num_local_experts else "set it to 1"
+        raise UserError(
+            f"trainer.expert_parallel={expert} does not divide the model's {model.num_local_experts} experts; {fix}"
         )
 
 

@@ -103,11 +103,14 @@ class Memory:
         self.config, self.model, self.device = config, model, device or gpu(config)
         self.layout = MemoryLayout.of(config, self.device.bfloat16)
         self.teacher = teacher_of(config)
+        divided = config.trainer.tensor_parallel, config.trainer.expert_parallel
+        self.part, self.teacher_part = model.part(*divided), self.teacher and self.teacher.part(*divided)
+        """The parts of policy and teacher that a rank computes."""
         lora = config.model
         self.targets = tuple(lora.lora_target_modules)
         self.adapters = model.adapters(lora.lora_rank, self.targets) if lora.lora_rank else 0
-        self.trained = self.adapters * FLOAT32 if self.adapters else model.parameters * self.layout.stored
-        """Bytes of all parameters with a gradient."""
+        self.trained = self.adapters * FLOAT32 if self.adapters else self.parameters_of_a_copy * self.layout.stored
+        """Bytes of all parameters with a gradient, over the ranks that share one copy of the model."""
         self.context = context_of(config, model)
         self.tokens = max(config.trainer.max_tokens_per_microbatch, self.context)
         """Number of tokens of a micro-batch, which is at least the context because a conversation is never cut."""
@@ -125,11 +128,24 @@ class Memory:
             "weights": frozen + self.trained,
             "gradients": self.trained,
             "moments of Adam": 2 * self.trained,
-            "reference": self.model.parameters * layout.stored * needs_reference(self.config),
-            "teacher": self.teacher.parameters * layout.computed if self.teacher else 0,
+            "reference": self.parameters_of_a_copy * layout.stored * needs_reference(self.config),
+            "teacher": self._parameters(self.teacher) * layout.computed if self.teacher else 0,
             "critic": 4 * self._critic() * layout.stored,
         }
         return {name: size // layout.shards for name, size in parts.items()}
+
+    @property
+    def parameters_of_a_copy(self) -> int:
+        """Number of parameters of the policy over the ranks that share one copy of it."""
+        return self._parameters(self.model)
+
+    def _parameters(self, model: Architecture) -> int:
+        """Return the number of parameters over the ranks that share one copy of a model. Ranks that divide its matrices
+        hold the other parameters, such as norms, once each."""
+        tensor, expert = self.config.trainer.tensor_parallel, self.config.trainer.expert_parallel
+        part = model.part(tensor, expert)
+        experts = part.num_hidden_layers * part.experts
+        return (part.parameters - experts) * tensor + experts * max(tensor, expert)
 
     def _critic(self) -> int:
         """Return the number of parameters of the value model: the body, and a head of one output."""
@@ -190,15 +206,15 @@ class Memory:
             return 0
         fsdp, layers = self.config.trainer.fsdp, self.model.num_hidden_layers
         whole = GATHERED if fsdp.reshard_after_forward else layers + 1
-        reference = self.model.root + 2 * self.model.layer if needs_reference(self.config) else 0
-        teacher = self.teacher.root + 2 * self.teacher.layer if self.teacher else 0
-        return (self.model.root + whole * self.model.layer + reference + teacher) * self.layout.computed
+        reference = self.part.root + 2 * self.part.layer if needs_reference(self.config) else 0
+        teacher = self.teacher_part.root + 2 * self.teacher_part.layer if self.teacher_part else 0
+        return (self.part.root + whole * self.part.layer + reference + teacher) * self.layout.computed
 
     def layer_activations(self) -> int:
         """Return the bytes of activations that one layer saves for a micro-batch. Keys and values that sequence
         parallelism repeats, for more ranks than heads, are not counted."""
         size, lora = self.layout.computed, self.config.model
-        token = layer_bytes(self.model, size, self.context, lora.attn_implementation)
+        token = layer_bytes(self.part, size, self.context, lora.attn_implementation)
         if self.adapters:
             cast = not self.layout.sharded and size != FLOAT32  # otherwise adapters compute in the model's data type
             token += adapter_bytes(self.model, lora.lora_rank, FLOAT32 if cast else size, self.targets, cast)
@@ -217,7 +233,7 @@ class Memory:
         if wide <= limit:
             return 5 * FLOAT32 * wide
         arrays = 3 if self.config.algorithm.entropy_coef else 2
-        head = 0 if self.adapters else self.model.head * (FLOAT32 + self.layout.computed)
+        head = 0 if self.adapters else self.part.head * (FLOAT32 + self.layout.computed)
         return arrays * FLOAT32 * max(limit, self.model.vocab_size) + head
 
     def whole_gradients(self, parameters: int) -> int:
@@ -249,9 +265,9 @@ class Memory:
             Part("stored activations", self.stored_activations()),
         )
         work = int((1 + IN_FLIGHT) * self.layer_activations())
-        head = 0 if self.adapters else self.model.head * self.layout.computed
-        of_layer = self.whole_gradients(self.model.layer) + (head if self.layout.sharded else 0)
-        root = self.whole_gradients(self.model.root)
+        head = 0 if self.adapters else self.part.head * self.layout.computed
+        of_layer = self.whole_gradients(self.part.layer) + (head if self.layout.sharded else 0)
+        root = self.whole_gradients(self.part.root)
         offloaded = self.config.trainer.optimizer.offload and not self.config.trainer.fsdp.cpu_offload
         share = 0 if self.config.trainer.fsdp.cpu_offload else self.trained // self.layout.shards
         step = [Part("moments of Adam", 2 * share)] if offloaded else []  # fused AdamW needs no other memory

@@ -60,6 +60,9 @@ def _facts(plan: Plan) -> Iterator[Text]:
         yield Text(f"{machines} of {placement.gpu_memory:g} GiB, {ranks}; {_servers(plan)}")
     checkpointed = "recomputed" if config.trainer.gradient_checkpointing else "stored"
     shared = f", {memory.own_tokens:,} of them on each rank" if config.trainer.sequence_parallel > 1 else ""
+    parts = {"matrices": config.trainer.tensor_parallel, "experts": config.trainer.expert_parallel}
+    if divided := [f"{what} are divided among {ranks} ranks" for what, ranks in parts.items() if ranks > 1]:
+        yield Text("; ".join(divided))
     yield Text(
         f"micro-batches of {memory.tokens:,} tokens{shared}, conversations of up to {memory.context:,}; activations "
         f"are {checkpointed}"

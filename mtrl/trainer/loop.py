@@ -15,7 +15,7 @@ import torch
 from mtrl.algorithms.batch import Ragged
 from mtrl.algorithms.kl import KlController
 from mtrl.algorithms.signal import signal_metrics
-from mtrl.config.derived import overlaps, serves
+from mtrl.config.derived import overlaps, ranks_per_batch, serves
 from mtrl.config.schema import Config
 from mtrl.console.console import Console
 from mtrl.console.progress import Work
@@ -145,7 +145,7 @@ class Trainer:
         self.thresholds = Thresholds.of(config.evaluation)
         # With a critic there is no MFU: its FLOPs are not counted, but its time is.
         peak = None if parts.learner.critic else peak_flops(parts.policy.device, compute_dtype(config))
-        self.throughput = Throughput(peak and peak * config.trainer.sequence_parallel)
+        self.throughput = Throughput(peak and peak * ranks_per_batch(config.trainer))
         self.timeline = Timeline(run.timeline)
         self.row_results = RowResults(run.rows)
         self.metrics = MetricsLog(run.metrics, console.warning)

@@ -254,8 +254,12 @@ def facts(config: Config, parts: Any) -> dict[str, str]:
     ranks = parts.rank_group.world.size
     policy = f"{parts.policy.parameters / 1e6:.2f} M parameters on {parts.policy.device}"
     policy += f", sharded over {ranks} ranks" if ranks > 1 else ""
-    parts_of_sequence = config.trainer.sequence_parallel
-    policy += f", sequences in {parts_of_sequence} parts" if parts_of_sequence > 1 else ""
+    for what, parts_of_it in {
+        "sequences": config.trainer.sequence_parallel,
+        "matrices": config.trainer.tensor_parallel,
+        "experts": config.trainer.expert_parallel,
+    }.items():
+        policy += f", {what} in {parts_of_it} parts" if parts_of_it > 1 else ""
     warm = {"warm start": str(parts.warm_start_result)} if parts.warm_start_result else {}
     return {**run_facts(config), "rows": rows, "policy": policy, **warm, **engine_facts(config)}
 

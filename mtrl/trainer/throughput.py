@@ -21,7 +21,7 @@ WAITING = ("wait", "generate")
 
 @dataclass(frozen=True)
 class Computation:
-    """Computation of one sequence group, the ranks that share each micro-batch (one by default); `+` adds over
+    """Computation of one batch group, the ranks that share each micro-batch (one by default); `+` adds over
     micro-batches and over groups."""
 
     tokens: int = 0
@@ -62,7 +62,7 @@ class Throughput:
     """Computation of a step's throughput metrics."""
 
     peak: float | None = None
-    """Peak FLOP/s of the ranks of one sequence group (`peak_flops`); None: unknown, so that there is no MFU."""
+    """Peak FLOP/s of the ranks of one batch group (`peak_flops`); None: unknown, so that there is no MFU."""
 
     def metrics(
         self,
@@ -82,14 +82,14 @@ class Throughput:
         `perf/mfu`                         FLOPs of the update, as a share of the ranks' peak FLOPs in the same time
         `perf/packing_efficiency`          tokens trained / positions of the micro-batches: lower with padding, above
                                            1 with shared prefixes
-        `perf/rank_balance`                mean FLOPs over sequence groups / FLOPs of the busiest: 1 is no waiting
+        `perf/rank_balance`                mean FLOPs over batch groups / FLOPs of the busiest: 1 is no waiting
         `perf/idle_frac`                   share of the step in which the trainer waited for rollouts
         `perf/rollout_idle_frac`           share of the step in which no turn was sampled
 
         Args:
             seconds: duration of each phase of the trainer, in seconds, by its name in the timeline.
             groups: all groups that were sampled for the step.
-            works: work of each sequence group.
+            works: work of each batch group.
             sampling_seconds: time in which at least one turn was sampled (`Occupancy`), in seconds; None: the whole of
                 `generate`.
         """

@@ -177,6 +177,58 @@ def test_sequences_are_not_shared(overrides, said, monkeypatch):
     assert str(caught.value) == said
 
 
+BESIDE = {
+    "model.lora_rank=4": "model.lora_rank=4; set model.lora_rank=0",
+    "trainer.compile=true": "trainer.compile=true; set trainer.compile=false",
+    "trainer.sequence_parallel=2": "trainer.sequence_parallel=2; set trainer.sequence_parallel=1",
+    "algorithm.advantage_method=gae": "the critic of gae; set algorithm.advantage_method=turn_rloo",
+}
+"""What the message says about each setting."""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["trainer.tensor_parallel=3"],
+            "trainer.tensor_parallel=3 does not divide the number of ranks of a copy of the model, 4; set it to 1, or "
+            "let torchrun start a multiple of it",
+        ),
+        (
+            ["trainer.expert_parallel=4", "trainer.fsdp.replicas=2", "model=hf", "model.path=owner/name"],
+            "trainer.expert_parallel=4 does not divide the number of ranks of a copy of the model, 2; set it to 1, or "
+            "let torchrun start a multiple of it",
+        ),
+        (
+            ["trainer.tensor_parallel=4", "trainer.expert_parallel=2", "model=hf", "model.path=owner/name"],
+            "trainer.expert_parallel=2 is no multiple of trainer.tensor_parallel=4; set it to a multiple, or to 1",
+        ),
+        (
+            ["trainer.expert_parallel=2"],
+            "trainer.expert_parallel=2: model=tiny has no experts; set trainer.expert_parallel=1",
+        ),
+        (
+            ["trainer.tensor_parallel=4", "model.tiny.heads=2"],
+            "trainer.tensor_parallel=4 does not divide model.tiny.heads=2; set the heads to a multiple of 4, or "
+            "trainer.tensor_parallel=1",
+        ),
+        *(
+            (
+                ["trainer.tensor_parallel=2", word],
+                f"trainer.tensor_parallel=2 does not work with {said}, or trainer.tensor_parallel=1",
+            )
+            for word, said in BESIDE.items()
+        ),
+    ],
+)
+def test_models_are_not_divided(overrides, said, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    compose(["trainer.tensor_parallel=2"])
+    with pytest.raises(UserError) as caught:
+        compose(overrides)
+    assert str(caught.value) == said
+
+
 def test_a_task_that_keeps_the_default_experiment_names_its_own_experiment():
     with pytest.raises(UserError, match="to change the whole task write experiment=text_to_sql"):
         compose(["environment=text_to_sql"])

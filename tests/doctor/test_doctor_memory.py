@@ -134,6 +134,7 @@ def test_memory_outside_the_gpu_is_not_counted(folder):
         ("model.attn_implementation=sdpa", "model.attn_implementation=eager"),
         ("trainer.max_logits_per_chunk=1000000", "trainer.max_logits_per_chunk=134217728"),
         ("trainer.sequence_parallel=4", "trainer.sequence_parallel=2"),
+        ("trainer.tensor_parallel=4", "trainer.tensor_parallel=2"),
     ],
 )
 def test_memory_saving_settings_reduce_the_estimate(less, more):
@@ -162,6 +163,27 @@ def test_ranks_that_share_sequences_share_activations():
     assert shared.stored_activations() == alone.stored_activations() // 4
     assert shared.layer_activations() == alone.layer_activations() // 4
     assert shared.states() == alone.states()
+
+
+def test_ranks_that_divide_matrices_gather_their_part():
+    words = ["model.path=Qwen/Qwen3-8B", "placement.ranks=4", "trainer.fsdp.param_dtype=bfloat16"]
+    alone, divided = (memory_of(*words, f"trainer.tensor_parallel={parts}")[1] for parts in (1, 4))
+    assert divided.gathered() == pytest.approx(alone.gathered() / 4, rel=1e-3)
+    assert divided.whole_gradients(divided.part.layer) == pytest.approx(
+        alone.whole_gradients(alone.part.layer) / 4, rel=1e-3
+    )
+    assert alone.layer_activations() / 4 < divided.layer_activations() < alone.layer_activations() / 2
+    assert divided.states() == pytest.approx(alone.states(), rel=1e-3) and divided.states() != alone.states()
+
+
+def test_ranks_that_divide_experts_gather_their_own():
+    words = ["model.path=lmsys/gpt-oss-20b-bf16", "placement.ranks=8"]
+    alone, divided = (memory_of(*words, f"trainer.expert_parallel={parts}")[1] for parts in (1, 8))
+    assert divided.part.experts == alone.part.experts // 8 and divided.gathered() < alone.gathered() / 2
+    assert divided.states() == alone.states()
+    changes = list(possible_changes(divided.config, divided.model))
+    keys = {key for change in changes for key in change}
+    assert not keys & {"trainer.sequence_parallel", "model.lora_rank"}, "they do not work with divided models"
 
 
 def test_sharing_sequences_is_proposed_for_a_long_context():
@@ -251,6 +273,14 @@ def test_a_plan_is_json():
         (
             ["model=qwen2_5_7b", "generator=vllm", "generator.vllm.tensor_parallel_size=8"],
             "tensor_parallel_size=8 does not divide the model's 28 attention heads; take one of 1, 2, 4",
+        ),
+        (
+            ["model=qwen2_5_7b", "placement.ranks=8", "trainer.tensor_parallel=8"],
+            "trainer.tensor_parallel=8 does not divide the model's 4 heads of keys and values; use a divisor of 4",
+        ),
+        (
+            ["model=qwen3_8b", "placement=8_gpus", "placement.ranks=4", "trainer.expert_parallel=2"],
+            "trainer.expert_parallel=2 does not divide the model's 0 experts; set it to 1",
         ),
     ],
 )

@@ -1,5 +1,5 @@
-"""Whole runs of two ranks, also with sequences in two parts: they train as one process, which resumes from their
-checkpoint, and a signal to torchrun."""
+"""Whole runs of two ranks, also with sequences or matrices in two parts: they train as one process, which resumes from
+their checkpoint, and a signal to torchrun."""
 
 import json
 import os
@@ -13,6 +13,7 @@ import pytest
 from runs import NO_EVALUATION, ROOT, SMALL, finish, start
 
 from tests import forked
+from tests.divided_models import CAN_DIVIDE
 
 pytestmark = pytest.mark.slow
 
@@ -88,9 +89,16 @@ def test_two_ranks_train_as_one_process_which_can_resume_them(tmp_path, alone):
     assert_close(rows_of(tmp_path / "half"), {step: row for step, row in alone.items() if step > 2})
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["trainer.sequence_parallel=2", "trainer.packing=true"],
+        pytest.param(["trainer.tensor_parallel=2"], marks=CAN_DIVIDE),
+    ],
+)
 @pytest.mark.xdist_group("run_ranks")
-def test_two_ranks_that_share_sequences_train_and_resume_as_one_process(tmp_path, alone):
-    words = [*STEADY, "trainer.sequence_parallel=2", "trainer.packing=true"]
+def test_two_ranks_that_share_each_batch_train_and_resume_as_one_process(tmp_path, alone, settings):
+    words = [*STEADY, *settings]
     output = finish(torchrun(tmp_path / "two", *words))
     assert "in 2 parts" in output
     assert_close(rows_of(tmp_path / "two"), alone)

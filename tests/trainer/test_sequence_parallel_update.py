@@ -18,7 +18,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from mtrl.algorithms.reductions import token_weights
 from mtrl.command.compose import compose
 from mtrl.distributed.rank_group import RankGroup
-from mtrl.distributed.sharding import load_state, named_tensors
+from mtrl.distributed.sharding import load_state, named_tensors, whole_tensor
 from mtrl.distributed.world import World
 from mtrl.errors import UserError
 from mtrl.models.preparation import prepare_parts
@@ -85,7 +85,7 @@ class Capture(Optimizer):
 
     def step(self, step):
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
-        self.grads = [g.full_tensor() if hasattr(g, "full_tensor") else g.clone() for g in grads]
+        self.grads = [whole_tensor(g) if hasattr(g, "placements") else g.clone() for g in grads]
         return 0.0, 0.0
 
 
@@ -113,7 +113,7 @@ def learned(config, world, folder):
     """Return what a rank finds by its learners: gradients, metrics, log-probs, most probable tokens and values."""
     learner = make_learner(config, world, str(folder))
     rank_group = (RankGroup if world.size == 1 else Together)(world, learner)
-    learners = Learners(rank_group, learner.flops, learner.layout, learner.sequence_parallel)
+    learners = Learners(rank_group, learner.flops, learner.layout, learner.ranks_per_batch)
     samples = samples_of()
     weights = token_weights(samples, "token_mean", config.algorithm)
     divide = partial(micro_batches, samples, weights, 120, layout=learner.layout, whole_trajectories=True)

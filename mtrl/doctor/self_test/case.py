@@ -4,6 +4,7 @@ torch."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 
 from mtrl.config.derived import engine_installation, engine_python
@@ -33,6 +34,8 @@ class Case:
     """Name of the engine that it needs; empty: none."""
     modules: tuple[str, ...] = ()
     """Modules of which one must be installed; empty: none."""
+    versions: tuple[tuple[str, int, int], ...] = ()
+    """Packages with the lowest version that the case needs."""
 
     def reason_to_skip(self, bench: Bench) -> str:
         """Return why the case cannot run on this machine; empty if it can."""
@@ -43,6 +46,10 @@ class Case:
             return f"{self.name} needs {needed} GPUs, and this machine has {bench.gpus}"
         if self.modules and not any(map(find_spec, self.modules)):
             return f"none of these packages is installed: {', '.join(self.modules)}"
+        for package, *needed in self.versions:
+            installed = version(package)
+            if [*map(int, installed.split(".")[:2])] < needed:
+                return f"it needs {package} {needed[0]}.{needed[1]}, and {installed} is installed"
         if self.engine:
             try:
                 engine_python(self.engine, None)
@@ -53,6 +60,8 @@ class Case:
 
 FLASH = {"flash_attn_interface": "flash_attention_3", "flash_attn": "flash_attention_2"}
 """`model.attn_implementation` by the module of its package."""
+DIVIDES = (("torch", 2, 13), ("transformers", 5, 23))
+"""Versions that divide models among ranks (`mtrl.distributed.plans`)."""
 MODEL = Case("model", f"{HERE}.random_model:build", 120)
 _MEMORY = "sleeping frees GPU memory, and this machine has no GPU"
 CASES = (
@@ -76,6 +85,7 @@ CASES = (
     Case("fsdp 2 ranks", f"{HERE}.sharding:fsdp", 90, ranks=2),
     Case("offload 2 ranks", f"{HERE}.sharding:fsdp_offload", 90, ranks=2),
     Case("sequence 2 ranks", f"{HERE}.sharding:sequence_parallel", 90, ranks=2),
+    Case("tensor 2 ranks", f"{HERE}.sharding:tensor_parallel", 90, ranks=2, versions=DIVIDES),
     Case("resume", f"{HERE}.resume:resume", 90),
     Case("sync by file", f"{HERE}.transfer:by_file", 60),
     Case("sync by memory", f"{HERE}.transfer:by_memory", 60),

@@ -51,7 +51,7 @@ def shapes(sizes: Sizes) -> tuple[dict[str, Any], str]:
         "intermediate_size": 3 * width,
         "num_hidden_layers": layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": heads // 2,
+        "num_key_value_heads": max(2, heads // 2),  # two ranks divide them
         "head_dim": HEAD,
         "max_position_embeddings": 4096,
         "tie_word_embeddings": True,

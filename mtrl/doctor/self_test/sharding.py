@@ -43,6 +43,10 @@ def sequence_parallel(bench: Bench) -> CaseResult | None:
     return _compared(bench, "trainer.sequence_parallel=2")
 
 
+def tensor_parallel(bench: Bench) -> CaseResult | None:
+    return _compared(bench, "trainer.tensor_parallel=2")
+
+
 def _compared(bench: Bench, *overrides: str) -> CaseResult | None:
     """Return the outcome on the leader; followers take part in its updates and return None."""
     world = World.join(JOIN)
@@ -51,7 +55,7 @@ def _compared(bench: Bench, *overrides: str) -> CaseResult | None:
         learner = make_learner(config, world, bench.model)
         samples = make_samples(bench, vocabulary(learner))
         rank_group = RankGroup(world, learner)
-        learners = Learners(rank_group, learner.flops, learner.layout, learner.sequence_parallel)
+        learners = Learners(rank_group, learner.flops, learner.layout, learner.ranks_per_batch)
         if not world.is_leader:
             rank_group.follow()
             return None

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mtrl.config.derived import max_logits
 from mtrl.config.schema import Config
+from mtrl.distributed.meshes import ModelParallel
 from mtrl.distributed.sharding import compile_layers, needs_sharding, shard, shard_from_leader
 from mtrl.distributed.world import World
 from mtrl.models.lora import add_adapters, without_adapters
@@ -117,7 +118,11 @@ def prepared(module: Any, config: Config, world: World) -> Any:
     if not needs_sharding(config.trainer.fsdp, world):
         return module
     return (shard if world.size == 1 else shard_from_leader)(
-        module, config.trainer.fsdp, world, pick_device(config.model.device)
+        module,
+        config.trainer.fsdp,
+        world,
+        pick_device(config.model.device),
+        ModelParallel.of(config.trainer),
     )
 
 

@@ -19,6 +19,7 @@ from mtrl.trainer.setup.connect import ConnectedModel, connect
 from mtrl.trainer.setup.engine import shared_engine, training_engine
 from mtrl.trainer.setup.frozen import frozen_engine
 from mtrl.trainer.setup.machine import with_machine_settings
+from mtrl.trainer.setup.model_parallel import check_division
 from mtrl.trainer.setup.models import make_learner, set_threads
 from mtrl.trainer.setup.placement import has_copy
 from mtrl.trainer.setup.sequence_parallel import check_heads
@@ -54,7 +55,7 @@ class RunParts(ConnectedModel):
     @property
     def learners(self) -> Learners:
         learner = self.learner
-        return Learners(self.rank_group, learner.flops, learner.layout, learner.sequence_parallel)
+        return Learners(self.rank_group, learner.flops, learner.layout, learner.ranks_per_batch)
 
 
 def set_up(
@@ -78,6 +79,7 @@ def set_up(
     check_servers(config, world)
     check_teacher(config)
     check_heads(config)
+    check_division(config)
     set_threads(config, world)
     path, warm_start_result = prepared_start(config, task, on_warm_start)
     world.broadcast((config, path))

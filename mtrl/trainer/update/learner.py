@@ -22,6 +22,7 @@ from mtrl.algorithms.kl import k3
 from mtrl.algorithms.losses import TokenBatch, weighted_sum
 from mtrl.algorithms.mismatch import measure
 from mtrl.algorithms.registry import find_correction, find_kl, find_loss
+from mtrl.config.derived import ranks_per_batch
 from mtrl.config.schema import Config
 from mtrl.distributed.gathered import GatheredWeights
 from mtrl.distributed.rank_group import RankGroup
@@ -69,7 +70,7 @@ class Learner:
         teacher: Policy | None = None,
     ):
         self.algorithm, self.distillation = config.algorithm, config.distillation
-        self.sequence_parallel = config.trainer.sequence_parallel
+        self.ranks_per_batch = ranks_per_batch(config.trainer)
         """Number of ranks that share each micro-batch."""
         self.policy, self.reference, self.optimizer = policy, reference, optimizer
         self.critic, self.saver, self.teacher = critic, saver or Saver(), teacher
@@ -247,25 +248,23 @@ def layout_of(config: Config, models: Sequence[Any]) -> RowLayout:
 
 
 Assignments = list[list[list[MicroBatch]]]
-"""Micro-batches by optimiser step and sequence group."""
+"""Micro-batches by optimiser step and batch group."""
 
 
 class Learners:
     """The learners of all ranks, for the leader: it distributes micro-batches to them, and returns results in order.
     With one process it only calls that process's learner.
 
-    Micro-batches are divided among sequence groups: the ranks that share each micro-batch, one by default. All ranks of
-    a sequence group get the same micro-batches and have the same results.
+    Micro-batches are divided among batch groups: the ranks that share each micro-batch, one by default. All ranks of a
+    batch group get the same micro-batches and have the same results.
     """
 
-    def __init__(
-        self, rank_group: RankGroup, model: ModelFlops, layout: RowLayout = PADDED, sequence_parallel: int = 1
-    ):
-        """Create the learners; `sequence_parallel` is the number of ranks of a sequence group."""
+    def __init__(self, rank_group: RankGroup, model: ModelFlops, layout: RowLayout = PADDED, ranks_per_batch: int = 1):
+        """Create the learners; `ranks_per_batch` is the number of ranks of a batch group."""
         self.rank_group, self.model, self.layout = rank_group, model, layout
-        self.sequence_parallel = sequence_parallel
-        self.data_parallel = rank_group.world.size // sequence_parallel
-        """Number of sequence groups."""
+        self.ranks_per_batch = ranks_per_batch
+        self.data_parallel = rank_group.world.size // ranks_per_batch
+        """Number of batch groups."""
 
     def reference_logprobs(self, samples: Sequence[Sample], max_tokens: int) -> list[Floats]:
         """Return the reference's log-prob of each sampled token, one array per sample. `max_tokens` is the maximum
@@ -294,7 +293,7 @@ class Learners:
         self, parts: Sequence[Sequence[MicroBatch]], step: int, kl_coefficient: float
     ) -> tuple[Assignments, list[UpdateReport]]:
         """Make one optimiser step of the policy for each part, until a loss or a gradient is not finite. Return the
-        micro-batches of each sequence group, and the reports by sequence group."""
+        micro-batches of each batch group, and the reports by batch group."""
         assignments = [self._balance(part) for part in parts]
         return assignments, self._run("update", self._shares(assignments), step, kl_coefficient)
 
@@ -365,10 +364,10 @@ class Learners:
         return balance(batches, self.data_parallel, self.model)
 
     def _run(self, method: str, shares: Sequence[tuple], *common: Any) -> list[Any]:
-        """Call a method of each rank with the share of its sequence group, and return the result of the first rank of
+        """Call a method of each rank with the share of its batch group, and return the result of the first rank of
         each group."""
-        found = self.rank_group.run(method, [s for s in shares for _ in range(self.sequence_parallel)], *common)
-        return found[:: self.sequence_parallel]
+        found = self.rank_group.run(method, [s for s in shares for _ in range(self.ranks_per_batch)], *common)
+        return found[:: self.ranks_per_batch]
 
     def _per_sample(self, method: str, samples: Sequence[Sample], max_tokens: int) -> list[Floats]:
         """Return the result of a pass without gradients: for each sample, one number per sampled token."""
@@ -392,11 +391,11 @@ class Learners:
         return [found[id(batch)] for batch in batches]
 
     def _shares(self, parts: Sequence[Sequence[Sequence[Any]]]) -> list[tuple[list[list[Any]]]]:
-        """Return the arguments of each sequence group: its micro-batches of every part."""
+        """Return the arguments of each batch group: its micro-batches of every part."""
         return [([self._sent(part[group]) for part in parts],) for group in range(self.data_parallel)]
 
     def _sent(self, batches: Sequence[Any]) -> list[Any]:
-        """Return the micro-batches of a sequence group, without samples if they are sent to another process."""
+        """Return the micro-batches of a batch group, without samples if they are sent to another process."""
         if self.rank_group.world.size == 1:
             return list(batches)
         return [

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from mtrl.config.trainer_schema import OptimizerConfig
-from mtrl.distributed.sharding import local_part
+from mtrl.distributed.sharding import local_part, whole_tensor
 from mtrl.errors import UserError
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -176,7 +176,7 @@ def _initial_state(parameter: Tensor, fused: bool | None) -> dict[str, Tensor]:
 
 
 def _whole(tensor: Any) -> Tensor:
-    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole_tensor(tensor) if isinstance(tensor, DTensor) else tensor
 
 
 def _sharded_as(value: Tensor, target: Any) -> Tensor:

@@ -29,7 +29,7 @@ class UpdateResult:
     first_logprobs: list[tuple[Sample, Tensor]] = field(default_factory=list)
     """Samples of the first optimiser step, with the trainer's log-probs [action tokens] before this step."""
     works: list[Computation] = field(default_factory=list)
-    """Computation of each sequence group."""
+    """Computation of each batch group."""
 
 
 class Updater:
@@ -69,7 +69,7 @@ class Updater:
         return UpdateResult(report, first_logprobs(assignments, reports), works)
 
     def _work(self, batches: list[MicroBatch]) -> Computation:
-        """Return the work of one sequence group: the passes of the optimiser steps, and the additional passes without
+        """Return the work of one batch group: the passes of the optimiser steps, and the additional passes without
         gradients."""
         model, algorithm = self.learners.model, self.algorithm
         extra = (algorithm.loss_anchor == "old") + bool(algorithm.kl_loss_coef)
@@ -100,7 +100,7 @@ class Updater:
 
 def first_logprobs(assignments: Assignments, reports: Sequence[UpdateReport]) -> list[tuple[Sample, Tensor]]:
     """Return the samples of the first optimiser step with the trainer's log-probs [action tokens] before this step,
-    sequence group by sequence group."""
+    batch group by batch group."""
     groups = assignments[0] if assignments else []
     return [
         pair

@@ -1,0 +1,18 @@
+"""Whether the installed Transformers and PyTorch divide models among ranks."""
+
+import pytest
+
+from mtrl.distributed.meshes import ModelParallel
+from mtrl.distributed.plans import check_version
+from mtrl.errors import UserError
+
+
+def _reason():
+    try:
+        check_version(ModelParallel(tensor=2))
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+CAN_DIVIDE = pytest.mark.skipif(bool(_reason()), reason=_reason())
