@@ -7,6 +7,7 @@ estimated: the preferences are those of `LayoutOption.preference`.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -22,7 +23,7 @@ from mtrl.config.schema import Config
 from mtrl.doctor.advice import COMFORT
 from mtrl.doctor.architecture import Architecture, find
 from mtrl.doctor.changes import Change, apply
-from mtrl.doctor.layout import GIB, MemoryLayout, context_of
+from mtrl.doctor.layout import GIB, MemoryLayout, context_of, needs_critic
 from mtrl.doctor.memory import Memory, Moment
 from mtrl.doctor.plan import Plan, plan_of
 from mtrl.errors import UserError
@@ -47,6 +48,8 @@ PLENTY = 1 / 2
 """Share of a step's conversations beyond which more room in the servers is not preferred."""
 ALWAYS = {"trainer.gradient_checkpointing": True, "trainer.fsdp.param_dtype": "bfloat16"}
 """Settings of every layout."""
+DIVISION = ("trainer.sequence_parallel", "trainer.tensor_parallel", "trainer.expert_parallel")
+"""Keys of the numbers of ranks that compute together."""
 OF_MACHINE = ("placement.", "generator.")
 """Sections of the settings whose defaults depend on the machine of the command."""
 ENGINE = "generator=vllm"
@@ -80,14 +83,14 @@ class LayoutOption:
     @property
     def kind(self) -> tuple[Any, ...]:
         """What a reason names."""
-        return self.away, self.change["trainer.sequence_parallel"], self.colocated
+        return self.away, *(self.change[key] for key in DIVISION), self.colocated
 
     @property
     def preference(self) -> tuple[float, ...]:
         """Sort key; the least is preferred. In this order: little in main memory, servers that hold an eighth of a
-        step's conversations, few ranks per sequence, servers that hold half of them, all GPUs for both training and
-        sampling (or half of the GPUs each), small servers, copies of the model on each machine, large micro-batches,
-        and a large share for servers."""
+        step's conversations, few ranks that compute together (sequence parallelism before the others), servers that
+        hold half of the conversations, all GPUs for both training and sampling (or half of the GPUs each), small
+        servers, copies of the model on each machine, large micro-batches, and a large share for servers."""
         change = self.change
         share = 1.0 if self.held is None else min(1.0, self.held / self.wanted)
         apart = -1.0 if self.colocated else abs(change["placement.ranks"] - self.gpus / 2)
@@ -95,7 +98,8 @@ class LayoutOption:
         return (
             list(AWAY).index(self.away),
             share < ENOUGH,
-            change["trainer.sequence_parallel"],
+            math.prod(change[key] for key in DIVISION),
+            -change["trainer.sequence_parallel"],
             -round(min(share, PLENTY), 1),
             apart,
             size,
@@ -106,10 +110,11 @@ class LayoutOption:
 
     def name(self) -> str:
         """Return the choices that a reason names."""
-        parts = self.change["trainer.sequence_parallel"]
+        divided = [f"{key}={self.change[key]}" for key in DIVISION if self.change[key] > 1]
+        together = ", ".join(divided) or "each rank computes alone"
         where = "all GPUs train" if self.colocated else f"{self.change['placement.ranks']} of {self.gpus} GPUs train"
         kept = f"{self.away} in main memory" if self.away else "all states on the GPUs"
-        return f"{kept}, trainer.sequence_parallel={parts}, {where}"
+        return f"{kept}, {together}, {where}"
 
 
 @dataclass(frozen=True)
@@ -165,24 +170,38 @@ def _options(config: Config, model: Architecture, given: set[str]) -> Iterator[L
     wanted = config.trainer.prompts_per_step * config.algorithm.group_size
     assert config.placement.gpus is not None
     axes: dict[str, Sequence[Any]] = {
-        "trainer.sequence_parallel": PARTS,
         "trainer.fsdp.replicas": sorted({1, config.placement.machines}),
         "trainer.max_tokens_per_microbatch": [batch * context for batch in BATCHES],
         **{key: [value] for key, value in ALWAYS.items()},
     }
     axes |= {key: [_value(config, key)] for key in axes if key in given}
-    for placed, away, *values in product(list(_placements(config, model, given)), AWAY, *axes.values()):
-        change = {**placed, **dict(zip(axes, values, strict=True)), **AWAY[away]}
+    choices = [list(_placements(config, model, given)), list(_divisions(config, model)), AWAY, *axes.values()]
+    for placed, division, away, *values in product(*choices):
+        change = {**placed, **division, **dict(zip(axes, values, strict=True)), **AWAY[away]}
         if any(key in given and value != _value(config, key) for key, value in change.items()):
             continue
-        ranks, parts = change["placement.ranks"], change["trainer.sequence_parallel"]
-        divides = not model.num_attention_heads % parts and not ranks % parts
-        if not divides or ranks * config.placement.machines % change["trainer.fsdp.replicas"]:
+        here, together = change["placement.ranks"], max(division.values())
+        if here % together or here * config.placement.machines // together % change["trainer.fsdp.replicas"]:
             continue
         apply(changed, change)
         memory = Memory(changed, model)
         tightest = max(memory.moments(), key=lambda moment: moment.over)
         yield LayoutOption(change, away, tightest, memory.conversations(), wanted, config.placement.gpus)
+
+
+def _divisions(config: Config, model: Architecture) -> Iterator[Change]:
+    """Yield the numbers of ranks that share sequences, matrices or experts, of which one is used at a time."""
+    heads, experts = model.num_attention_heads, model.num_local_experts
+    sizes = {"trainer.sequence_parallel": [parts for parts in PARTS if not heads % parts]}
+    if not (config.model.lora_rank or config.trainer.compile or needs_critic(config)):
+        if experts:
+            sizes["trainer.expert_parallel"] = [parts for parts in PARTS[1:] if not experts % parts]
+        else:
+            kv_heads = model.num_key_value_heads
+            sizes["trainer.tensor_parallel"] = [parts for parts in PARTS[1:] if not kv_heads % parts]
+    for key, numbers in sizes.items():
+        for number in numbers:
+            yield {**dict.fromkeys(DIVISION, 1), key: number}
 
 
 def _placements(config: Config, model: Architecture, given: set[str]) -> Iterator[Change]:

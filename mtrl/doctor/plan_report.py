@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from mtrl.config.derived import ranks_per_batch
 from mtrl.config.keys import typed
 from mtrl.doctor.advice import launcher
 from mtrl.doctor.layout_proposal import LayoutProposal
@@ -23,10 +24,11 @@ def page(plan: Plan) -> Group:
 def proposal_page(proposal: LayoutProposal, overrides: Sequence[str]) -> Group:
     """Return the page of a layout: facts, memory, what binds, what rules out the preferred layouts, and the command."""
     plan, config = proposal.plan, proposal.plan.memory.config
-    ranks, parts, copies = plan.memory.layout.ranks, config.trainer.sequence_parallel, config.trainer.fsdp.replicas
+    ranks, copies, trainer = plan.memory.layout.ranks, config.trainer.fsdp.replicas, config.trainer
     mesh = (
-        f"mesh: data parallel {ranks // parts} x sequence parallel {parts}; copies of the weights: {copies}, each "
-        f"sharded over {ranks // copies} of {ranks} ranks"
+        f"mesh: data parallel {ranks // ranks_per_batch(trainer)} x sequence parallel {trainer.sequence_parallel} "
+        f"x tensor parallel {trainer.tensor_parallel}, expert parallel {trainer.expert_parallel}; "
+        f"copies of the weights: {copies}, each sharded over {ranks // copies} of {ranks} ranks"
     )
     largest = max(plan.tightest.parts, key=lambda part: part.bytes)
     binds = f"binds: {plan.tightest.where}, {plan.tightest.when}; its largest part: {largest.name}"

@@ -53,7 +53,7 @@ def test_a_long_context_binds_and_what_would_be_preferred_is_named():
     assert found.plan.fits
     assert "trainer.sequence_parallel=2" in found.words
     assert "trainer.optimizer.offload=true" in found.words
-    without = "moments of Adam in main memory, trainer.sequence_parallel=1, all GPUs train: the GPU of a rank is "
+    without = "moments of Adam in main memory, each rank computes alone, all GPUs train: the GPU of a rank is "
     assert any(reason.startswith(without) and "GiB short" in reason for reason in found.reasons)
 
 
@@ -78,7 +78,7 @@ def test_the_least_lacking_layout_is_shown_if_none_fits(capsys):
     assert doctor.main(["--propose", "model=qwen3_32b", "placement.gpus=1", "placement.gpu_memory=39.5"]) == 1
     shown = capsys.readouterr().out
     assert "does not fit" in shown
-    assert "mesh: data parallel 1 x sequence parallel 1" in shown
+    assert "mesh: data parallel 1 x sequence parallel 1 x tensor parallel 1" in shown
     assert "all states on the GPUs" in shown
 
 
