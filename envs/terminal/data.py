@@ -33,6 +33,7 @@ def load(
     cpus: float | None = None,
     processes: int = 256,
     network: bool = False,
+    servers: Sequence[str] = (),
     **config: Any,
 ) -> Splits:
     """Return the rows of `data.path`, a folder that holds task folders at any depth; without a path those of two small
@@ -44,13 +45,13 @@ def load(
     Args:
         data: the `data` section of the config.
         seed: not used, since the order of the rows is that of their names.
-        backend, memory_mb, cpus, processes, network: see `Backend`.
+        backend, memory_mb, cpus, processes, network, servers: see `Backend`.
         config: the environment's own keys.
 
     Raises:
         UserError: the folder has too few tasks, or a task cannot be read or does not fit the backend.
     """
-    place = Backend(backend, memory_mb, cpus, processes, network)
+    place = Backend(backend, memory_mb, cpus, processes, network, servers)
     path = SHIPPED if data.path is None else Path(str(data.path)).expanduser()
     if not path.is_dir():
         raise UserError(f"data.path={data.path} is no folder; environment=terminal reads a folder of task folders")

@@ -15,6 +15,7 @@ from mtrl.sandbox.engine_container import engine_path
 from tests.container_root import IMAGE, need_podman
 from tests.envs.episodes import trajectory_of
 from tests.sandbox.container_kills import containers
+from tests.sandbox.swerex_servers import need_swerex, server
 
 
 def bash(command):
@@ -49,6 +50,16 @@ def test_solutions_of_the_shipped_tasks_earn_the_reward(shipped):
         results, score = play(row, FAMILY.gold(row))
         assert (results[-1].reward, results[-1].done, score) == (1.0, True, 1.0)
         assert results[-1].metrics["no_reward_file"] == 0.0
+
+
+@need_swerex
+def test_a_shipped_task_in_a_remote_container(shipped, monkeypatch, tmp_path):
+    monkeypatch.setenv("MTRL_CACHE", str(tmp_path))
+    with server(monkeypatch) as url:
+        for row, reward in ((shipped[1], 1.0), (shipped[0], 0.0)):
+            responses = FAMILY.gold(row) if reward else [bash(CHEATS["its own reward"]), "done"]
+            results, score = play(row, responses, backend="swerex", servers=[url])
+            assert (results[-1].reward, results[-1].done, score) == (reward, True, reward)
 
 
 CHEATS = {

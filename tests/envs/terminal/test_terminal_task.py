@@ -106,7 +106,8 @@ def test_splits_of_a_folder(tmp_path, caplog):
     assert [row["id"] for row in (*splits.train, *splits.test)] == ["train", "test"]
 
 
-def test_settings_that_do_not_fit_are_refused(folder):
+def test_settings_that_do_not_fit_are_refused(folder, monkeypatch):
+    monkeypatch.delenv("MTRL_SWEREX_TOKEN", raising=False)
     data = DataConfig(path=str(folder.parent))
     with pytest.raises(UserError, match="has 1 tasks, and training and evaluation need at least one each"):
         load(data, 0)
@@ -116,8 +117,20 @@ def test_settings_that_do_not_fit_are_refused(folder):
     with pytest.raises(UserError, match="task first has neither environment/Dockerfile nor environment.docker_image"):
         load(data, 0, backend="podman")
     for settings, sentence in (
-        ({"backend": "lxc"}, "environment.config.backend=lxc is not known; choose one of sandbox, podman, docker"),
-        ({"network": True}, "environment.config.network is for containers, and the backend is sandbox; leave it out"),
+        (
+            {"backend": "lxc"},
+            "environment.config.backend=lxc is not known; choose one of sandbox, podman, docker, swerex",
+        ),
+        (
+            {"network": True},
+            "network is for containers of podman and docker, and environment.config.backend is sandbox",
+        ),
+        ({"servers": ["https://x"]}, "servers is for servers of swerex, and environment.config.backend is sandbox"),
+        ({"backend": "swerex", "memory_mb": 64}, "memory_mb is for containers of podman and docker, and environment.c"),
+        ({"backend": "swerex"}, "environment.config.servers=\\(\\) must be a list of addresses, such as"),
+        ({"backend": "swerex", "servers": "https://x"}, "servers='https://x' must be a list of addresses"),
+        ({"backend": "swerex", "servers": ["https://x", "https://x/"]}, "names a server twice; name each address once"),
+        ({"backend": "swerex", "servers": ["https://x"]}, "set the environment variable MTRL_SWEREX_TOKEN"),
         ({"memory_mb": "2g"}, "environment.config.memory_mb='2g' must be an integer above 0"),
         ({"backend": "podman", "cpus": -1}, "environment.config.cpus=-1 must be a number above 0"),
     ):
