@@ -22,6 +22,7 @@ FAMILY = Family(
         "memory_mb",
         "cpus",
         "processes",
+        "disk_mb",
         "network",
         "servers",
     ),

@@ -43,6 +43,8 @@ class Backend:
     """Maximum number of cores of a container; None: what the task asks for, or all cores."""
     processes: int = 256
     """Maximum number of concurrent processes and threads in a container."""
+    disk_mb: int = 10240
+    """Maximum size of the files that a container writes, in MiB. The default is Harbor's."""
     network: bool = False
     """Whether containers get the network of the container engine, unless their task declines it."""
     servers: Sequence[str] = ()
@@ -51,7 +53,7 @@ class Backend:
     def __post_init__(self) -> None:
         if self.name not in BACKENDS:
             raise UserError(f"environment.config.backend={self.name} is not known; choose one of {', '.join(BACKENDS)}")
-        for key in ("memory_mb", "cpus", "processes"):
+        for key in ("memory_mb", "cpus", "processes", "disk_mb"):
             check_positive(key, getattr(self, key), float if key == "cpus" else int)
         if not isinstance(self.network, bool):
             raise UserError(f"environment.config.network={self.network!r} must be true or false")
@@ -92,6 +94,7 @@ class Backend:
             memory=f"{memory_mb}m",
             cpus=min(wanted) if wanted else None,
             processes=self.processes,
+            disk_mb=min(self.disk_mb, task.storage_mb or self.disk_mb),
             network=self.network and task.wants_network is not False,
             seconds=LIFETIME_SECONDS + task.tests_seconds,
         )
@@ -101,8 +104,8 @@ class Backend:
         """Raise a UserError if a setting has no effect on this backend."""
         defaults = {field.name: field.default for field in fields(self)}
         idle = {
-            "sandbox": ("network", "cpus", "servers"),
-            "swerex": ("network", "cpus", "memory_mb", "processes"),
+            "sandbox": ("network", "cpus", "disk_mb", "servers"),
+            "swerex": ("network", "cpus", "disk_mb", "memory_mb", "processes"),
         }.get(self.name, ("servers",))
         for key in idle:
             if getattr(self, key) != defaults[key]:

@@ -4,14 +4,16 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mtrl.errors import UserError
-from mtrl.sandbox.container import ContainerError, ContainerLimits, copy_out
+from mtrl.sandbox.container import CommandResult, ContainerError, ContainerLimits, copy_out
+from mtrl.sandbox.disk_watch import parse_sizes
 from mtrl.sandbox.engine_container import EngineContainer, engine_path
-from tests.container_root import IMAGE, need_podman
+from tests.container_root import IMAGE, WRITE_ON, need_podman
 from tests.sandbox.container_kills import kill_once
 
 LIMITS = ContainerLimits(memory="64m", cpus=1.0, processes=32)
@@ -52,6 +54,25 @@ def test_limits_hold(container):
     assert "Resource temporarily unavailable" in forks.output
     network = container.run("cat /proc/net/dev", 10).output.splitlines()[2:]
     assert [line.split(":")[0].strip() for line in network] == ["lo"]
+
+
+def test_a_container_that_fills_its_disk_is_removed(container):
+    """One file ends at the limit of the kernel, and many files end the container: no host is filled."""
+    small = EngineContainer("podman", IMAGE, replace(LIMITS, disk_mb=16), cwd="/app")
+    small.start()
+    assert small.run("cat /dev/zero > one; wc -c < one; rm one", 20).output.endswith(f"{16 * 2**20}\n")
+    full = small.run(WRITE_ON, 60)
+    reason = "the files of the container exceeded 16 MiB, and the container was removed"
+    assert (full.exit_code, full.stopped) == (-1, reason)
+    assert small.run("ls", 20) == CommandResult("", -1, reason)
+    small.remove()
+    left = subprocess.run(["podman", "ps", "-aq", "--filter", f"name={small.name}"], capture_output=True, text=True)
+    assert left.stdout == "" and container.run("echo other", 20).output == "other\n"
+
+
+def test_sizes_of_containers_are_read_in_the_words_of_the_engines():
+    printed = "a 0B (virtual 6.48MB)\nb 1.09kB (virtual 7MB)\nc 50MB\nd 1.5GB (virtual 2GB)\ne 2TB\n\nf \n"
+    assert parse_sizes(printed) == {"a": 0, "b": 1090, "c": 50_000_000, "d": 1_500_000_000, "e": 2 * 10**12}
 
 
 def test_a_command_cannot_pretend_that_the_engine_failed(container):
