@@ -56,7 +56,7 @@ def play(task: Task) -> None:
     async def run() -> float:
         environment = FAMILY.environment(backend="podman")
         try:
-            environment.reset(task.row)
+            await environment.reset(task.row)
             results = [await environment.step(response, task.row["ground_truth"]) for response in task.responses]
             return results[-1].reward
         finally:

@@ -120,8 +120,8 @@ class Backend:
         servers = self.servers
         if isinstance(servers, str) or not isinstance(servers, Sequence) or not servers:
             raise UserError(
-                f"environment.config.servers={servers!r} must be a list of addresses, such as [http://127.0.0.1:8001]; "
-                "environment.config.backend=swerex needs one server for each episode that runs at once"
+                f"environment.config.servers={servers!r} must be a list of addresses, such as [http://127.0.0.1:8001], "
+                "because environment.config.backend=swerex runs each episode on a server of its own"
             )
         if len(set(map(checked_url, servers))) < len(servers):
             raise UserError("environment.config.servers names a server twice; name each address once")

@@ -56,8 +56,8 @@ class TerminalEnv(ToolEnvironment):
         self.command_seconds, self.output_characters = command_seconds, output_characters
         self._seconds_left = float("inf")
 
-    def reset(self, row: Row | None = None) -> list[Message] | None:
-        """Start the container of the row's task.
+    async def reset(self, row: Row | None = None) -> list[Message] | None:  # type: ignore[override]
+        """Start the container of the row's task, on the thread of the episode, because the start may wait for others.
 
         Raises:
             UserError: the task cannot be read or does not fit the backend.
@@ -68,7 +68,7 @@ class TerminalEnv(ToolEnvironment):
         self._task = read_task(Path(truth["folder"]), truth["task"])
         self.backend.check(self._task)
         self._seconds_left = self._task.agent_seconds or float("inf")
-        self._container = self._started(self._task)
+        self._container = await self._call(partial(self._started, self._task), TIMEOUT_MAX)
         return None
 
     @tool

@@ -19,7 +19,7 @@ from mtrl.sandbox.swerex_client import SweRexClient
 
 log = logging.getLogger(__name__)
 
-WAIT_SECONDS = 120.0
+WAIT_SECONDS = 600.0
 """Maximum number of seconds until a server is free and fresh."""
 PAUSE = 0.5
 """Seconds between two looks at the servers."""
@@ -37,6 +37,7 @@ mkdir -p -- "$2" && readlink -f /proc/$PPID/exe
 """
 """Marks the container as used, ends it after $1 seconds, makes the folder $2, and prints the path of the Python that
 runs the server."""
+_ALL_USED = "other episodes use all of them; name more servers"
 _UNPACK = 'exec 2>&1; tar -x -o -f "$1" -C "$2"; code=$?; rm -f "$1"; exit $code'
 _ARCHIVE = "/tmp/.mtrl-archive.tar"
 
@@ -66,7 +67,7 @@ class SweRexContainer:
             ContainerError: no server was free and fresh within `WAIT_SECONDS`; the message has the last reason.
             UserError: a server refuses the token, or an address is invalid.
         """
-        deadline, reason = time.monotonic() + WAIT_SECONDS, "other episodes use all of them"
+        deadline, reason = time.monotonic() + WAIT_SECONDS, _ALL_USED
         while time.monotonic() < deadline and not self._is_removed:
             for url in self.servers:
                 try:

@@ -28,7 +28,7 @@ def play(row, responses, **settings):
     async def run():
         environment = FAMILY.environment(**settings)
         try:
-            environment.reset(row)
+            await environment.reset(row)
             return [await environment.step(response, row["ground_truth"]) for response in responses]
         finally:
             environment.close()
