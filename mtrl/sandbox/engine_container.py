@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import resource
 import shutil
@@ -17,7 +18,7 @@ from mtrl.errors import UserError
 from mtrl.sandbox.bounded_client import SLACK_SECONDS, run_bounded
 from mtrl.sandbox.container import CommandResult, ContainerError, ContainerLimits
 from mtrl.sandbox.container_supervisor import owner_label
-from mtrl.sandbox.disk_watch import disk_watch
+from mtrl.sandbox.disk_watch import WatchedContainer, changes_folder, disk_watch
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +33,15 @@ _slots = threading.BoundedSemaphore(CALLS_AT_ONCE)
 USER_LIMITS = (("nofile", resource.RLIMIT_NOFILE, 2**14), ("nproc", resource.RLIMIT_NPROC, 2**15))
 """Name, kind and wanted value of the limits of a user in a container. The kernel counts the processes of a user in all
 containers together, so their limit is far above that of one container."""
+WAIT = 'trap "" INT; until ((SECONDS >= $1)); do sleep $(($1 - SECONDS)) & wait $!; done'
+"""Main process of a container, which ends after $1 seconds. It is bash, which removes ended processes whose parent has
+ended: otherwise they would count as processes until the end. A command that kills the sleep does not end it."""
 _FAILURES = (1, 125, 126, 255)
 """Exit codes of docker and podman for errors of their own. Commands use the same codes, so the container is checked."""
 
 
 class EngineContainer:
-    """A container that runs nothing but a sleep, and the commands that `run` adds to it.
+    """A container that runs nothing but `WAIT`, and the commands that `run` adds to it.
 
     Args:
         engine: name of the program: docker or podman.
@@ -53,15 +57,15 @@ class EngineContainer:
 
     def start(self) -> None:
         """See `Container.start`."""
-        command = [self._program, "run", "-d", "--name", self.name, "--label", owner_label(self._program)]
-        command += [*_limit_words(self.limits), "--stop-signal", "KILL", "--entrypoint", "sleep"]
-        command += ["-w", self.cwd] if self.cwd else []
         what = f"{self.engine} cannot start a container of {self.image}"
         # Podman's monitor of the container writes a file `oom` into its working directory if memory runs out.
         with tempfile.TemporaryDirectory(prefix="mtrl-") as folder:
-            call_engine([*command, self.image, f"{self.limits.seconds:g}"], START_SECONDS, what, folder)
-        if self.limits.disk_mb is not None:
-            disk_watch(self._program).add(self.name, self.limits.disk_mb * 2**20, self._stop_for_disk)
+            pid_file = Path(folder) / "pid"
+            call_engine(self._start_command(pid_file), START_SECONDS, what, folder)
+            if self.limits.disk_mb is not None:
+                changes = changes_folder(pid_file)
+                watched = WatchedContainer(self.limits.disk_mb * 2**20, changes, self._stop_for_disk)
+                disk_watch(self._program).add(self.name, watched)
 
     def run(
         self, command: str, seconds: float, env: Mapping[str, str] | None = None, stdin: bytes | None = None
@@ -117,6 +121,14 @@ class EngineContainer:
                 self.name,
                 CLIENT_SECONDS,
             )
+
+    def _start_command(self, pid_file: Path) -> list[str]:
+        command = [self._program, "run", "-d", "--name", self.name, "--label", owner_label(self._program)]
+        if self.limits.disk_mb is not None and self.engine == "podman":
+            command += ["--pidfile", str(pid_file)]
+        command += [*_limit_words(self.limits), "--stop-signal", "KILL", "--entrypoint", "bash"]
+        command += ["-w", self.cwd] if self.cwd else []
+        return [*command, self.image, "-c", WAIT, "bash", str(math.ceil(self.limits.seconds))]
 
     def _stop_for_disk(self) -> None:
         """End the container, whose files are too large, and delete them, without waiting for other calls."""

@@ -94,7 +94,7 @@ def test_gold_resolves_and_all_containers_are_removed(docker, episode, say, back
         text = " ".join(words)
         assert "--rm --network none --memory 2g --memory-swap 2g --pids-limit 99 --ulimit fsize=9437184:9437184" in text
         assert " --security-opt no-new-privileges " in text
-        assert "--entrypoint sleep -w /testbed docker.io/swebench/sweb.eval.x86_64.owner_1776_repo-1:latest" in text
+        assert "--entrypoint bash -w /testbed docker.io/swebench/sweb.eval.x86_64.owner_1776_repo-1:latest" in text
     assert all("timeout -s KILL" in " ".join(words) for words in calls_of(docker, "exec"))
 
 
