@@ -44,7 +44,7 @@ class Backend:
     processes: int = 256
     """Maximum number of concurrent processes and threads in a container."""
     disk_mb: int = 10240
-    """Maximum size of the files that a container writes, in MiB. The default is Harbor's."""
+    """Maximum size of the files that a container writes, in MiB."""
     network: bool = False
     """Whether containers get the network of the container engine, unless their task declines it."""
     servers: Sequence[str] = ()
