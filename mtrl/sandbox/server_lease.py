@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import socket
+import uuid
 
 from mtrl.utils.files import cache_folder
 
@@ -13,9 +15,13 @@ class ServerLease:
     """The right to use one server, held by a lock on a file. The kernel releases the lock when this process ends in any
     way. Other machines do not see it."""
 
-    def __init__(self, url: str, file: int):
+    def __init__(self, file: int):
         """Use `lease` instead."""
-        self.url, self._file = url, file
+        self._file = file
+        if not os.fstat(file).st_size:
+            os.pwrite(file, uuid.uuid4().hex.encode(), 0)
+        self.owner = f"{socket.gethostname()}-{os.pread(file, 32, 0).decode('ascii', 'replace')}"
+        """Name of all processes that can hold this lease: two of them never use the server at the same time."""
 
     def release(self) -> None:
         """Give the server back. A second call has no effect."""
@@ -38,4 +44,4 @@ def lease(url: str) -> ServerLease | None:
     except BlockingIOError:
         os.close(file)
         return None
-    return ServerLease(url, file)
+    return ServerLease(file)

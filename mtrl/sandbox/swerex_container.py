@@ -31,12 +31,13 @@ _END = "(kill -TERM $PPID; sleep 5; kill -KILL $PPID)"
 """Ends the server, which is the parent of the shell. The first process of a container ignores the second signal."""
 _IN_BACKGROUND = "< /dev/null > /dev/null 2>&1 &"
 _CLAIM = f"""
-mkdir /tmp/.mtrl-episode 2> /dev/null || {{ echo used; exit; }}
+mkdir /tmp/.mtrl-episode 2> /dev/null || {{ echo "used by $(cat /tmp/.mtrl-episode/owner)"; exit; }}
+echo "$3" > /tmp/.mtrl-episode/owner
 (sleep "$1"; {_END}) {_IN_BACKGROUND}
 mkdir -p -- "$2" && readlink -f /proc/$PPID/exe
 """
-"""Marks the container as used, ends it after $1 seconds, makes the folder $2, and prints the path of the Python that
-runs the server."""
+"""Marks the container as used by $3, ends it after $1 seconds, makes the folder $2, and prints the path of the Python
+that runs the server."""
 _ALL_USED = "other episodes use all of them; name more servers"
 _UNPACK = 'exec 2>&1; tar -x -o -f "$1" -C "$2"; code=$?; rm -f "$1"; exit $code'
 _ARCHIVE = "/tmp/.mtrl-archive.tar"
@@ -126,7 +127,7 @@ class SweRexContainer:
             return False
         client = SweRexClient(url)
         try:
-            python = claim(client, self.cwd, self.seconds)
+            python = claim(client, held.owner, self.cwd, self.seconds)
         except BaseException:
             client.close()
             held.release()
@@ -143,11 +144,12 @@ class SweRexContainer:
         return self._client
 
 
-def claim(client: SweRexClient, cwd: str, seconds: float) -> str:
-    """Claim a fresh server for one episode, and return the path of the Python that runs it. A server that is not fresh
-    is told to end.
+def claim(client: SweRexClient, owner: str, cwd: str, seconds: float) -> str:
+    """Claim a fresh server for one episode, and return the path of the Python that runs it. A server that served an
+    earlier episode of the same owner is told to end.
 
     Args:
+        owner: see `ServerLease.owner`.
         cwd: folder that is made.
         seconds: wall time in seconds after which the server ends by itself.
 
@@ -155,14 +157,18 @@ def claim(client: SweRexClient, cwd: str, seconds: float) -> str:
         ContainerError: the server cannot be used, or served an episode before.
         UserError: it refuses the token.
     """
-    code, printed = client.execute(["bash", "-c", _CLAIM, "bash", f"{seconds:g}", cwd], CALL_SECONDS)
-    python = printed.strip()
-    if python == "used":
+    code, printed = client.execute(["bash", "-c", _CLAIM, "bash", f"{seconds:g}", cwd, owner], CALL_SECONDS)
+    answer = printed.strip()
+    if answer == f"used by {owner}":
         end(client)
         raise ContainerError(f"the server {client.url} still has the files of an earlier episode")
-    if code != 0 or not python.startswith("/"):
+    if answer.startswith("used by"):
+        raise ContainerError(
+            f"the server {client.url} serves an episode of another machine, or of another MTRL_CACHE; use other servers"
+        )
+    if code != 0 or not answer.startswith("/"):
         raise ContainerError(f"the server {client.url} cannot make the folder {cwd}, or has no /proc")
-    return python
+    return answer
 
 
 def end(client: SweRexClient) -> None:

@@ -72,6 +72,21 @@ def test_an_episode_on_a_real_server(own_cache, monkeypatch, tmp_path, caplog):
     assert TOKEN not in caplog.text
 
 
+@need_swerex
+def test_an_episode_of_another_machine_keeps_its_server(own_cache, monkeypatch, tmp_path):
+    """Another cache folder stands for another machine, which does not see the lease."""
+    monkeypatch.setattr(swerex_container, "WAIT_SECONDS", 0.1)
+    with server(monkeypatch) as url:
+        until(lambda: answers(url))
+        container = SweRexContainer([url], "/app", 600)
+        container.start()
+        monkeypatch.setenv("MTRL_CACHE", str(tmp_path / "other"))
+        with pytest.raises(ContainerError, match=f"{url} serves an episode of another machine, or of another MTRL_C"):
+            SweRexContainer([url], "/app", 600).start()
+        assert container.run("echo here", 20).output == "here\n"
+        container.remove()
+
+
 KILLED = """
 import sys, time
 from mtrl.sandbox.swerex_container import SweRexContainer
