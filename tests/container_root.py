@@ -10,6 +10,8 @@ import pytest
 
 PROGRAMS = ("bash", "cat", "chmod", "find", "head", "ls", "mkdir", "mv", "rm", "sleep", "timeout", "tr", "wc", "yes")
 IMAGE = "localhost/mtrl-test-root:1"
+WRITE_ON = "for ((i = 0; ; i++)); do head -c 4000000 /dev/zero > /app/$i || exit; sleep 0.1; done"
+"""Command that writes files until it is stopped."""
 
 
 def fill(root):

@@ -27,6 +27,7 @@ FAMILY = Family(
         "observation_characters",
         "container_memory",
         "container_processes",
+        "container_disk_mb",
         "functions",
     ),
     tokens=("```bash\n", "\n```", "cat f.py", "sed -i 's|", "|' f.py", f" && echo {SUBMIT}"),

@@ -38,6 +38,7 @@ class ContainerTask:
         executable: docker or podman.
         memory: memory limit of a container, in docker's notation.
         processes: maximum number of concurrent processes in a container.
+        disk_mb: maximum size of the files that a container writes, in MiB; None: no limit.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class ContainerTask:
         executable: str = "docker",
         memory: str = "4g",
         processes: int = 512,
+        disk_mb: int | None = None,
         command_seconds: float = 180,
         grading_seconds: float = 3600,
     ):
@@ -54,7 +56,9 @@ class ContainerTask:
         self.cwd = truth["cwd"]
         self.command_seconds, self.grading_seconds = command_seconds, grading_seconds
         self._resources, self._executable = resources, executable
-        self._limits = ContainerLimits(memory=memory, processes=processes, seconds=LIFETIME_SECONDS + grading_seconds)
+        self._limits = ContainerLimits(
+            memory=memory, processes=processes, disk_mb=disk_mb, seconds=LIFETIME_SECONDS + grading_seconds
+        )
         self._container: EngineContainer | None = None
         self._base = truth["base_commit"]
 

@@ -63,7 +63,7 @@ def load(
 
 
 def _refuse_idle_settings(backend: str, config: dict[str, Any]) -> None:
-    contained = {name: name in config for name in ("container_memory", "container_processes")}
+    contained = {name: name in config for name in ("container_memory", "container_processes", "container_disk_mb")}
     for name, is_set in contained.items():
         if is_set and backend == "sandbox":
             raise UserError(f"environment.config.{name} is for containers, and the backend is sandbox; leave it out")

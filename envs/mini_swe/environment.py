@@ -62,6 +62,7 @@ class MiniSweEnv(BaseEnvironment):
         observation_characters: int | None = None,
         container_memory: str = "4g",
         container_processes: int = 512,
+        container_disk_mb: int | None = None,
         **config: Any,
     ):
         """
@@ -74,6 +75,7 @@ class MiniSweEnv(BaseEnvironment):
                 and 300 for short rows.
             container_memory: memory limit of a container, in docker's notation.
             container_processes: maximum number of concurrent processes and threads in a container.
+            container_disk_mb: maximum size of the files that a container writes, in MiB; None: no limit.
         """
         super().__init__(max_turns)  # the other keys of environment.config are for the loader
         if max_turns < 1:
@@ -83,11 +85,19 @@ class MiniSweEnv(BaseEnvironment):
         _check_positive("command_seconds", command_seconds, int | float)
         _check_positive("grading_seconds", grading_seconds, int | float)
         _check_positive("container_processes", container_processes, int)
-        if observation_characters is not None:
-            _check_positive("observation_characters", observation_characters, int)
+        for key, number in (
+            ("observation_characters", observation_characters),
+            ("container_disk_mb", container_disk_mb),
+        ):
+            if number is not None:
+                _check_positive(key, number, int)
         self.backend = backend
         self.seconds: dict[str, Any] = {"command_seconds": command_seconds, "grading_seconds": grading_seconds}
-        self.container: dict[str, Any] = {"memory": container_memory, "processes": container_processes}
+        self.container: dict[str, Any] = {
+            "memory": container_memory,
+            "processes": container_processes,
+            "disk_mb": container_disk_mb,
+        }
         self.characters = observation_characters
         self._task: Task | None = None
         self.style = style_of(None)

@@ -15,5 +15,15 @@ FAMILY = Family(
     explain=explain,
     measure=measure,
     waits_for_processes=True,
-    config_keys=("backend", "command_seconds", "output_characters", "memory_mb", "cpus", "processes", "network"),
+    config_keys=(
+        "backend",
+        "command_seconds",
+        "output_characters",
+        "memory_mb",
+        "cpus",
+        "processes",
+        "disk_mb",
+        "network",
+        "servers",
+    ),
 )

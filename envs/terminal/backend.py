@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from envs.terminal.task import TerminalTask
@@ -12,8 +13,12 @@ from mtrl.sandbox.container import Container, ContainerLimits
 from mtrl.sandbox.container_image import build_image
 from mtrl.sandbox.engine_container import EngineContainer
 from mtrl.sandbox.process import ProcessLimits
+from mtrl.sandbox.swerex_client import checked_url, token
+from mtrl.sandbox.swerex_container import SweRexContainer
 
-BACKENDS = ("sandbox", "podman", "docker")
+ENGINES = ("podman", "docker")
+"""Backends that start containers from the image of a task."""
+BACKENDS = ("sandbox", *ENGINES, "swerex")
 SANDBOX_CWD = "/app"
 """Working directory of tasks without an image, if task.toml names none."""
 LIFETIME_SECONDS = 7200.0
@@ -31,38 +36,42 @@ class Backend:
     """
 
     name: str = "sandbox"
-    """sandbox (bubblewrap), podman or docker."""
+    """sandbox (bubblewrap), podman, docker, or swerex: remote containers that run a server of SWE-ReX."""
     memory_mb: int = 2048
     """Maximum memory of a container, in MiB."""
     cpus: float | None = None
     """Maximum number of cores of a container; None: what the task asks for, or all cores."""
     processes: int = 256
     """Maximum number of concurrent processes and threads in a container."""
+    disk_mb: int = 10240
+    """Maximum size of the files that a container writes, in MiB."""
     network: bool = False
     """Whether containers get the network of the container engine, unless their task declines it."""
+    servers: Sequence[str] = ()
+    """Addresses of the servers of swerex, each in a container of its own."""
 
     def __post_init__(self) -> None:
         if self.name not in BACKENDS:
             raise UserError(f"environment.config.backend={self.name} is not known; choose one of {', '.join(BACKENDS)}")
-        for key in ("memory_mb", "cpus", "processes"):
+        for key in ("memory_mb", "cpus", "processes", "disk_mb"):
             check_positive(key, getattr(self, key), float if key == "cpus" else int)
         if not isinstance(self.network, bool):
             raise UserError(f"environment.config.network={self.network!r} must be true or false")
-        for key, is_set in (("network", self.network), ("cpus", self.cpus is not None)):
-            if is_set and self.name == "sandbox":
-                raise UserError(f"environment.config.{key} is for containers, and the backend is sandbox; leave it out")
+        self._refuse_idle()
+        if self.name == "swerex":
+            self._check_servers()
 
     def check(self, task: TerminalTask) -> None:
         """Raise a UserError if this backend cannot run the task."""
-        if self.name == "sandbox" and task.needs_image:
+        if self.name not in ENGINES and task.needs_image:
             raise UserError(
-                f"task {task.name} has an image of its own, and environment.config.backend=sandbox runs tasks without "
-                "one; set it to podman or docker"
+                f"task {task.name} has an image of its own, and environment.config.backend={self.name} runs tasks "
+                "without one; set it to podman or docker"
             )
-        if self.name != "sandbox" and not task.needs_image:
+        if self.name in ENGINES and not task.needs_image:
             raise UserError(
                 f"task {task.name} has neither environment/Dockerfile nor environment.docker_image, and "
-                f"environment.config.backend={self.name} needs one of them; set it to sandbox"
+                f"environment.config.backend={self.name} needs one of them; set it to sandbox or swerex"
             )
 
     def container(self, task: TerminalTask) -> Container:
@@ -77,16 +86,46 @@ class Backend:
                 memory_bytes=memory_mb * 2**20, processes=self.processes, cpu_seconds=3600, output_bytes=OUTPUT_BYTES
             )
             return BubblewrapContainer(limits, task.cwd or SANDBOX_CWD, ("logs", "tests"))
+        if self.name == "swerex":
+            return SweRexContainer(self.servers, task.cwd or SANDBOX_CWD, LIFETIME_SECONDS + task.tests_seconds)
         image = task.image or build_image(self.name, task.folder / "environment", task.build_seconds)
         wanted = [cpus for cpus in (self.cpus, task.cpus) if cpus is not None]
         limits_of_all = ContainerLimits(
             memory=f"{memory_mb}m",
             cpus=min(wanted) if wanted else None,
             processes=self.processes,
+            disk_mb=min(self.disk_mb, task.storage_mb or self.disk_mb),
             network=self.network and task.wants_network is not False,
             seconds=LIFETIME_SECONDS + task.tests_seconds,
         )
         return EngineContainer(self.name, image, limits_of_all, task.cwd)
+
+    def _refuse_idle(self) -> None:
+        """Raise a UserError if a setting has no effect on this backend."""
+        defaults = {field.name: field.default for field in fields(self)}
+        idle = {
+            "sandbox": ("network", "cpus", "disk_mb", "servers"),
+            "swerex": ("network", "cpus", "disk_mb", "memory_mb", "processes"),
+        }.get(self.name, ("servers",))
+        for key in idle:
+            if getattr(self, key) != defaults[key]:
+                where = "servers of swerex" if key == "servers" else "containers of podman and docker"
+                raise UserError(
+                    f"environment.config.{key} is for {where}, and environment.config.backend is {self.name}; leave "
+                    "it out"
+                )
+
+    def _check_servers(self) -> None:
+        """Raise a UserError if an address of a server is missing or invalid, or if there is no token."""
+        servers = self.servers
+        if isinstance(servers, str) or not isinstance(servers, Sequence) or not servers:
+            raise UserError(
+                f"environment.config.servers={servers!r} must be a list of addresses, such as [http://127.0.0.1:8001], "
+                "because environment.config.backend=swerex runs each episode on a server of its own"
+            )
+        if len(set(map(checked_url, servers))) < len(servers):
+            raise UserError("environment.config.servers names a server twice; name each address once")
+        token()
 
 
 def check_positive(key: str, value: Any, kind: type) -> None:

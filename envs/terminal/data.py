@@ -32,7 +32,9 @@ def load(
     memory_mb: int = 2048,
     cpus: float | None = None,
     processes: int = 256,
+    disk_mb: int = 10240,
     network: bool = False,
+    servers: Sequence[str] = (),
     **config: Any,
 ) -> Splits:
     """Return the rows of `data.path`, a folder that holds task folders at any depth; without a path those of two small
@@ -44,13 +46,13 @@ def load(
     Args:
         data: the `data` section of the config.
         seed: not used, since the order of the rows is that of their names.
-        backend, memory_mb, cpus, processes, network: see `Backend`.
+        backend, memory_mb, cpus, processes, disk_mb, network, servers: see `Backend`.
         config: the environment's own keys.
 
     Raises:
         UserError: the folder has too few tasks, or a task cannot be read or does not fit the backend.
     """
-    place = Backend(backend, memory_mb, cpus, processes, network)
+    place = Backend(backend, memory_mb, cpus, processes, disk_mb, network, servers)
     path = SHIPPED if data.path is None else Path(str(data.path)).expanduser()
     if not path.is_dir():
         raise UserError(f"data.path={data.path} is no folder; environment=terminal reads a folder of task folders")
@@ -106,7 +108,10 @@ def _warn(tasks: list[TerminalTask], place: Backend) -> None:
         f"ask for more memory than environment.config.memory_mb={place.memory_mb}": [
             task for task in tasks if (task.memory_mb or 0) > place.memory_mb
         ],
-        "have keys in [environment] that have no effect here (storage, healthcheck, skills_dir)": [
+        f"ask for more storage than environment.config.disk_mb={place.disk_mb}": [
+            task for task in tasks if (task.storage_mb or 0) > place.disk_mb
+        ],
+        "have keys in [environment] that have no effect here (healthcheck, skills_dir)": [
             task for task in tasks if task.idle
         ],
     }

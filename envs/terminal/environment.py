@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -36,25 +37,27 @@ class TerminalEnv(ToolEnvironment):
         memory_mb: int = 2048,
         cpus: float | None = None,
         processes: int = 256,
+        disk_mb: int = 10240,
         network: bool = False,
+        servers: Sequence[str] = (),
     ):
         """
         Args:
             command_seconds: wall time limit of one command, in seconds.
             output_characters: maximum number of characters of a command's output that the model sees.
-            backend, memory_mb, cpus, processes, network: see `envs.terminal.backend.Backend`.
+            backend, memory_mb, cpus, processes, disk_mb, network, servers: see `envs.terminal.backend.Backend`.
         """
         check_positive("command_seconds", command_seconds, float)
         check_positive("output_characters", output_characters, int)
         if max_turns < 1:
             raise UserError(f"generator.max_turns={max_turns} leaves no turn to act; set it to 1 or more")
         super().__init__(max_turns, tool_timeout=command_seconds + TOOL_SLACK_SECONDS)
-        self.backend = Backend(backend, memory_mb, cpus, processes, network)
+        self.backend = Backend(backend, memory_mb, cpus, processes, disk_mb, network, servers)
         self.command_seconds, self.output_characters = command_seconds, output_characters
         self._seconds_left = float("inf")
 
-    def reset(self, row: Row | None = None) -> list[Message] | None:
-        """Start the container of the row's task.
+    async def reset(self, row: Row | None = None) -> list[Message] | None:  # type: ignore[override]
+        """Start the container of the row's task, on the thread of the episode, because the start may wait for others.
 
         Raises:
             UserError: the task cannot be read or does not fit the backend.
@@ -65,7 +68,7 @@ class TerminalEnv(ToolEnvironment):
         self._task = read_task(Path(truth["folder"]), truth["task"])
         self.backend.check(self._task)
         self._seconds_left = self._task.agent_seconds or float("inf")
-        self._container = self._started(self._task)
+        self._container = await self._call(partial(self._started, self._task), TIMEOUT_MAX)
         return None
 
     @tool

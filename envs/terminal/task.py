@@ -42,6 +42,8 @@ class TerminalTask:
     cpus: float | None
     memory_mb: int | None
     """Memory that the task asks for, in MiB; None: it names none."""
+    storage_mb: int | None
+    """Size of files that the task asks for, in MiB; None: it names none."""
     wants_network: bool | None
     """Whether the task asks for the network; None: it does not say."""
     env: Mapping[str, str]
@@ -90,11 +92,12 @@ def read_task(folder: Path, name: str = "") -> TerminalTask:
         tests_seconds=_positive(tests.get("timeout_sec", DEFAULT_SECONDS), "verifier.timeout_sec", name),
         build_seconds=_positive(place.get("build_timeout_sec", DEFAULT_SECONDS), "environment.build_timeout_sec", name),
         cpus=None if place.get("cpus") is None else _positive(place["cpus"], "environment.cpus", name),
-        memory_mb=_memory(place, name),
+        memory_mb=_size(place, "memory", name),
+        storage_mb=_size(place, "storage", name),
         wants_network=_wants_network(place, name),
         env=_variables(place, "environment.env", name),
         tests_env=_variables(tests, "verifier.env", name),
-        idle=tuple(key for key in ("storage", "storage_mb", "healthcheck", "skills_dir") if place.get(key) is not None),
+        idle=tuple(key for key in ("healthcheck", "skills_dir") if place.get(key) is not None),
     )
 
 
@@ -152,15 +155,15 @@ def _positive(value: Any, key: str, name: str) -> float:
     return float(value)
 
 
-def _memory(place: dict[str, Any], name: str) -> int | None:
-    """Return `memory_mb`, or the value of the older key `memory`, such as 2G, in MiB."""
-    value = place.get("memory_mb", place.get("memory"))
+def _size(place: dict[str, Any], key: str, name: str) -> int | None:
+    """Return the value of `KEY_mb`, or that of the older key, such as 2G, in MiB."""
+    value = place.get(f"{key}_mb", place.get(key))
     if isinstance(value, str):
         found = re.fullmatch(r"([0-9.]+)([KMG])", value.strip().upper())
         if found is None or found[1].count(".") > 1:
-            raise UserError(f"task {name} has environment.memory={value!r} in task.toml; write a size such as 2G")
+            raise UserError(f"task {name} has environment.{key}={value!r} in task.toml; write a size such as 2G")
         value = float(found[1]) * _UNITS[found[2]]
-    return None if value is None else max(1, int(_positive(value, "environment.memory_mb", name)))
+    return None if value is None else max(1, int(_positive(value, f"environment.{key}_mb", name)))
 
 
 def _wants_network(place: dict[str, Any], name: str) -> bool | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import resource
 import shutil
@@ -17,6 +18,7 @@ from mtrl.errors import UserError
 from mtrl.sandbox.bounded_client import SLACK_SECONDS, run_bounded
 from mtrl.sandbox.container import CommandResult, ContainerError, ContainerLimits
 from mtrl.sandbox.container_supervisor import owner_label
+from mtrl.sandbox.disk_watch import WatchedContainer, changes_folder, disk_watch
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +33,15 @@ _slots = threading.BoundedSemaphore(CALLS_AT_ONCE)
 USER_LIMITS = (("nofile", resource.RLIMIT_NOFILE, 2**14), ("nproc", resource.RLIMIT_NPROC, 2**15))
 """Name, kind and wanted value of the limits of a user in a container. The kernel counts the processes of a user in all
 containers together, so their limit is far above that of one container."""
+WAIT = 'trap "" INT; until ((SECONDS >= $1)); do sleep $(($1 - SECONDS)) & wait $!; done'
+"""Main process of a container, which ends after $1 seconds. It is bash, which removes ended processes whose parent has
+ended: otherwise they would count as processes until the end. A command that kills the sleep does not end it."""
 _FAILURES = (1, 125, 126, 255)
 """Exit codes of docker and podman for errors of their own. Commands use the same codes, so the container is checked."""
 
 
 class EngineContainer:
-    """A container that runs nothing but a sleep, and the commands that `run` adds to it.
+    """A container that runs nothing but `WAIT`, and the commands that `run` adds to it.
 
     Args:
         engine: name of the program: docker or podman.
@@ -48,31 +53,38 @@ class EngineContainer:
         self.engine, self.image, self.limits, self.cwd = engine, image, limits, cwd
         self.name = f"mtrl-{uuid.uuid4().hex}"
         self._program = engine_path(engine)
+        self._disk_is_full = threading.Event()
 
     def start(self) -> None:
         """See `Container.start`."""
-        command = [self._program, "run", "-d", "--name", self.name, "--label", owner_label(self._program)]
-        command += [*_limit_words(self.limits), "--stop-signal", "KILL", "--entrypoint", "sleep"]
-        command += ["-w", self.cwd] if self.cwd else []
         what = f"{self.engine} cannot start a container of {self.image}"
         # Podman's monitor of the container writes a file `oom` into its working directory if memory runs out.
         with tempfile.TemporaryDirectory(prefix="mtrl-") as folder:
-            call_engine([*command, self.image, f"{self.limits.seconds:g}"], START_SECONDS, what, folder)
+            pid_file = Path(folder) / "pid"
+            call_engine(self._start_command(pid_file), START_SECONDS, what, folder)
+            if self.limits.disk_mb is not None:
+                changes = changes_folder(pid_file)
+                watched = WatchedContainer(self.limits.disk_mb * 2**20, changes, self._stop_for_disk)
+                disk_watch(self._program).add(self.name, watched)
 
     def run(
         self, command: str, seconds: float, env: Mapping[str, str] | None = None, stdin: bytes | None = None
     ) -> CommandResult:
         """See `Container.run`. `timeout` kills the command and its process group inside the container; if that fails,
-        the client is killed.
+        the client is killed. A container that has exceeded its limit of the disk is removed, and runs no command.
 
         Args:
             stdin: standard input of the command; None: empty.
         """
+        if self._disk_is_full.is_set():
+            return CommandResult("", -1, self._disk_reason())
         client = [self._program, "exec", *(["-i"] if stdin is not None else [])]
         client += ["-w", self.cwd] if self.cwd else []
         client += [word for name, value in (env or {}).items() for word in ("-e", f"{name}={value}")]
         inside = ["timeout", "-s", "KILL", f"{seconds:g}", "bash", "-c", command]
         done = run_bounded([*client, self.name, *inside], seconds, stdin)
+        if self._disk_is_full.is_set():
+            return CommandResult(done.output, -1, self._disk_reason())
         if done.exit_code in _FAILURES and done.output.startswith("Error") and not self._is_running():
             raise ContainerError(f"{self.engine} cannot run a command in {self.image}: {_last_line(done.output)}")
         return done
@@ -94,10 +106,14 @@ class EngineContainer:
 
     def remove(self) -> None:
         """See `Container.remove`."""
+        disk_watch(self._program).discard(self.name)
+        with _slots:
+            self._delete()
+
+    def _delete(self) -> None:
         command = [self._program, "rm", "-f", self.name]
         try:
-            with _slots:
-                subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CLIENT_SECONDS)
+            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CLIENT_SECONDS)
         except subprocess.TimeoutExpired:
             log.warning(
                 "%s did not remove the container %s within %d s; its supervisor removes it after the run",
@@ -105,6 +121,22 @@ class EngineContainer:
                 self.name,
                 CLIENT_SECONDS,
             )
+
+    def _start_command(self, pid_file: Path) -> list[str]:
+        command = [self._program, "run", "-d", "--name", self.name, "--label", owner_label(self._program)]
+        if self.limits.disk_mb is not None and self.engine == "podman":
+            command += ["--pidfile", str(pid_file)]
+        command += [*_limit_words(self.limits), "--stop-signal", "KILL", "--entrypoint", "bash"]
+        command += ["-w", self.cwd] if self.cwd else []
+        return [*command, self.image, "-c", WAIT, "bash", str(math.ceil(self.limits.seconds))]
+
+    def _stop_for_disk(self) -> None:
+        """End the container, whose files are too large, and delete them, without waiting for other calls."""
+        self._disk_is_full.set()
+        self._delete()
+
+    def _disk_reason(self) -> str:
+        return f"the files of the container exceeded {self.limits.disk_mb} MiB, and the container was removed"
 
     def _is_running(self) -> bool:
         command = [self._program, "container", "inspect", "--format", "{{.State.Running}}", self.name]
@@ -163,19 +195,22 @@ def call_engine(command: list[str], seconds: float, what: str, cwd: str | None =
 def user_limits() -> list[str]:
     """Return the limits on open files and processes of a user in a container, as arguments of a container engine. They
     are set because an engine without the capability to raise limits cannot set its own defaults of 1,048,576."""
-    arguments = []
-    for name, kind, wanted in USER_LIMITS:
-        most = resource.getrlimit(kind)[1]
-        count = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
-        arguments += ["--ulimit", f"{name}={count}:{count}"]
-    return arguments
+    return [word for limit in USER_LIMITS for word in _limit_word(*limit)]
 
 
 def _limit_words(limits: ContainerLimits) -> list[str]:
     words = ["--rm", *([] if limits.network else ["--network", "none"])]
     words += ["--memory", limits.memory, "--memory-swap", limits.memory, "--pids-limit", str(limits.processes)]
     words += ["--cpus", f"{limits.cpus:g}"] if limits.cpus is not None else []
+    words += [] if limits.disk_mb is None else _limit_word("fsize", resource.RLIMIT_FSIZE, limits.disk_mb * 2**20)
     return [*words, "--security-opt", "no-new-privileges", *user_limits()]
+
+
+def _limit_word(name: str, kind: int, wanted: int) -> list[str]:
+    """Return a limit of a user as arguments of a container engine, not above that of this process."""
+    most = resource.getrlimit(kind)[1]
+    count = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
+    return ["--ulimit", f"{name}={count}:{count}"]
 
 
 def _last_line(output: str) -> str:

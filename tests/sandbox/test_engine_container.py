@@ -1,17 +1,21 @@
 """Containers of Podman, for real where this machine can run them, and their removal after SIGKILL."""
 
+import os
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from mtrl.errors import UserError
-from mtrl.sandbox.container import ContainerError, ContainerLimits, copy_out
+from mtrl.sandbox import disk_watch, engine_container
+from mtrl.sandbox.container import CommandResult, ContainerError, ContainerLimits, copy_out
+from mtrl.sandbox.disk_watch import changes_folder, folder_sizes, parse_sizes
 from mtrl.sandbox.engine_container import EngineContainer, engine_path
-from tests.container_root import IMAGE, need_podman
+from tests.container_root import IMAGE, WRITE_ON, need_podman
 from tests.sandbox.container_kills import kill_once
 
 LIMITS = ContainerLimits(memory="64m", cpus=1.0, processes=32)
@@ -52,6 +56,63 @@ def test_limits_hold(container):
     assert "Resource temporarily unavailable" in forks.output
     network = container.run("cat /proc/net/dev", 10).output.splitlines()[2:]
     assert [line.split(":")[0].strip() for line in network] == ["lo"]
+
+
+@pytest.mark.parametrize("measured_by", ["du", "engine"])
+def test_a_container_that_fills_its_disk_is_removed(container, monkeypatch, measured_by):
+    """One file ends at the limit of the kernel, and many files end the container: no host is filled."""
+    if measured_by == "engine":
+        monkeypatch.setattr(engine_container, "changes_folder", lambda pid_file: None)
+    elif os.geteuid() != 0:
+        pytest.skip("only root may read the folders of all containers")
+    else:
+        monkeypatch.setattr(disk_watch, "engine_sizes", None)
+    small = EngineContainer("podman", IMAGE, replace(LIMITS, disk_mb=16), cwd="/app")
+    reason = "the files of the container exceeded 16 MiB, and the container was removed"
+    try:
+        small.start()
+        assert f"{16 * 2**20}\n" in small.run("cat /dev/zero > one; wc -c < one; rm one", 20).output
+        full = small.run(WRITE_ON, 60)
+        assert (full.exit_code, full.stopped) == (-1, reason)
+        assert small.run("ls", 20) == CommandResult("", -1, reason)
+    finally:
+        small.remove()
+    left = subprocess.run(["podman", "ps", "-aq", "--filter", f"name={small.name}"], capture_output=True, text=True)
+    assert left.stdout == "" and container.run("echo other", 20).output == "other\n"
+
+
+def test_sizes_of_containers_are_read_in_the_words_of_the_engines():
+    printed = "a 0B (virtual 6.48MB)\nb 1.09kB (virtual 7MB)\nc 50MB\nd 1.5GB (virtual 2GB)\ne 2TB\n\nf \n"
+    assert parse_sizes(printed) == {"a": 0, "b": 1090, "c": 50_000_000, "d": 1_500_000_000, "e": 2 * 10**12}
+
+
+def test_sizes_of_folders(tmp_path):
+    """Files below a folder count, whatever their names are, and a folder may be gone."""
+    (tmp_path / "one" / "a\n9\tb").mkdir(parents=True)
+    (tmp_path / "one" / "a\n9\tb" / "file").write_bytes(b"x" * 50_000)
+    found = folder_sizes({"first": str(tmp_path / "one"), "second": str(tmp_path / "gone")})
+    assert list(found) == ["first"] and 50_000 <= found["first"] < 100_000
+    assert changes_folder(tmp_path / "gone") is None
+
+
+KILL_SLEEPS = 'for p in /proc/[0-9]*; do if [ "$(cat $p/comm)" = sleep ]; then kill -9 ${p#/proc/}; fi; done'
+
+
+def test_processes_that_a_command_leaves_count_until_they_end(container):
+    """The limit is 32 processes, and each command leaves 20, which end soon."""
+    for _ in range(3):
+        assert container.run("for i in {1..20}; do (sleep 0.1 &) done; sleep 0.3; echo end", 20).output == "end\n"
+    container.run(f"kill -9 1; kill -INT 1; kill -HUP 1; {KILL_SLEEPS}", 20)
+    assert container.run("echo still here", 20).output == "still here\n"
+
+
+def test_a_container_ends_by_itself(container):
+    short = EngineContainer("podman", IMAGE, replace(LIMITS, seconds=0.5))
+    short.start()
+    with pytest.raises(ContainerError, match="podman cannot run a command in .*: Error: "):
+        while short.run("sleep 10", 20).output == "":
+            continue
+    short.remove()
 
 
 def test_a_command_cannot_pretend_that_the_engine_failed(container):

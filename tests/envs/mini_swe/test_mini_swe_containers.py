@@ -84,15 +84,17 @@ def episode(play, make_trajectory):
 def test_gold_resolves_and_all_containers_are_removed(docker, episode, say, backend):
     instance = row()
     responses = [say("cat calc.py"), *FAMILY.gold(instance)]
-    reward, score, observations = episode(instance, responses, backend, container_memory="2g", container_processes=99)
+    limits = {"container_memory": "2g", "container_processes": 99, "container_disk_mb": 9}
+    reward, score, observations = episode(instance, responses, backend, **limits)
     assert (reward, score) == (1.0, 1.0) and "return a - b" in observations[0]
     assert not list((docker / "containers").iterdir())
     starts = calls_of(docker, "run")
     assert len(starts) == 2, "one to work in, a fresh one for the tests"
     for words in starts:
         text = " ".join(words)
-        assert "--rm --network none --memory 2g --memory-swap 2g --pids-limit 99 --security-opt no-new-priv" in text
-        assert "--entrypoint sleep -w /testbed docker.io/swebench/sweb.eval.x86_64.owner_1776_repo-1:latest" in text
+        assert "--rm --network none --memory 2g --memory-swap 2g --pids-limit 99 --ulimit fsize=9437184:9437184" in text
+        assert " --security-opt no-new-privileges " in text
+        assert "--entrypoint bash -w /testbed docker.io/swebench/sweb.eval.x86_64.owner_1776_repo-1:latest" in text
     assert all("timeout -s KILL" in " ".join(words) for words in calls_of(docker, "exec"))
 
 

@@ -207,6 +207,7 @@ def _read(path):
         ({"grading_seconds": True}, "environment.config.grading_seconds=True must be a positive number"),
         ({"observation_characters": 1.5}, "environment.config.observation_characters=1.5 must be"),
         ({"container_processes": -1}, "environment.config.container_processes=-1 must be"),
+        ({"container_disk_mb": 0}, "environment.config.container_disk_mb=0 must be"),
     ],
 )
 def test_invalid_settings_are_refused(settings, sentence):

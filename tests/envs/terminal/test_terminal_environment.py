@@ -12,9 +12,10 @@ from mtrl.environments.tool_calls import format_call
 from mtrl.sandbox.container import CommandResult, ContainerError
 from mtrl.sandbox.container_supervisor import owner_label
 from mtrl.sandbox.engine_container import engine_path
-from tests.container_root import IMAGE, need_podman
+from tests.container_root import IMAGE, WRITE_ON, need_podman
 from tests.envs.episodes import trajectory_of
 from tests.sandbox.container_kills import containers
+from tests.sandbox.swerex_servers import need_swerex, server
 
 
 def bash(command):
@@ -27,7 +28,7 @@ def play(row, responses, **settings):
     async def run():
         environment = FAMILY.environment(**settings)
         try:
-            environment.reset(row)
+            await environment.reset(row)
             return [await environment.step(response, row["ground_truth"]) for response in responses]
         finally:
             environment.close()
@@ -49,6 +50,16 @@ def test_solutions_of_the_shipped_tasks_earn_the_reward(shipped):
         results, score = play(row, FAMILY.gold(row))
         assert (results[-1].reward, results[-1].done, score) == (1.0, True, 1.0)
         assert results[-1].metrics["no_reward_file"] == 0.0
+
+
+@need_swerex
+def test_a_shipped_task_in_a_remote_container(shipped, monkeypatch, tmp_path):
+    monkeypatch.setenv("MTRL_CACHE", str(tmp_path))
+    with server(monkeypatch) as url:
+        for row, reward in ((shipped[1], 1.0), (shipped[0], 0.0)):
+            responses = FAMILY.gold(row) if reward else [bash(CHEATS["its own reward"]), "done"]
+            results, score = play(row, responses, backend="swerex", servers=[url])
+            assert (results[-1].reward, results[-1].done, score) == (reward, True, reward)
 
 
 CHEATS = {
@@ -119,6 +130,18 @@ def test_a_task_with_a_dockerfile_runs_in_podman(tmp_path):
     (tmp_path / "built" / "environment" / "Dockerfile").write_text("FROM localhost/mtrl-no-such-image:1\n")
     with pytest.raises(ContainerError, match="podman cannot build the image of built/environment: .+"):
         play(row, responses, backend="podman")
+    assert own_containers() == []
+
+
+def test_an_episode_that_fills_its_disk_fails_by_itself(tmp_path):
+    need_podman(tmp_path)
+    row = podman_row(tmp_path / "full", f"[environment]\ndocker_image = '{IMAGE}'\nstorage_mb = 16\nmemory_mb = 64")
+    results, score = play(row, [bash(WRITE_ON), bash("ls"), "done"], backend="podman")
+    for result in results[:2]:
+        assert (
+            "[the command was stopped: the files of the container exceeded 16 MiB" in result.observation[0]["content"]
+        )
+    assert (results[-1].reward, results[-1].done, score) == (0.0, True, 0.0)
     assert own_containers() == []
 
 

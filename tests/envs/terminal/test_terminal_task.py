@@ -35,6 +35,7 @@ timeout_sec = 900
 timeout_sec = 30
 env = {A = "b"}
 [environment]
+skills_dir = "x"
 docker_image = "docker.io/x/y:1"
 memory = "2G"
 cpus = 1
@@ -48,8 +49,8 @@ def test_settings_of_an_older_task(folder):
     task = read_task(folder)
     assert (task.name, task.instruction, task.image, task.needs_image) == ("first", "Do it.", "docker.io/x/y:1", True)
     assert (task.agent_seconds, task.tests_seconds, task.build_seconds) == (900, 30, 600)
-    assert (task.memory_mb, task.cpus, task.wants_network, task.idle) == (2048, 1, True, ("storage",))
-    assert (task.env, task.tests_env, task.solution) == ({}, {"A": "b"}, None)
+    assert (task.memory_mb, task.storage_mb, task.cpus, task.wants_network) == (2048, 10240, 1, True)
+    assert (task.env, task.tests_env, task.solution, task.idle) == ({}, {"A": "b"}, None, ("skills_dir",))
 
 
 def test_an_empty_task_toml_has_harbors_defaults(folder):
@@ -94,19 +95,24 @@ def test_missing_files_are_named(folder):
 
 def test_splits_of_a_folder(tmp_path, caplog):
     for index in range(9):
-        make_task(tmp_path / "all" / "deep" / f"t{index}", "[environment]\nnetwork_mode = 'public'\nmemory_mb = 9000")
+        make_task(
+            tmp_path / "all" / "deep" / f"t{index}",
+            "[environment]\nnetwork_mode = 'public'\nmemory_mb = 9000\nstorage_mb = 90000",
+        )
     with caplog.at_level(logging.WARNING):
         splits = load(DataConfig(path=str(tmp_path / "all")), 0)
     assert [row["id"] for row in splits.test] == ["deep/t0", "deep/t8"] and len(splits.train) == 7
     assert "9 tasks, such as deep/t1, ask for the network, and environment.config.network=false" in caplog.text
     assert "ask for more memory than environment.config.memory_mb=2048" in caplog.text
+    assert "ask for more storage than environment.config.disk_mb=10240" in caplog.text
     for name in ("train", "test"):
         make_task(tmp_path / "split" / name / name)
     splits = load(DataConfig(path=str(tmp_path / "split")), 0)
     assert [row["id"] for row in (*splits.train, *splits.test)] == ["train", "test"]
 
 
-def test_settings_that_do_not_fit_are_refused(folder):
+def test_settings_that_do_not_fit_are_refused(folder, monkeypatch):
+    monkeypatch.delenv("MTRL_SWEREX_TOKEN", raising=False)
     data = DataConfig(path=str(folder.parent))
     with pytest.raises(UserError, match="has 1 tasks, and training and evaluation need at least one each"):
         load(data, 0)
@@ -116,9 +122,23 @@ def test_settings_that_do_not_fit_are_refused(folder):
     with pytest.raises(UserError, match="task first has neither environment/Dockerfile nor environment.docker_image"):
         load(data, 0, backend="podman")
     for settings, sentence in (
-        ({"backend": "lxc"}, "environment.config.backend=lxc is not known; choose one of sandbox, podman, docker"),
-        ({"network": True}, "environment.config.network is for containers, and the backend is sandbox; leave it out"),
+        (
+            {"backend": "lxc"},
+            "environment.config.backend=lxc is not known; choose one of sandbox, podman, docker, swerex",
+        ),
+        (
+            {"network": True},
+            "network is for containers of podman and docker, and environment.config.backend is sandbox",
+        ),
+        ({"servers": ["https://x"]}, "servers is for servers of swerex, and environment.config.backend is sandbox"),
+        ({"backend": "swerex", "memory_mb": 64}, "memory_mb is for containers of podman and docker, and environment.c"),
+        ({"backend": "swerex"}, "environment.config.servers=\\(\\) must be a list of addresses, such as"),
+        ({"backend": "swerex", "servers": "https://x"}, "servers='https://x' must be a list of addresses"),
+        ({"backend": "swerex", "servers": ["https://x", "https://x/"]}, "names a server twice; name each address once"),
+        ({"backend": "swerex", "servers": ["https://x"]}, "set the environment variable MTRL_SWEREX_TOKEN"),
         ({"memory_mb": "2g"}, "environment.config.memory_mb='2g' must be an integer above 0"),
+        ({"disk_mb": 5}, "disk_mb is for containers of podman and docker, and environment.config.backend is sandbox"),
+        ({"backend": "podman", "disk_mb": 0}, "environment.config.disk_mb=0 must be an integer above 0"),
         ({"backend": "podman", "cpus": -1}, "environment.config.cpus=-1 must be a number above 0"),
     ):
         with pytest.raises(UserError, match=sentence):

@@ -1,0 +1,169 @@
+"""A client of one server of SWE-ReX (`swerex-remote`), with limits on the time and the size of every answer.
+
+The protocol is that of `swerex.server` (SWE-ReX 1.4): JSON over HTTP, with the token in the header X-API-Key. SWE-ReX's
+own client is not used: it calls the function that an answer names (`swerex.runtime.remote`,
+`_handle_transfer_exception`), and an agent that controls its container also controls these answers.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+
+from mtrl.errors import UserError
+from mtrl.sandbox.container import ContainerError
+from mtrl.utils.http_client import error_message, exception_message, printable
+from mtrl.utils.serving import is_loopback
+
+TOKEN_VARIABLE = "MTRL_SWEREX_TOKEN"
+CONNECT_SECONDS = 10.0
+"""Time limit for a connection, in seconds."""
+LARGEST_ANSWER = 16 * 2**20
+"""Maximum size of an answer in bytes. In JSON a character of a command's output may take seven bytes."""
+_REFUSED = (401, 403)
+"""HTTP statuses of a wrong token."""
+
+
+class SweRexClient:
+    """Requests to one server.
+
+    Args:
+        url: address of the server, http://127.0.0.1:PORT or https://HOST:PORT.
+
+    Raises:
+        UserError: the address is invalid, or the environment variable MTRL_SWEREX_TOKEN is not set.
+    """
+
+    def __init__(self, url: str):
+        self.url = checked_url(url)
+        self._token = token()
+        verify = ssl.create_default_context() if self.url.startswith("https:") else False
+        self._client = httpx.Client(trust_env=False, verify=verify)
+
+    def execute(self, command: Sequence[str], seconds: float) -> tuple[int, str]:
+        """Run a program on the server, and return its exit code and its standard output.
+
+        The server answers no other request meanwhile.
+
+        Args:
+            command: program and arguments; no shell reads them.
+            seconds: time limit of the answer in seconds; the program itself is not ended.
+
+        Raises:
+            ContainerError: the server cannot be reached, gave no answer in time, or failed.
+            UserError: the server refuses the token.
+        """
+        answer = self._post("execute", seconds, json={"command": list(command)})
+        code, output = answer.get("exit_code"), answer.get("stdout")
+        if isinstance(code, bool) or not isinstance(code, int) or not isinstance(output, str):
+            raise ContainerError(f"the server {self.url} gave an answer of another form than swerex-remote")
+        return code, output
+
+    def upload(self, content: bytes, path: str, seconds: float) -> None:
+        """Write a file on the server.
+
+        Raises:
+            ContainerError, UserError: see `execute`.
+        """
+        self._post("upload", seconds, data={"target_path": path}, files={"file": ("upload", content)})
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _post(self, what: str, seconds: float, **body: Any) -> dict[str, Any]:
+        timeout = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
+        headers = {
+            "X-API-Key": self._token,
+            "Accept-Encoding": "identity",
+        }  # the size limit is that of the body as sent
+        try:
+            with self._client.stream(
+                "POST", f"{self.url}/{what}", timeout=timeout, headers=headers, **body
+            ) as response:
+                status, content = response.status_code, self._read(response, time.monotonic() + seconds)
+        except httpx.TimeoutException as error:
+            raise ContainerError(f"the server {self.url} gave no answer within {seconds:g} s") from error
+        except httpx.TransportError as error:
+            reason = printable(exception_message(error), self._token)
+            raise ContainerError(f"the server {self.url} cannot be reached: {reason}") from error
+        if status in _REFUSED:
+            raise UserError(
+                f"the server {self.url} refuses the token of {TOKEN_VARIABLE}; set it to the value of its --auth-token"
+            )
+        if status != httpx.codes.OK:
+            raise ContainerError(f"the server {self.url} answered HTTP {status}: {self._message(content)}")
+        return self._parsed(content)
+
+    def _read(self, response: httpx.Response, deadline: float) -> bytes:
+        content = bytearray()
+        for part in response.iter_raw():
+            content += part
+            if len(content) > LARGEST_ANSWER:
+                raise ContainerError(f"the server {self.url} gave an answer of more than {LARGEST_ANSWER} bytes")
+            if time.monotonic() > deadline:
+                raise ContainerError(f"the server {self.url} did not finish its answer in time")
+        return bytes(content)
+
+    def _message(self, content: bytes) -> str:
+        """Return the message of an error; the server puts that of an exception under `swerexception`."""
+        try:
+            found = json.loads(content)
+        except (ValueError, RecursionError):
+            found = None
+        inner = found.get("swerexception") if isinstance(found, dict) else None
+        return printable(error_message(json.dumps(inner).encode() if inner else content), self._token)
+
+    def _parsed(self, content: bytes) -> dict[str, Any]:
+        try:
+            found = json.loads(content)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise ContainerError(f"the server {self.url} gave an answer of another form than swerex-remote")
+        return found
+
+
+def token() -> str:
+    """Return the token for the servers, from the environment variable MTRL_SWEREX_TOKEN.
+
+    Raises:
+        UserError: the variable is not set, or has characters that no header can hold.
+    """
+    found = os.environ.get(TOKEN_VARIABLE, "").strip()
+    if not found:
+        raise UserError(
+            f"environment.config.backend=swerex needs the token of its servers; set the environment variable "
+            f"{TOKEN_VARIABLE} to the value of their --auth-token"
+        )
+    if not found.isascii() or not found.isprintable():
+        raise UserError(f"the environment variable {TOKEN_VARIABLE} has characters that no header can hold")
+    return found
+
+
+def checked_url(url: str) -> str:
+    """Return the address of a server without a slash at its end.
+
+    Raises:
+        UserError: the address is invalid, or the token would be sent unencrypted to another machine.
+    """
+    try:
+        address = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError):
+        address = httpx.URL()
+    is_bare = not (address.query or address.userinfo or address.fragment or address.path.strip("/"))
+    if address.scheme not in ("http", "https") or not address.host or not is_bare:
+        raise UserError(
+            f"environment.config.servers={url} is no address; write https://HOST:PORT, or http://127.0.0.1:PORT"
+        )
+    if address.scheme == "http" and not is_loopback(address.host):
+        raise UserError(
+            f"environment.config.servers={url} would get the token unencrypted; use https, or a tunnel to 127.0.0.1"
+        )
+    return url.rstrip("/")

@@ -1,0 +1,210 @@
+"""Remote containers: real servers of SWE-ReX, and servers that an agent has replaced."""
+
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from mtrl.errors import UserError
+from mtrl.sandbox import swerex_container
+from mtrl.sandbox.container import CommandResult, ContainerError, copy_out
+from mtrl.sandbox.server_lease import lease
+from mtrl.sandbox.swerex_client import LARGEST_ANSWER, SweRexClient, checked_url
+from mtrl.sandbox.swerex_container import SweRexContainer, parse_result
+from tests.sandbox.swerex_servers import TOKEN, answers, need_swerex, server, until
+
+COUNT = "pgrep -ax sleep | grep -c 'sleep {}$'"
+
+
+@pytest.fixture
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("MTRL_CACHE", str(tmp_path / "cache"))
+
+
+@need_swerex
+def test_an_episode_on_a_real_server(own_cache, monkeypatch, tmp_path, caplog):
+    """Commands, files and limits in one container, and a fresh container for the next episode."""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "run.sh").write_text("#!/bin/bash\necho run in $PWD with $A\n")
+    (tmp_path / "folder" / "run.sh").chmod(0o755)
+    (tmp_path / "folder" / "link").symlink_to("run.sh")
+    with server(monkeypatch) as url:
+        container = SweRexContainer([url], "/app", 600)
+        with pytest.raises(ContainerError, match="has not been started"):
+            container.run("true", 5)
+        container.start()
+        assert lease(url) is None, "no other episode of this machine gets the server"
+        first = container.run('echo "$A" > a.txt; echo out; echo err >&2; printf "\\377"; exit 3', 20, {"A": "it's"})
+        assert (first.output, first.exit_code, first.stopped) == ("out\nerr\n\ufffd", 3, "")
+        assert copy_out(container, "/app/a.txt") == "it's\n" and copy_out(container, "/app") is None
+        assert container.run("mkdir /tests", 20).exit_code == 0
+        container.copy_in(tmp_path / "folder", "/tests")
+        assert container.run("/tests/link", 20, {"A": "x"}).output == "run in /app with x\n"
+        with pytest.raises(ContainerError, match="cannot copy folder to /nothing"):
+            container.copy_in(tmp_path / "folder", "/nothing")
+
+        late = container.run("echo begun; sleep 100", 1)
+        assert (late.output, late.exit_code, late.stopped) == ("begun\n", -1, "it took more than 1 s")
+        much = container.run("yes", 20)
+        assert len(much.output) == 2**20 and much.stopped == "it printed more than 1048576 bytes"
+        begun = container.run("sleep 100 & echo begun", 20)
+        assert (begun.output, begun.stopped) == ("begun\n", ""), "a command does not wait for what it began"
+        assert container.run(COUNT.format(100), 20).output == "1\n", "which continues"
+        killed = container.run("kill -9 $PPID", 20)
+        assert (killed.exit_code, killed.stopped) == (-1, "the process that ran it ended with exit code -9")
+        assert container.run("rm -r /app", 20).exit_code == 0
+        assert container.run("true", 20).exit_code == 126, "the working directory is missing"
+
+        container.remove()
+        container.remove()
+        with pytest.raises(ContainerError, match="was removed"):
+            container.run("true", 5)
+        second = SweRexContainer([url], "/app", 600)
+        second.start()
+        assert second.run(f"ls /app; {COUNT.format(100)}", 20).output == "0\n"
+        assert copy_out(second, "/app/a.txt") is None and copy_out(second, "/tests/run.sh") is None
+        second.remove()
+    assert TOKEN not in caplog.text
+
+
+@need_swerex
+def test_an_episode_of_another_machine_keeps_its_server(own_cache, monkeypatch, tmp_path):
+    """Another cache folder stands for another machine, which does not see the lease."""
+    monkeypatch.setattr(swerex_container, "WAIT_SECONDS", 0.1)
+    with server(monkeypatch) as url:
+        until(lambda: answers(url))
+        container = SweRexContainer([url], "/app", 600)
+        container.start()
+        monkeypatch.setenv("MTRL_CACHE", str(tmp_path / "other"))
+        with pytest.raises(ContainerError, match=f"{url} serves an episode of another machine, or of another MTRL_C"):
+            SweRexContainer([url], "/app", 600).start()
+        assert container.run("echo here", 20).output == "here\n"
+        container.remove()
+
+
+KILLED = """
+import sys, time
+from mtrl.sandbox.swerex_container import SweRexContainer
+container = SweRexContainer([sys.argv[1]], "/app", float(sys.argv[2]))
+container.start()
+print(container.run("touch /app/left; (sleep 1000 &) ; echo started", 20).output, end="", flush=True)
+time.sleep(600)
+"""
+
+
+def kill_a_trainer(url, seconds):
+    """Kill a process that has started a container and a process in its background."""
+    process = subprocess.Popen([sys.executable, "-c", KILLED, url, str(seconds)], stdout=subprocess.PIPE)
+    assert process.stdout.readline() == b"started\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+@need_swerex
+def test_nothing_is_left_after_sigkill_of_the_trainer(own_cache, monkeypatch):
+    """The next episode ends the container of a killed process, and without a next episode it ends by itself."""
+    with server(monkeypatch) as url:
+        kill_a_trainer(url, 600)
+        container = SweRexContainer([url], "/app", 600)
+        container.start()
+        assert container.run(f"ls /app; {COUNT.format(1000)}", 20).output == "0\n"
+        container.remove()
+        kill_a_trainer(url, 3)
+        until(lambda: not answers(url))
+
+
+@need_swerex
+def test_a_wrong_token_and_a_dead_server_are_one_sentence(own_cache, monkeypatch, caplog):
+    monkeypatch.setattr(swerex_container, "WAIT_SECONDS", 0.1)
+    with server(monkeypatch) as url:
+        until(lambda: answers(url))
+        monkeypatch.setenv("MTRL_SWEREX_TOKEN", "wrong-token")
+        with pytest.raises(UserError, match=f"{url} refuses the token of MTRL_SWEREX_TOKEN; set it to") as refused:
+            SweRexContainer([url], "/app", 600).start()
+        monkeypatch.setenv("MTRL_SWEREX_TOKEN", TOKEN)
+        container = SweRexContainer([url], "/app", 600)
+        container.start()
+    with pytest.raises(ContainerError, match=f"the server {url} cannot be reached") as dead:
+        container.run("true", 5)
+    container.remove()
+    with pytest.raises(ContainerError, match="none of the 1 servers .* was free and fresh within 0.1 s: the server"):
+        SweRexContainer([url], "/app", 600).start()
+    assert "the next episode of this server ends it" in caplog.text
+    assert not any(word in f"{refused.value} {dead.value} {caplog.text}" for word in (TOKEN, "wrong-token"))
+
+
+def test_addresses_and_token_are_checked(monkeypatch):
+    monkeypatch.delenv("MTRL_SWEREX_TOKEN", raising=False)
+    with pytest.raises(UserError, match="needs the token of its servers; set the environment variable MTRL_SWEREX_TOK"):
+        SweRexClient("http://127.0.0.1:1")
+    assert checked_url("https://far.example:8000/") == "https://far.example:8000"
+    for url in ("ftp://x", "127.0.0.1:8000", "https://a:b@x", "https://x/path", "https://x?y=1", "http://:80", 8000):
+        with pytest.raises(UserError, match="is no address; write https://HOST:PORT"):
+            checked_url(url)
+    with pytest.raises(UserError, match="servers=http://10.0.0.1:8000 would get the token unencrypted; use https"):
+        checked_url("http://10.0.0.1:8000")
+
+
+class Hostile(http.server.BaseHTTPRequestHandler):
+    """A server that an agent has put in the place of the real one: it sends what the test wants."""
+
+    answer, status = b"", 200
+
+    def do_POST(self):
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(self.status)
+        self.end_headers()
+        self.wfile.write(self.answer)
+
+    def log_message(self, *_):
+        pass
+
+
+def _error(path):
+    return json.dumps(
+        {"swerexception": {"message": "touch called", "class_path": path, "traceback": "", "extra_info": {}}}
+    )
+
+
+HOSTILE = {
+    "no JSON": (200, b"x", "an answer of another form"),
+    "deep JSON": (200, b"[" * 200_000, "an answer of another form"),
+    "no object": (200, b"[]", "an answer of another form"),
+    "another form": (200, b'{"exit_code": true, "stdout": ""}', "an answer of another form"),
+    "no text": (200, b'{"exit_code": 0, "stdout": 3}', "an answer of another form"),
+    "too much": (200, b"x" * (LARGEST_ANSWER + 1), "more than 16777216 bytes"),
+    "a function to call": (511, _error("os.system").encode(), "answered HTTP 511: touch called"),
+    "our token": (500, TOKEN.encode(), r"answered HTTP 500: \*\*\*"),
+}
+
+
+@pytest.mark.parametrize(("status", "answer", "sentence"), HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_server_that_the_agent_replaced_can_only_fail_its_episode(
+    status, answer, sentence, own_cache, monkeypatch, tmp_path
+):
+    monkeypatch.setenv("MTRL_SWEREX_TOKEN", TOKEN)
+    monkeypatch.chdir(tmp_path)
+    handler = type("Handler", (Hostile,), {"answer": answer, "status": status})
+    with http.server.HTTPServer(("127.0.0.1", 0), handler) as replaced:
+        threading.Thread(target=replaced.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        client = SweRexClient(f"http://127.0.0.1:{replaced.server_port}")
+        with pytest.raises(ContainerError, match=sentence):
+            client.execute(["true"], 20)
+        client.close()
+        replaced.shutdown()
+    assert not os.path.exists("called")
+
+
+def test_an_unreadable_result_is_a_stopped_command():
+    """The command and what runs it have the same user, so the command can make the result unreadable."""
+    good = '{"output": "x", "exit_code": 2, "stopped": ""}'
+    assert parse_result(0, good) == CommandResult("x", 2, "")
+    for printed in ("", "{}", "[]", "3", "[" * 100_000):
+        assert parse_result(1, printed) == CommandResult("", -1, "the process that ran it ended with exit code 1")
+    for printed in ('{"output": 1, "exit_code": 2, "stopped": ""}', '{"output": "", "exit_code": "", "stopped": ""}'):
+        assert parse_result(0, printed).stopped == "the process that ran it printed another result"
