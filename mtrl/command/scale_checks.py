@@ -60,6 +60,11 @@ def _check_sequence_parallel(cfg: DictConfig) -> None:
             f"trainer.sequence_parallel={parts} works with model.attn_implementation=sdpa, and it is {attention}; set "
             "it to sdpa, or trainer.sequence_parallel=1"
         )
+    if parts > 1 and cfg.algorithm.expert_balance_coef:
+        raise UserError(
+            f"algorithm.expert_balance_coef={cfg.algorithm.expert_balance_coef:g} does not work with "
+            f"trainer.sequence_parallel={parts}, whose ranks see parts of the sequences; set one of them to its default"
+        )
     if cfg.model.name == "tiny" and cfg.model.tiny.heads % parts:
         raise UserError(
             f"trainer.sequence_parallel={parts} does not divide model.tiny.heads={cfg.model.tiny.heads}; set the heads "

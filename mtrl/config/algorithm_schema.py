@@ -140,6 +140,8 @@ class AlgorithmConfig:
     kl_reference: str | None = None
     """Model folder of the reference; null: the policy at the start of the run."""
     entropy_coef: float = 0.0
+    expert_balance_coef: float = number(0.0, at_least=0)
+    """Weight of the load-balancing loss of a mixture of experts (Switch Transformer, 2101.03961)."""
     loss_anchor: str = one_of("rollout", "old")
     """Log-probs of the old policy in the loss. rollout: those of the engine | old: those of the trainer, recomputed
     before the update"""

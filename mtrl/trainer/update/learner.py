@@ -6,6 +6,7 @@ on every rank, and `Learner` computes loss and gradients by its `Policy`.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ from mtrl.distributed.sharding import named_tensors
 from mtrl.distributed.world import World, all_sum
 from mtrl.errors import UserError
 from mtrl.models.attention import OWN, attention_of
+from mtrl.models.experts import Routing, balance_loss, expert_tokens, recorded, routers_of
 from mtrl.trainer.checkpoint.saver import Saver
 from mtrl.trainer.checkpoint.tensors import load_tensors, tensor_names
 from mtrl.trainer.data.batching import PACKED, PADDED, SHARED, MicroBatch, RowLayout, balance, micro_batches
@@ -40,6 +42,8 @@ from mtrl.trainer.update.update_report import CriticReport, NonFiniteError, Upda
 from mtrl.trainer.update.value_learner import ValueBatch, ValueLearner
 from mtrl.trainer.work_thread import like_this_thread
 from mtrl.types import Sample, TopTokens
+
+log = logging.getLogger(__name__)
 
 CRITIC = "critic."
 """Prefix of the names of the critic's tensors in a checkpoint."""
@@ -78,6 +82,12 @@ class Learner:
         models = [policy.model, *frozen, critic and critic.model]
         self.layout = layout_of(config, [model for model in models if model is not None])
         """Layout of micro-batches that all models of this learner can train on."""
+        self._routers = routers_of(policy.model) if policy.sequence_group is None else []
+        if config.algorithm.expert_balance_coef and not self._routers:
+            log.warning(
+                "algorithm.expert_balance_coef=%g has no effect, since Transformers names no routers in this model",
+                config.algorithm.expert_balance_coef,
+            )
         self._loss = find_loss(config.algorithm.loss_fn)
         self._correction = find_correction(config.algorithm.off_policy_correction)
         self._kl = find_kl(config.algorithm.kl_estimator)
@@ -195,7 +205,8 @@ class Learner:
         self, batch: MicroBatch, anchor: Tensor, step: int, kl_coefficient: float, report: UpdateReport
     ) -> Tensor:
         """Return this micro-batch's part of the loss of the whole optimiser step; it is 0 for a filler."""
-        logprobs, entropy, top = self.policy.logprobs_beside(batch)
+        with recorded(self._routers) as routing:
+            logprobs, entropy, top = self.policy.logprobs_beside(batch)
         reference = self._reference(batch)
         tokens = TokenBatch(logprobs, anchor, batch.advantages, batch.rollout_logprobs, batch.trajectory)
         losses, metrics = self._loss(tokens, self.algorithm)
@@ -224,7 +235,17 @@ class Learner:
         report.trained_tokens += len(logprobs)
         report.token_sums["entropy"] += entropy.detach().sum().item()
         report.token_sums["clip_frac"] += metrics["clipped"].sum().item() if "clipped" in metrics else 0.0
-        return weighted_sum(losses, batch.weights)
+        return weighted_sum(losses, batch.weights) + self._balance_of(batch, routing, report)
+
+    def _balance_of(self, batch: MicroBatch, routing: Routing, report: UpdateReport) -> Tensor | float:
+        """Return the weighted loss that balances experts, with the share of this micro-batch in the optimiser step, and
+        count the tokens of each expert."""
+        if not routing:
+            return 0.0
+        sampled = batch.action_mask.flatten()
+        report.count_experts(expert_tokens(routing, sampled))
+        coefficient = self.algorithm.expert_balance_coef
+        return coefficient * batch.weights.sum() * balance_loss(routing, sampled) if coefficient else 0.0
 
     def _reference(self, batch: MicroBatch) -> Tensor | None:
         if self.reference is None or not self.algorithm.kl_loss_coef:

@@ -83,7 +83,8 @@ class Updater:
         algorithm = self.algorithm
         weights = token_weights(samples, algorithm.loss_reduction, algorithm)
         pairs = list(zip(samples, weights, strict=True))
-        others = algorithm.kl_loss_coef or algorithm.entropy_coef or sums_top_tokens(self.config)
+        coefficients = (algorithm.kl_loss_coef, algorithm.entropy_coef, algorithm.expert_balance_coef)
+        others = any(coefficients) or sums_top_tokens(self.config)
         if algorithm.drop_zero_advantage and not others:  # no other term of the loss has a gradient
             # Whole trajectories are dropped or kept, since losses per trajectory need all samples of a trajectory.
             with_advantage = {key(sample) for sample in samples if any(sample.advantages)}

@@ -38,6 +38,8 @@ class UpdateReport:
     """The same over tokens that older weights sampled; it is mostly the effect of the updates since then."""
     reweighting: Reweighting = Reweighting()
     """Statistics of the off-policy correction's weights."""
+    expert_tokens: Tensor | None = None
+    """Number of sampled tokens [layers, E] that each expert of a mixture got; None for a dense model."""
     first_logprobs: list[Tensor] = field(default_factory=list)
     """Log-probs [N] of each micro-batch of the first optimiser step, before this step; only of this rank, not
     joined."""
@@ -56,7 +58,13 @@ class UpdateReport:
             whole.drift += other.drift
             whole.shift += other.shift
             whole.reweighting += other.reweighting
+            if other.expert_tokens is not None:
+                whole.count_experts(other.expert_tokens)
         return whole
+
+    def count_experts(self, tokens: Tensor) -> None:
+        """Add the numbers of tokens [layers, E] of each expert."""
+        self.expert_tokens = tokens if self.expert_tokens is None else self.expert_tokens + tokens
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics `train/…` and `analysis/…`: means over optimiser steps, or over trained tokens."""
@@ -74,7 +82,16 @@ class UpdateReport:
             out |= {"analysis/logprob_drift/max": drift["analysis/mismatch/abs_max"]}
         if shift := self.shift.metrics(""):
             out |= {"analysis/staleness/logprob_shift": shift["abs_mean"]}
-        return out | drift | self.reweighting.metrics("analysis/correction/")
+        return out | drift | self.reweighting.metrics("analysis/correction/") | self._expert_metrics()
+
+    def _expert_metrics(self) -> dict[str, float]:
+        """Return `train/experts/busiest`, the tokens of a layer's busiest expert divided by the mean of its experts (1:
+        balanced), and `train/experts/unused`, the share of experts without a token; means over layers."""
+        if self.expert_tokens is None:
+            return {}
+        busiest = self.expert_tokens.amax(1) / self.expert_tokens.mean(1)
+        unused = (self.expert_tokens == 0).double().mean(1)
+        return {"train/experts/busiest": busiest.mean().item(), "train/experts/unused": unused.mean().item()}
 
 
 @dataclass
