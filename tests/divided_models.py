@@ -7,7 +7,8 @@ from mtrl.distributed.plans import check_version
 from mtrl.errors import UserError
 
 
-def _reason():
+def not_divided():
+    """Return why the installed versions do not divide models; empty if they do."""
     try:
         check_version(ModelParallel(tensor=2))
     except UserError as error:
@@ -15,4 +16,4 @@ def _reason():
     return ""
 
 
-CAN_DIVIDE = pytest.mark.skipif(bool(_reason()), reason=_reason())
+CAN_DIVIDE = pytest.mark.skipif(bool(not_divided()), reason=not_divided())

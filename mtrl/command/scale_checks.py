@@ -81,7 +81,7 @@ def _check_model_parallel(cfg: DictConfig) -> None:
         if each % number:
             raise UserError(
                 f"trainer.{key}={number} does not divide the number of ranks of a copy of the model, {each}; set it to "
-                "1, or let torchrun start a multiple of it"
+                f"1, or let torchrun start a multiple of {number * cfg.trainer.fsdp.replicas}"
             )
         if number > 1:
             _check_beside(f"trainer.{key}", number, cfg)

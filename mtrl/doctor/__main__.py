@@ -93,7 +93,7 @@ def proposed(args: argparse.Namespace) -> int:
         answer = {"settings": found.words, "ruled_out": found.reasons, "plan": plan_to_json(found.plan)}
         print(json.dumps(answer, indent=2))
     else:
-        checklist_table.console().print(proposal_page(found, args.overrides), soft_wrap=True)
+        checklist_table.console().print(proposal_page(found, args.overrides, args.config_dir), soft_wrap=True)
     return int(not found.plan.fits)
 
 

@@ -150,7 +150,7 @@ class Architecture:
 
     def part(self, tensor: int, expert: int) -> Architecture:
         """Return the sizes of the part that one rank computes, where Transformers' plans divide matrices among `tensor`
-        ranks and experts among `expert` ranks. Of gpt_oss, `tensor` divides the embedding and the head only. The
+        ranks and experts among `expert` ranks. For gpt_oss, `tensor` divides the embedding and the head only. The
         router, which is small and not divided, is counted with the experts."""
         sizes = {"vocab_size": -(-self.vocab_size // tensor), "num_local_experts": self.num_local_experts // expert}
         if self.model_type != "gpt_oss":

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from mtrl.config.schema import Config
 from mtrl.doctor.architecture import Architecture
-from mtrl.doctor.layout import MemoryLayout
+from mtrl.doctor.layout import MemoryLayout, teacher_of
 from mtrl.errors import UserError
 
 
@@ -25,7 +25,8 @@ def check_limits(config: Config, model: Architecture) -> None:
     if config.model.lora_rank:
         _check_adapters(config.model.lora_rank, config.model.lora_target_modules, model)
     _check_heads("trainer.sequence_parallel", config.trainer.sequence_parallel, model)
-    _check_division(config.trainer.tensor_parallel, config.trainer.expert_parallel, model)
+    for each in filter(None, (model, teacher_of(config))):
+        _check_division(config.trainer.tensor_parallel, config.trainer.expert_parallel, each)
     servers = MemoryLayout.of(config).servers
     if servers is not None:
         key = f"generator.{config.generator.backend}.tensor_parallel_size"
@@ -42,16 +43,23 @@ def _check_heads(key: str, parts: int, model: Architecture) -> None:
 
 
 def _check_division(tensor: int, expert: int, model: Architecture) -> None:
-    """Check what `mtrl.distributed.plans` checks with the model."""
+    """Check what `mtrl.distributed.plans` checks with the modules of the policy and the teacher."""
     if model.model_type != "gpt_oss" and model.num_key_value_heads % tensor:
         raise UserError(
             f"trainer.tensor_parallel={tensor} does not divide the model's {model.num_key_value_heads} heads of keys "
             f"and values; use a divisor of {model.num_key_value_heads}"
         )
-    if expert > 1 and (not model.num_local_experts or model.num_local_experts % expert):
-        fix = f"use a divisor of {model.num_local_experts}" if model.num_local_experts else "set it to 1"
+    if expert > 1 and not model.num_local_experts:
+        raise UserError(f"trainer.expert_parallel={expert}: a {model.model_type} model has no experts; set it to 1")
+    if expert > 1 and model.num_local_experts % expert:
         raise UserError(
-            f"trainer.expert_parallel={expert} does not divide the model's {model.num_local_experts} experts; {fix}"
+            f"trainer.expert_parallel={expert} does not divide the model's {model.num_local_experts} experts; use a "
+            f"divisor of {model.num_local_experts}"
+        )
+    if tensor > 1 and expert == 1 and model.model_type == "qwen3_moe":
+        raise UserError(
+            f"trainer.tensor_parallel={tensor} divides the matrices of experts in a way that no checkpoint can hold; "
+            f"set trainer.expert_parallel to a multiple of {tensor}, or trainer.tensor_parallel=1"
         )
 
 

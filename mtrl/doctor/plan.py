@@ -77,10 +77,7 @@ def plan_of(cfg: DictConfig) -> Plan:
         UserError: see `make_plan`.
     """
     cfg = cfg.copy()
-    if cfg.model.name == "tiny":
-        raise UserError(
-            "model=tiny has under a million parameters and fits every machine; plan another, for example model=qwen3_8b"
-        )
+    refuse_tiny(cfg)
     with _elsewhere(cfg):
         OmegaConf.resolve(cfg)  # resolving is slow, so it is done once
         warnings = check(cfg)
@@ -93,6 +90,14 @@ def plan_of(cfg: DictConfig) -> Plan:
             raise UserError("model.device=cpu: the main memory of this machine is unknown, so that no plan can be made")
         device = main_memory(found[0], ranks_here(cfg.placement))
     return plan_run(_typed(cfg), model, warnings, device)
+
+
+def refuse_tiny(cfg: DictConfig) -> None:
+    """Raise a UserError for the tiny policy, which needs no plan."""
+    if cfg.model.name == "tiny":
+        raise UserError(
+            "model=tiny has under a million parameters and fits every machine; plan another, for example model=qwen3_8b"
+        )
 
 
 def plan_run(config: Config, model: Architecture, warnings: Sequence[str] = (), device: Device | None = None) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 from rich.console import Group
@@ -21,7 +22,7 @@ def page(plan: Plan) -> Group:
     return Group(*_facts(plan), Text(), _moments(plan), Text(), _parts(plan.tightest), Text(), verdict(plan))
 
 
-def proposal_page(proposal: LayoutProposal, overrides: Sequence[str]) -> Group:
+def proposal_page(proposal: LayoutProposal, overrides: Sequence[str], config_dir: str | None = None) -> Group:
     """Return the page of a layout: facts, memory, what binds, what rules out the preferred layouts, and the command."""
     plan, config = proposal.plan, proposal.plan.memory.config
     ranks, copies, trainer = plan.memory.layout.ranks, config.trainer.fsdp.replicas, config.trainer
@@ -33,14 +34,18 @@ def proposal_page(proposal: LayoutProposal, overrides: Sequence[str]) -> Group:
     largest = max(plan.tightest.parts, key=lambda part: part.bytes)
     binds = f"binds: {plan.tightest.where}, {plan.tightest.when}; its largest part: {largest.name}"
     reasons = [Text(f"  {reason}") for reason in proposal.reasons]
-    head = [Text("would be preferred, and does not fit:"), *reasons] if reasons else []
+    head = [Text("would be preferred, but leaves less than 5 % of a GPU free:"), *reasons] if reasons else []
     several = "on each machine (docs/launching.md): " if config.placement.machines > 1 else ""
-    command = f"{several}{launcher(plan)} {' '.join([*overrides, *proposal.words])}"
+    words = [*(["--config-dir", config_dir] if config_dir else []), *overrides, *proposal.words]
+    command = f"{several}{launcher(plan)} {shlex.join(words)}"
+    engine = config.generator.backend
+    idle = f"{proposal.option.idle} GPUs of the other machines are idle; servers there: generator.{engine}.urls"
     return Group(
         *_facts(plan),
         Text(mesh),
         *(Text(), _moments(plan), Text(), Text(binds), *head, Text(), verdict(plan)),
         *([Text(f"→ {command}", style="cyan")] if plan.fits else []),
+        *([Text(f"warning: {idle}", style="yellow")] if proposal.option.idle else []),
         *(Text(f"warning: {warning}", style="yellow") for warning in plan.warnings),
     )
 

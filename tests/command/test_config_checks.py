@@ -192,12 +192,12 @@ BESIDE = {
         (
             ["trainer.tensor_parallel=3"],
             "trainer.tensor_parallel=3 does not divide the number of ranks of a copy of the model, 4; set it to 1, or "
-            "let torchrun start a multiple of it",
+            "let torchrun start a multiple of 3",
         ),
         (
             ["trainer.expert_parallel=4", "trainer.fsdp.replicas=2", "model=hf", "model.path=owner/name"],
             "trainer.expert_parallel=4 does not divide the number of ranks of a copy of the model, 2; set it to 1, or "
-            "let torchrun start a multiple of it",
+            "let torchrun start a multiple of 8",
         ),
         (
             ["trainer.tensor_parallel=4", "trainer.expert_parallel=2", "model=hf", "model.path=owner/name"],

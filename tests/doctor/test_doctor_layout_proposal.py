@@ -1,6 +1,7 @@
 """A layout is proposed that fits, that the run takes, and to which no preferred one that fits exists."""
 
 import json
+import shlex
 from itertools import product
 
 import pytest
@@ -20,6 +21,14 @@ from mtrl.errors import UserError
         ["model=qwen3_14b", "placement.gpus=8", "async_config.max_steps_off_policy=2"],
         ["model=qwen3_4b", "placement.gpus=4", "placement.machines=2", "generator.backend=sglang"],
         ["model=qwen3_0_6b", "placement.gpus=1", "generator=local"],
+        ["model=gpt_oss_20b", "placement.gpus=8"],
+        ["model=qwen3_4b", "placement.gpus=8", "model.lora_rank=64", "model.dtype=bfloat16"],
+        ["model=qwen3_4b", "placement.gpus=8", "algorithm=turn_gae"],
+        ["model=qwen3_8b", "placement.gpus=8", "generator.vllm.weight_sync=distributed"],
+        ["model=qwen3_8b", "placement.gpus=8", "generator.vllm.weight_sync=tensor"],
+        ["model=qwen3_8b", "placement.gpus=8", "generator.vllm.devices=[4,5,6,7]"],
+        ["model=qwen3_8b", "placement.gpus=8", "trainer.sequence_parallel=2"],
+        ["model=qwen3_8b", "placement.gpus=8", "trainer.fsdp.replicas=2"],
     ],
 )
 def test_a_run_takes_the_proposal_and_fits(words):
@@ -29,6 +38,67 @@ def test_a_run_takes_the_proposal_and_fits(words):
     assert plan.moments == found.plan.moments
     assert plan.tightest == found.option.tightest
     assert plan.memory.layout.gpus_needed == plan.gpus
+
+
+@pytest.mark.parametrize(
+    ("words", "setting"),
+    [
+        (
+            ["model=qwen3_14b", "placement.gpus=4", "placement.gpu_memory=40", "generator.max_context_length=32768"],
+            "trainer.tensor_parallel=2",
+        ),
+        (
+            [
+                *("model=hf", "model.path=Qwen/Qwen3-30B-A3B", "placement.gpus=8", "placement.gpu_memory=32"),
+                "generator.max_context_length=32768",
+            ],
+            "trainer.expert_parallel=4",
+        ),
+    ],
+)
+def test_matrices_or_experts_are_divided_where_that_fits(words, setting):
+    found = propose(words)
+    assert found.plan.fits and setting in found.words
+
+
+def test_servers_that_receive_tensors_or_broadcasts_are_where_they_can():
+    base = ["model=qwen3_8b", "placement.gpus=8"]
+    broadcast = propose([*base, "generator.vllm.weight_sync=distributed"]).option.change
+    assert not broadcast["generator.vllm.colocate"]
+    tensor = propose([*base, "generator.vllm.weight_sync=tensor"]).option.change
+    assert tensor["generator.vllm.colocate"] and tensor["generator.vllm.replicas"] == 1
+
+
+def test_sequences_are_not_shared_with_an_attention_that_cannot():
+    found = propose(["model=gpt_oss_20b", "placement.gpus=8", "generator.max_context_length=131072"])
+    assert found.option.change["trainer.sequence_parallel"] == 1 and not found.plan.fits
+
+
+def test_settings_inside_of_a_mapping_are_kept():
+    words = ["model=qwen3_8b", "placement.gpus=8", "generator.vllm={tensor_parallel_size: 4}"]
+    change = propose([*words, "trainer.optimizer={lr: 1e-6, offload: true}"]).option.change
+    assert change["generator.vllm.tensor_parallel_size"] == 4
+    assert change["trainer.optimizer.offload"] is True
+
+
+def test_given_numbers_of_ranks_are_combined():
+    words = ["model=hf", "model.path=Qwen/Qwen3-30B-A3B", "placement.gpus=8", "placement.machines=2"]
+    change = propose([*words, "trainer.tensor_parallel=2", "trainer.expert_parallel=4"]).option.change
+    assert (change["trainer.tensor_parallel"], change["trainer.expert_parallel"]) == (2, 4)
+
+
+def test_idle_gpus_of_other_machines_are_named(capsys):
+    words = ["model=qwen3_8b", "placement.gpus=8", "placement.machines=2", "async_config.max_steps_off_policy=2"]
+    assert doctor.main(["--propose", *words]) == 0
+    idle = 8 - propose(words).option.change["placement.ranks"]
+    assert f"warning: {idle} GPUs of the other machines are idle" in capsys.readouterr().out
+
+
+def test_the_command_is_quoted_for_a_shell(capsys):
+    words = ["model=qwen3_8b", "placement.gpus=8", "generator.vllm.env={A: 'x y'}"]
+    assert doctor.main(["--propose", *words]) == 0
+    (command,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("→ ")]
+    assert shlex.split(command)[-len(propose(words).words) - 3 :][:3] == words
 
 
 def test_settings_of_the_user_are_kept():
@@ -57,8 +127,8 @@ def test_a_long_context_binds_and_what_would_be_preferred_is_named():
     assert any(reason.startswith(without) and "GiB short" in reason for reason in found.reasons)
 
 
-def test_no_layout_that_keeps_the_states_on_the_gpus_would_have_fitted():
-    """The plan itself, layout by layout."""
+def test_four_layouts_that_keep_the_states_on_the_gpus_do_not_fit():
+    """This is the plan of the layouts themselves."""
     words = ["model=qwen3_32b", "placement.gpus=8", "generator.max_context_length=32768"]
     assert "trainer.optimizer.offload=true" in propose(words).words
     rest = [f"{key}={value}" for key, value in AWAY[""].items()]
@@ -100,8 +170,13 @@ def test_the_page_and_the_json_name_the_same_settings(capsys):
         (["placement.gpus=8"], "model=tiny has under a million parameters"),
         (
             ["model=qwen3_8b", "placement.gpus=8", "placement.ranks=5", "generator.vllm.tensor_parallel_size=4"],
-            "no layout of placement.gpus=8 and placement.machines=1 agrees with the settings that are given",
+            "no layout .* agrees .*; leave out one of generator.vllm.tensor_parallel_size, placement.ranks$",
         ),
+        (
+            ["model=qwen3_8b", "placement.gpus=1", "async_config.max_steps_off_policy=2"],
+            "async_config.max_steps_off_policy=2 needs a GPU for the servers beside that of a rank",
+        ),
+        (["model=qwen3_8b", "placement.gpus=8", "model.device=cpu"], "model.device=cpu is not for a layout"),
         (["model=qwen3_8b", "placement.gpus=8", "trainer.lr=1"], "trainer.lr=1 is not a key of mtrl"),
     ],
 )

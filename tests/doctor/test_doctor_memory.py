@@ -280,7 +280,7 @@ def test_a_plan_is_json():
         ),
         (
             ["model=qwen3_8b", "placement=8_gpus", "placement.ranks=4", "trainer.expert_parallel=2"],
-            "trainer.expert_parallel=2 does not divide the model's 0 experts; set it to 1",
+            "trainer.expert_parallel=2: a qwen3 model has no experts; set it to 1",
         ),
     ],
 )

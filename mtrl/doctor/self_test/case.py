@@ -86,6 +86,7 @@ CASES = (
     Case("offload 2 ranks", f"{HERE}.sharding:fsdp_offload", 90, ranks=2),
     Case("sequence 2 ranks", f"{HERE}.sharding:sequence_parallel", 90, ranks=2),
     Case("tensor 2 ranks", f"{HERE}.sharding:tensor_parallel", 90, ranks=2, versions=DIVIDES),
+    Case("experts 2 ranks", f"{HERE}.sharding:expert_parallel", 90, ranks=2, versions=DIVIDES),
     Case("resume", f"{HERE}.resume:resume", 90),
     Case("sync by file", f"{HERE}.transfer:by_file", 60),
     Case("sync by memory", f"{HERE}.transfer:by_memory", 60),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,19 @@ HEAD = 32
 
 def build(bench: Bench) -> CaseResult:
     """Write the model to `bench.model`."""
-    fields, what = shapes(bench.sizes)
+    return write(bench, *shapes(bench.sizes))
+
+
+def build_mixture(bench: Bench) -> CaseResult:
+    """Write a small mixture of experts to `bench.model`."""
+    vocabulary, width, layers = (4096, 512, 4) if bench.on_gpu else (512, 64, 2)
+    fields, _ = shapes(replace(bench.sizes, shapes=(vocabulary, width, layers)))
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": width}
+    return write(bench, {**fields, **experts, "model_type": "qwen3_moe"}, "a small Qwen3-MoE")
+
+
+def write(bench: Bench, fields: dict[str, Any], what: str) -> CaseResult:
+    """Write a model with random weights and these fields of its config.json to `bench.model`."""
     tokenizer = make_tokenizer(fields["vocab_size"])
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
     config = AutoConfig.for_model(**fields, **ids)

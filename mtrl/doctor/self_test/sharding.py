@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -15,6 +16,7 @@ from mtrl.distributed.rank_group import RankGroup
 from mtrl.distributed.world import World
 from mtrl.doctor.self_test.bench import Bench
 from mtrl.doctor.self_test.outcome import CaseResult, judged
+from mtrl.doctor.self_test.random_model import build_mixture
 from mtrl.doctor.self_test.workload import make_samples, memory_text, planned, update, vocabulary
 from mtrl.trainer.loading import fit_attention, load_model
 from mtrl.trainer.setup.models import make_learner
@@ -47,10 +49,21 @@ def tensor_parallel(bench: Bench) -> CaseResult | None:
     return _compared(bench, "trainer.tensor_parallel=2")
 
 
-def _compared(bench: Bench, *overrides: str) -> CaseResult | None:
-    """Return the outcome on the leader; followers take part in its updates and return None."""
+def expert_parallel(bench: Bench) -> CaseResult | None:
+    mixture = replace(bench, model=str(Path(bench.scratch) / "mixture"))
+    return _compared(mixture, "trainer.expert_parallel=2", build=build_mixture)
+
+
+def _compared(bench: Bench, *overrides: str, build: Callable[[Bench], object] | None = None) -> CaseResult | None:
+    """Return the outcome on the leader; followers take part in its updates and return None.
+
+    Args:
+        build: function that writes the model first; None: it is there.
+    """
     world = World.join(JOIN)
     with closing(world):
+        if build is not None:
+            world.broadcast(build(bench) if world.is_leader else None)  # the others wait for the model
         config = bench.config(SHARDED, *overrides)
         learner = make_learner(config, world, bench.model)
         samples = make_samples(bench, vocabulary(learner))
