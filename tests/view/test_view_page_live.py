@@ -1,5 +1,6 @@
 """The page of a running run: new content appears, and the scroll position stays."""
 
+import threading
 import time
 
 import pytest
@@ -13,6 +14,15 @@ ROW = ".vl-row:not(.waiting)"
 ALL = 3 * SIZE * len(TASKS) + 2
 NEW = 2 * SIZE
 TOP = "document.querySelector('.vl-row.selected')?.getBoundingClientRect().top"
+SLOW = """() => {
+    const plain = window.fetch;
+    window.fetch = async (...words) => {
+        const answer = await plain(...words);
+        if (String(words[0]).includes("/trajectories?")) await new Promise((done) => setTimeout(done, 1500));
+        return answer;
+    };
+}"""
+"""Delays the rows of lists by more than the time between two looks for changes."""
 
 
 @pytest.fixture
@@ -64,7 +74,9 @@ def test_a_step_that_is_written_between_a_change_and_its_request_moves_no_row(br
         def write_before_the_rows_are_read(route):
             if "limit=100" in route.request.url and (step := next(further, None)):
                 add_step(run, step)
+                deadline = time.monotonic() + 60
                 while client.get(f"/api/runs/{run_id}/trajectories?limit=1").json()["total"] < ALL + 2 * NEW:
+                    assert time.monotonic() < deadline
                     time.sleep(0.1)
             route.continue_()
 
@@ -73,6 +85,42 @@ def test_a_step_that_is_written_between_a_change_and_its_request_moves_no_row(br
         expect(page.locator(".count")).to_have_text(f"{ALL + 2 * NEW} trajectories")
         expect(chosen).to_have_attribute("data-place", place)
         expect(chosen).to_have_attribute("aria-rowindex", str(2 * NEW + 6))
+
+
+def test_rows_appear_although_files_change_faster_than_requests_are_answered(browser, run):
+    ended = threading.Event()
+
+    def write():
+        for step in range(4, 60):
+            add_step(run, step)
+            if ended.wait(0.7):
+                break
+
+    writer = threading.Thread(target=write, daemon=True)
+    with viewing(run) as client, opened(browser, f"{str(client.base_url).rstrip('/')}/?token={TOKEN}") as page:
+        page.evaluate(SLOW)
+        writer.start()
+        page.get_by_role("link", name="Browse").click()
+        expect(page.locator(ROW).first).to_be_visible()
+        assert writer.is_alive()
+        ended.set()
+
+
+def test_a_trajectory_keeps_its_neighbours_when_a_step_arrives(browser, run):
+    with viewing(run) as client, opened(browser, f"{str(client.base_url).rstrip('/')}/?token={TOKEN}") as page:
+        page.get_by_role("link", name="Browse").click()
+        expect(page.locator(".count")).to_have_text(f"{ALL} trajectories")
+        before, after = (page.locator(f"{ROW}[aria-rowindex='{row}']").get_attribute("data-place") for row in (5, 7))
+        for _ in range(5):
+            page.keyboard.press("j")
+        page.keyboard.press("Enter")
+        expect(page.get_by_text(f"6 of {ALL}")).to_be_visible()
+        add_step(run, 4)
+        expect(page.get_by_text(f"{6 + NEW} of {ALL + NEW}")).to_be_visible()
+        for key, place, position in (("j", after, 7), ("k", None, 6), ("k", before, 5)):
+            page.keyboard.press(key)
+            expect(page.get_by_text(f"{position + NEW} of {ALL + NEW}")).to_be_visible()
+            assert place is None or f"at={place}" in page.url
 
 
 def test_a_stopped_server_is_reported(browser, run):

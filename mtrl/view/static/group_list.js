@@ -29,7 +29,8 @@ export class GroupList {
     this.close();
     this.query = { ...route.filters(values), sort, order: values.order };
     this.model = new Pages((part) => source.groups(run.id, { ...this.query, ...part }),
-      (inserted) => this.draw(inserted), sort === "newest" && !values.order);
+      (moved) => this.draw(moved), (g) => route.place(g.file, g.group));
+    this.model.anchor = () => this.list.selected;
     this.list = new VirtualList({ head: this.head(sort), row: (i) => this.row(i), open: (i) => this.show(i),
       label: "Groups" });
     this.list.element.classList.add("groups");
@@ -54,12 +55,12 @@ export class GroupList {
       h("span", { class: "c-members", role: "columnheader" }, "Trajectories: reward (mark: score) ", choice));
   }
 
-  /** Draw the list after `inserted` rows at its top; the position further down stays. */
-  draw(inserted = 0) {
+  /** Draw the list, whose rows have moved by `moved`; those that are visible stay where they are. */
+  draw(moved = 0) {
     const { total, error, indexing } = this.model;
-    if (inserted && this.placed && this.list.moved()) this.list.shift(inserted);
-    if (error) return dom.replace(this.element, dom.note(error.message, "error"));
-    this.showCount(counted(total, indexing, "group", "groups"));
+    if (moved && this.placed && this.list.moved()) this.list.shift(moved);
+    if (error && total === null) return dom.replace(this.element, dom.note(error.message, "error"));
+    this.showCount(error ? error.message : counted(total, indexing, "group", "groups"));
     if (total === null) return dom.replace(this.element, dom.note("Reading the groups…", "loading"));
     if (!total) return dom.replace(this.element, dom.note("No group passes these filters."));
     if (!this.list.element.isConnected) dom.replace(this.element, this.list.element);

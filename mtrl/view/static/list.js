@@ -45,12 +45,12 @@ export class VirtualList {
     return this.element.scrollTop >= VirtualList.ROW || this.selected > 0;
   }
 
-  /** Account for rows inserted at the top; the visible rows stay visible. */
-  shift(count) {
-    this.count += count;
-    this.selected += count;
+  /** Account for rows that have moved by `rows`; the visible rows stay visible. */
+  shift(rows) {
+    this.count += rows;
+    this.selected += rows;
     this.spacer.style.height = `${this.count * VirtualList.ROW}px`;
-    this.element.scrollTop += count * VirtualList.ROW;
+    this.element.scrollTop += rows * VirtualList.ROW;
   }
 
   render() {

@@ -5,20 +5,26 @@ import * as route from "./route.js";
 import { orderOf } from "./selection.js";
 
 const SIZE = 100;
+const RETRY = 3000; // milliseconds after a failed request
 
 /**
- * Items 0 … total - 1 of the answers of `fetch({offset, limit})`. With `newest`, new items are inserted at the top.
- * `changed(inserted)` is called after each answer, with the number of items that it inserted at the top.
+ * Items 0 … total - 1 of the answers of `fetch({offset, limit})`; `nameOf(item)` identifies an item. `changed(moved)` is
+ * called after each answer. An item that it shows at another index than before has moved by `moved` rows: the item at
+ * index `anchor()` if the answer contains it, else the last one that was known before.
  */
 export class Pages {
-  constructor(fetch, changed, newest) {
+  constructor(fetch, changed, nameOf) {
     this.fetch = fetch;
     this.changed = changed;
-    this.newest = newest;
+    this.nameOf = nameOf;
     this.at = 0;
+    this.anchor = () => this.at;
     this.items = new Map();
     this.requested = new Map();
     this.age = 0;
+    this.sent = 0;
+    this.received = 0;
+    this.moved = 0; // sum over all answers
     this.total = null;
     this.error = null;
     this.indexing = null;
@@ -32,44 +38,58 @@ export class Pages {
   }
 
   async load(page) {
-    const age = this.age;
-    this.requested.set(page, age);
-    let inserted = 0;
+    const number = ++this.sent;
+    this.requested.set(page, this.age);
+    let moved = 0;
     try {
       const answer = await this.fetch({ offset: page * SIZE, limit: SIZE });
-      if (age !== this.age) return;
       this.error = null;
-      inserted = this.receive(page, answer);
+      if (number < this.received && answer.total !== this.total) this.requested.delete(page); // of an older list
+      else moved = this.receive(page, answer, number);
     } catch (error) {
-      if (age !== this.age) return;
-      this.requested.delete(page);
       this.error = error;
+      if (source.live) setTimeout(() => this.load(page), RETRY);
     }
-    this.changed(inserted);
+    this.changed(moved);
   }
 
-  /** Record an answer, and return how many items it shows to be inserted at the top. */
-  receive(page, answer) {
-    const more = this.total === null ? 0 : answer.total - this.total;
-    const inserted = this.newest && more > 0 ? more : 0;
-    if (more) this.stale(); // the other pages are of the old list
-    if (inserted) this.shift(inserted);
+  /** Record an answer, and return by how many rows its items have moved. */
+  receive(page, answer, number) {
+    this.received = Math.max(this.received, number);
+    const moved = this.movement(answer);
+    if (moved) this.move(moved);
+    if (answer.total !== this.total) this.stale(); // the other pages are of another list
     this.requested.set(page, this.age);
     this.total = answer.total;
     this.indexing = answer.indexing;
     answer.items.forEach((item, i) => this.items.set(answer.offset + i, item));
-    return inserted;
+    for (const index of [...this.items.keys()]) if (index >= this.total) this.items.delete(index);
+    return moved;
   }
 
-  /** Request visible items again; the old ones stay until the answer arrives. */
+  movement(answer) {
+    const known = new Map([...this.items].map(([index, item]) => [this.nameOf(item), index]));
+    const anchor = this.items.get(this.anchor());
+    let moved = 0;
+    for (const [i, item] of answer.items.entries()) {
+      const name = this.nameOf(item);
+      if (!known.has(name)) continue;
+      moved = answer.offset + i - known.get(name);
+      if (anchor && this.nameOf(anchor) === name) break;
+    }
+    return moved;
+  }
+
+  /** The item at index i moves to i + rows. */
+  move(rows) {
+    this.items = new Map([...this.items].map(([index, item]) => [index + rows, item]).filter(([index]) => index >= 0));
+    if (this.at > 0) this.at = Math.max(0, this.at + rows);
+    this.moved += rows;
+  }
+
+  /** Request items again when they are needed; the old ones stay until the answer arrives. */
   stale() {
     this.age += 1;
-  }
-
-  /** The item at index i moves to i + count. */
-  shift(count) {
-    this.items = new Map([...this.items].map(([index, item]) => [index + count, item]));
-    if (this.at > 0) this.at += count;
   }
 
   find(same) {
@@ -77,10 +97,20 @@ export class Pages {
     return -1;
   }
 
-  /** The item at an index, fetched if necessary. */
+  /** Wait until the page of an item is that of the present list. */
+  async fresh(index) {
+    const page = Math.floor(index / SIZE);
+    if (this.requested.get(page) !== this.age) await this.load(page);
+  }
+
+  /** The item that is at an index now, fetched if necessary. */
   async item(index) {
-    if (index < 0 || (this.total !== null && index >= this.total)) return undefined;
-    if (!this.items.has(index)) await this.load(Math.floor(index / SIZE));
+    for (let tries = 0; tries < 3 && !this.items.has(index); tries++) {
+      if (index < 0 || (this.total !== null && index >= this.total)) return undefined;
+      const before = this.moved;
+      await this.load(Math.floor(index / SIZE));
+      index += this.moved - before;
+    }
     return this.items.get(index);
   }
 }
@@ -154,7 +184,7 @@ export function listed(run, values, changed) {
   }
   if (last instanceof Found) last.stop();
   last = q ? new Found(run, { ...query, q }, changed) : new Pages((part) => source.trajectories(run,
-    { ...query, ...part }), changed, !query.sort && !query.order);
+    { ...query, ...part }), changed, (s) => route.place(s.file, s.line));
   last.key = key;
   return last;
 }
@@ -163,7 +193,11 @@ export function listed(run, values, changed) {
 export async function locate(list, summary, values) {
   const same = (s) => s.file === summary.file && s.line === summary.line;
   if (list instanceof Found) await list.running;
-  const known = list.find(same);
+  let known = list.find(same);
+  if (known >= 0 && !(list instanceof Found)) {
+    await list.fresh(known);
+    known = list.find(same);
+  }
   if (known >= 0 || list instanceof Found) return known;
   const before = orderOf(route.listQuery(values));
   if (list.total === null) await list.item(0);

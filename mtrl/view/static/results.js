@@ -54,7 +54,7 @@ export class Results {
   open(run, values) {
     this.run = run;
     this.values = values;
-    const model = listed(run.id, values, (inserted) => this.draw(inserted));
+    const model = listed(run.id, values, (moved) => this.draw(moved));
     if (model === this.model) return;
     this.close();
     this.model = model;
@@ -63,6 +63,7 @@ export class Results {
       label: "Trajectories" });
     this.list.element.classList.toggle("with-hits", Boolean(values.q));
     this.placed = false;
+    model.anchor = () => (this.placed ? this.list.selected : model.at);
     model.get(model.at);
     this.draw();
   }
@@ -71,12 +72,13 @@ export class Results {
     if (this.list) this.list.close();
   }
 
-  /** Draw the list after `inserted` rows at its top; the position further down stays. */
-  draw(inserted = 0) {
+  /** Draw the list, whose rows have moved by `moved`; those that are visible stay where they are. */
+  draw(moved = 0) {
     const { total, error } = this.model;
-    if (inserted && this.placed && this.list.moved()) this.list.shift(inserted);
-    if (error) return dom.replace(this.element, dom.note(error.message, "error"));
-    this.showCount(this.model instanceof Found ? this.progress() : counted(total, this.model.indexing));
+    if (moved && this.placed && this.list.moved()) this.list.shift(moved);
+    const isSearch = this.model instanceof Found;
+    if (error && (isSearch || total === null)) return dom.replace(this.element, dom.note(error.message, "error"));
+    this.showCount(isSearch ? this.progress() : error ? error.message : counted(total, this.model.indexing));
     const waiting = total === null || (total === 0 && this.model instanceof Found && !this.model.done);
     if (waiting) return dom.replace(this.element, dom.note("Reading the trajectories…", "loading"));
     if (!total) return dom.replace(this.element, dom.note(this.nothing()));

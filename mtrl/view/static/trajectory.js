@@ -191,7 +191,10 @@ export class TrajectoryView {
   /** Find this trajectory in the list of the address, through which next and previous walk. */
   async locate() {
     const { key } = this, s = this.whole.summary;
-    this.list = listed(this.run.id, this.values, () => {});
+    this.list = listed(this.run.id, this.values, (moved = 0) => {
+      if (this.index >= 0) this.index += moved;
+    });
+    this.list.anchor = () => this.index;
     this.index = await locate(this.list, s, this.values).catch(() => -1);
     if (key !== this.key) return;
     if (this.index >= 0) {
