@@ -10,20 +10,18 @@ from __future__ import annotations
 import json
 import os
 import ssl
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import httpx
 
 from mtrl.errors import UserError
+from mtrl.sandbox.bounded_request import send
 from mtrl.sandbox.container import ContainerError
-from mtrl.utils.http_client import error_message, exception_message, printable
+from mtrl.utils.http_client import ResponseTooLargeError, error_message, printable
 from mtrl.utils.serving import is_loopback
 
 TOKEN_VARIABLE = "MTRL_SWEREX_TOKEN"
-CONNECT_SECONDS = 10.0
-"""Time limit for a connection, in seconds."""
 LARGEST_ANSWER = 16 * 2**20
 """Maximum size of an answer in bytes. In JSON a character of a command's output may take seven bytes."""
 _REFUSED = (401, 403)
@@ -43,8 +41,7 @@ class SweRexClient:
     def __init__(self, url: str):
         self.url = checked_url(url)
         self._token = token()
-        verify = ssl.create_default_context() if self.url.startswith("https:") else False
-        self._client = httpx.Client(trust_env=False, verify=verify)
+        self._tls = ssl.create_default_context() if self.url.startswith("https:") else None
 
     def execute(self, command: Sequence[str], seconds: float) -> tuple[int, str]:
         """Run a program on the server, and return its exit code and its standard output.
@@ -73,26 +70,19 @@ class SweRexClient:
         """
         self._post("upload", seconds, data={"target_path": path}, files={"file": ("upload", content)})
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
-
     def _post(self, what: str, seconds: float, **body: Any) -> dict[str, Any]:
-        timeout = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
-        headers = {
-            "X-API-Key": self._token,
-            "Accept-Encoding": "identity",
-        }  # the size limit is that of the body as sent
+        # the size limit is that of the body as sent
+        headers = {"X-API-Key": self._token, "Accept-Encoding": "identity"}
+        request = httpx.Request("POST", f"{self.url}/{what}", headers=headers, **body)
         try:
-            with self._client.stream(
-                "POST", f"{self.url}/{what}", timeout=timeout, headers=headers, **body
-            ) as response:
-                status, content = response.status_code, self._read(response, time.monotonic() + seconds)
-        except httpx.TimeoutException as error:
+            status, content = send(request, seconds, LARGEST_ANSWER, self._tls)
+        except TimeoutError as error:
             raise ContainerError(f"the server {self.url} gave no answer within {seconds:g} s") from error
-        except httpx.TransportError as error:
-            reason = printable(exception_message(error), self._token)
+        except ConnectionError as error:
+            reason = printable(str(error), self._token)
             raise ContainerError(f"the server {self.url} cannot be reached: {reason}") from error
+        except ResponseTooLargeError as error:
+            raise ContainerError(f"the server {self.url} gave an answer of more than {LARGEST_ANSWER} bytes") from error
         if status in _REFUSED:
             raise UserError(
                 f"the server {self.url} refuses the token of {TOKEN_VARIABLE}; set it to the value of its --auth-token"
@@ -100,16 +90,6 @@ class SweRexClient:
         if status != httpx.codes.OK:
             raise ContainerError(f"the server {self.url} answered HTTP {status}: {self._message(content)}")
         return self._parsed(content)
-
-    def _read(self, response: httpx.Response, deadline: float) -> bytes:
-        content = bytearray()
-        for part in response.iter_raw():
-            content += part
-            if len(content) > LARGEST_ANSWER:
-                raise ContainerError(f"the server {self.url} gave an answer of more than {LARGEST_ANSWER} bytes")
-            if time.monotonic() > deadline:
-                raise ContainerError(f"the server {self.url} did not finish its answer in time")
-        return bytes(content)
 
     def _message(self, content: bytes) -> str:
         """Return the message of an error; the server puts that of an exception under `swerexception`."""

@@ -112,7 +112,6 @@ class SweRexContainer:
             except (ContainerError, UserError) as error:
                 log.warning("%s; the next episode of this server ends it", error)
             finally:
-                client.close()
                 self._lease.release()
 
     def _take(self, url: str) -> bool:
@@ -129,7 +128,6 @@ class SweRexContainer:
         try:
             python = claim(client, held.owner, self.cwd, self.seconds)
         except BaseException:
-            client.close()
             held.release()
             raise
         with self._lock:

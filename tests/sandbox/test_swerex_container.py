@@ -4,9 +4,12 @@ import http.server
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+import time
+from contextlib import suppress
 
 import pytest
 
@@ -195,9 +198,51 @@ def test_a_server_that_the_agent_replaced_can_only_fail_its_episode(
         client = SweRexClient(f"http://127.0.0.1:{replaced.server_port}")
         with pytest.raises(ContainerError, match=sentence):
             client.execute(["true"], 20)
-        client.close()
         replaced.shutdown()
     assert not os.path.exists("called")
+
+
+def _drip_a_header(connection):
+    """Send a header a byte at a time."""
+    connection.sendall(b"HTTP/1.1 200 OK\r\nX-Slow: ")
+    for _ in range(400):
+        connection.sendall(b"x")
+        time.sleep(0.05)
+
+
+def _announce_answers(connection):
+    """Send one answer after another that announces the real one."""
+    for _ in range(400):
+        connection.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        time.sleep(0.05)
+
+
+def _send_a_part(connection):
+    """Send a body that ends at the end of the connection, and do not end it."""
+    connection.sendall(b'HTTP/1.1 200 OK\r\n\r\n{"exit_code": 0, "stdout": ""}')
+    while connection.recv(2**16):
+        continue
+
+
+@pytest.mark.parametrize("answer", [_drip_a_header, _announce_answers, _send_a_part])
+def test_no_answer_outlasts_its_time_limit(answer, monkeypatch):
+    """The server goes on for 20 s, and the client gives up before."""
+    monkeypatch.setenv("MTRL_SWEREX_TOKEN", TOKEN)
+    given_up = threading.Event()
+
+    def serve():
+        connection, _ = listening.accept()
+        with connection, suppress(OSError):
+            connection.settimeout(20)
+            answer(connection)
+        given_up.set()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        threading.Thread(target=serve, daemon=True).start()
+        client = SweRexClient(f"http://127.0.0.1:{listening.getsockname()[1]}")
+        with pytest.raises(ContainerError, match="gave no answer within 0.3 s"):
+            client.execute(["true"], 0.3)
+        assert given_up.wait(20), "the connection is closed"
 
 
 def test_an_unreadable_result_is_a_stopped_command():
