@@ -24,6 +24,10 @@ from mtrl.utils.serving import is_loopback
 TOKEN_VARIABLE = "MTRL_SWEREX_TOKEN"
 LARGEST_ANSWER = 16 * 2**20
 """Maximum size of an answer in bytes. In JSON a character of a command's output may take seven bytes."""
+LOOK_SECONDS = 5.0
+"""Time limit of a look whether a server has ended, in seconds."""
+_GONE = (502, 503, 504)
+"""HTTP statuses of a proxy whose server has ended."""
 _REFUSED = (401, 403)
 """HTTP statuses of a wrong token."""
 
@@ -69,6 +73,18 @@ class SweRexClient:
             ContainerError, UserError: see `execute`.
         """
         self._post("upload", seconds, data={"target_path": path}, files={"file": ("upload", content)})
+
+    def is_closed(self) -> bool:
+        """Whether the server has ended: its machine refuses the connection or ends it without an answer, or a proxy
+        reports that the server is gone. A server that is busy has not ended, nor one whose machine cannot be reached. A
+        server that an agent has replaced can pretend to have ended."""
+        try:
+            status, _ = send(httpx.Request("GET", f"{self.url}/is_alive"), LOOK_SECONDS, LARGEST_ANSWER, self._tls)
+        except (TimeoutError, ResponseTooLargeError):
+            return False
+        except ConnectionError as error:
+            return isinstance(error.__cause__, ConnectionError)  # other errors of the network prove nothing
+        return status in _GONE
 
     def _post(self, what: str, seconds: float, **body: Any) -> dict[str, Any]:
         # the size limit is that of the body as sent

@@ -9,6 +9,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from mtrl.errors import UserError
@@ -23,10 +24,14 @@ WAIT_SECONDS = 600.0
 """Maximum number of seconds until a server is free and fresh."""
 PAUSE = 0.5
 """Seconds between two looks at the servers."""
+LOOK_PAUSE = 0.05
+"""Seconds between two looks at a server that ends; a fresh one needs longer to start."""
 CALL_SECONDS = 60.0
 """Time limit of a request, in seconds; for a command in addition to its own limit."""
 OUTPUT_BYTES = 2**20
 """Maximum output of a command, in bytes. A command with more output is killed."""
+END_SECONDS = 10.0
+"""Maximum number of seconds until a server that was told to end has ended."""
 _END = "(kill -TERM $PPID; sleep 5; kill -KILL $PPID)"
 """Ends the server, which is the parent of the shell. The first process of a container ignores the second signal."""
 _IN_BACKGROUND = "< /dev/null > /dev/null 2>&1 &"
@@ -38,6 +43,8 @@ mkdir -p -- "$2" && readlink -f /proc/$PPID/exe
 """
 """Marks the container as used by $3, ends it after $1 seconds, makes the folder $2, and prints the path of the Python
 that runs the server."""
+_END_WITHOUT_BASH = "import os; os.kill(os.getppid(), 15)"
+"""Python that ends the server, for a container whose bash the agent has removed."""
 _ALL_USED = "other episodes use all of them; name more servers"
 _UNPACK = 'exec 2>&1; tar -x -o -f "$1" -C "$2"; code=$?; rm -f "$1"; exit $code'
 _ARCHIVE = "/tmp/.mtrl-archive.tar"
@@ -108,8 +115,9 @@ class SweRexContainer:
             client, self._client = self._client, None
         if client is not None and self._lease is not None:
             try:
-                end(client)
-            except (ContainerError, UserError) as error:
+                end(client, self._python)
+                self._lease.mark(is_used=False)
+            except ContainerError as error:
                 log.warning("%s; the next episode of this server ends it", error)
             finally:
                 self._lease.release()
@@ -118,15 +126,15 @@ class SweRexContainer:
         """Claim a server for this episode; return False if another episode uses it, or if this one is over.
 
         Raises:
-            ContainerError: the server cannot be used, or served an episode before.
+            ContainerError: the server cannot be used, or has not ended since an earlier episode.
             UserError: see `start`.
         """
-        held = lease(url)
+        client = SweRexClient(url)
+        held = lease(client.url)
         if held is None:
             return False
-        client = SweRexClient(url)
         try:
-            python = claim(client, held.owner, self.cwd, self.seconds)
+            python = self._claimed(client, held)
         except BaseException:
             held.release()
             raise
@@ -136,15 +144,34 @@ class SweRexContainer:
             self.remove()
         return not self._is_removed
 
+    def _claimed(self, client: SweRexClient, held: ServerLease) -> str:
+        """Return the result of `claim`. From the claim on, the lease is marked as used until the server was seen to
+        have ended: what a used server answers proves nothing, because its agent may have replaced it."""
+        if held.is_used:
+            end(client)
+        held.mark(is_used=True)
+        try:
+            return claim(client, held.owner, self.cwd, self.seconds)
+        except StaleError:
+            end(client)
+            held.mark(is_used=False)
+            raise
+        except (ContainerError, UserError):  # no command of an agent has run
+            held.mark(is_used=False)
+            raise
+
     def _server(self) -> SweRexClient:
         if self._client is None:
             raise ContainerError("the remote container has not been started, or was removed")
         return self._client
 
 
+class StaleError(ContainerError):
+    """The container of a server has the files of an earlier episode of this machine."""
+
+
 def claim(client: SweRexClient, owner: str, cwd: str, seconds: float) -> str:
-    """Claim a fresh server for one episode, and return the path of the Python that runs it. A server that served an
-    earlier episode of the same owner is told to end.
+    """Claim a fresh server for one episode, and return the path of the Python that runs it.
 
     Args:
         owner: see `ServerLease.owner`.
@@ -152,14 +179,14 @@ def claim(client: SweRexClient, owner: str, cwd: str, seconds: float) -> str:
         seconds: wall time in seconds after which the server ends by itself.
 
     Raises:
-        ContainerError: the server cannot be used, or served an episode before.
+        StaleError: it served an episode of the same owner before.
+        ContainerError: the server cannot be used, or served an episode of another owner before.
         UserError: it refuses the token.
     """
     code, printed = client.execute(["bash", "-c", _CLAIM, "bash", f"{seconds:g}", cwd, owner], CALL_SECONDS)
     answer = printed.strip()
     if answer == f"used by {owner}":
-        end(client)
-        raise ContainerError(f"the server {client.url} still has the files of an earlier episode")
+        raise StaleError(f"the server {client.url} still has the files of an earlier episode")
     if answer.startswith("used by"):
         raise ContainerError(
             f"the server {client.url} serves an episode of another machine, or of another MTRL_CACHE; use other servers"
@@ -169,14 +196,25 @@ def claim(client: SweRexClient, owner: str, cwd: str, seconds: float) -> str:
     return answer
 
 
-def end(client: SweRexClient) -> None:
-    """Tell a server to end.
+def end(client: SweRexClient, python: str = "python3") -> None:
+    """End a server, and return when it has ended.
+
+    Args:
+        python: path of a Python of its container.
 
     Raises:
-        ContainerError: it cannot be reached.
-        UserError: it refuses the token.
+        ContainerError: it has not ended.
     """
-    client.execute(["bash", "-c", f"{_END} {_IN_BACKGROUND}"], CALL_SECONDS)
+    deadline = time.monotonic() + CALL_SECONDS
+    for command in (["bash", "-c", f"{_END} {_IN_BACKGROUND}"], [python, "-I", "-S", "-c", _END_WITHOUT_BASH]):
+        with suppress(ContainerError, UserError):  # the look below decides
+            client.execute(command, max(1.0, deadline - time.monotonic()))
+        looked_until = time.monotonic() + END_SECONDS
+        while not (is_closed := client.is_closed()) and time.monotonic() < looked_until:
+            time.sleep(LOOK_PAUSE)
+        if is_closed:
+            return
+    raise ContainerError(f"the server {client.url} was used by an episode and does not end; end its container")
 
 
 def parse_result(code: int, printed: str) -> CommandResult:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -95,7 +95,8 @@ import sys, time
 from mtrl.sandbox.swerex_container import SweRexContainer
 container = SweRexContainer([sys.argv[1]], "/app", float(sys.argv[2]))
 container.start()
-print(container.run("touch /app/left; (sleep 1000 &) ; echo started", 20).output, end="", flush=True)
+command = "touch /app/left; rm -r /tmp/.mtrl-episode; (sleep 1000 &) ; echo started"
+print(container.run(command, 20).output, end="", flush=True)
 time.sleep(600)
 """
 
@@ -110,7 +111,8 @@ def kill_a_trainer(url, seconds):
 
 @need_swerex
 def test_nothing_is_left_after_sigkill_of_the_trainer(own_cache, monkeypatch):
-    """The next episode ends the container of a killed process, and without a next episode it ends by itself."""
+    """The next episode ends the container of a killed process, even if the agent has removed the mark of its episode,
+    and without a next episode it ends by itself."""
     with server(monkeypatch) as url:
         kill_a_trainer(url, 600)
         container = SweRexContainer([url], "/app", 600)
@@ -137,7 +139,6 @@ def test_a_wrong_token_and_a_dead_server_are_one_sentence(own_cache, monkeypatch
     container.remove()
     with pytest.raises(ContainerError, match="none of the 1 servers .* was free and fresh within 0.1 s: the server"):
         SweRexContainer([url], "/app", 600).start()
-    assert "the next episode of this server ends it" in caplog.text
     assert not any(word in f"{refused.value} {dead.value} {caplog.text}" for word in (TOKEN, "wrong-token"))
 
 
@@ -187,9 +188,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize(("status", "answer", "sentence"), HOSTILE.values(), ids=HOSTILE.keys())
-def test_a_server_that_the_agent_replaced_can_only_fail_its_episode(
-    status, answer, sentence, own_cache, monkeypatch, tmp_path
-):
+def test_an_answer_of_another_form_fails_the_episode(status, answer, sentence, own_cache, monkeypatch, tmp_path):
     monkeypatch.setenv("MTRL_SWEREX_TOKEN", TOKEN)
     monkeypatch.chdir(tmp_path)
     handler = type("Handler", (Hostile,), {"answer": answer, "status": status})
@@ -200,6 +199,77 @@ def test_a_server_that_the_agent_replaced_can_only_fail_its_episode(
             client.execute(["true"], 20)
         replaced.shutdown()
     assert not os.path.exists("called")
+
+
+class Obedient(Hostile):
+    """A server that an agent has put in the place of the real one: it answers each request as the real one would, runs
+    nothing, and does not end."""
+
+    def do_POST(self):
+        received = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.received.append((self.path, received))
+        is_claim = b"mkdir" in received
+        self._send(json.dumps({"exit_code": 0, "stdout": "/usr/bin/python3\n" if is_claim else ""}).encode())
+
+    def do_GET(self):
+        self._send(b'{"is_alive": true}')
+
+    def _send(self, content):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(content)
+
+
+class WithoutBash(Obedient):
+    """A server whose container has lost its bash after the claim."""
+
+    def do_POST(self):
+        if len(self.server.received) > 0:
+            received = self.rfile.read(int(self.headers["Content-Length"]))
+            if b'"bash"' in received:
+                self.send_error(511)
+            elif b"os.kill(os.getppid(), 15)" in received and json.loads(received)["command"][0] == "/usr/bin/python3":
+                self.server.socket.close()
+        else:
+            super().do_POST()
+
+
+@contextmanager
+def replaced_server(handler, monkeypatch):
+    """A server in a thread, and its address."""
+    monkeypatch.setenv("MTRL_SWEREX_TOKEN", TOKEN)
+    monkeypatch.setattr(swerex_container, "END_SECONDS", 0.2)
+    monkeypatch.setattr(swerex_container, "WAIT_SECONDS", 0.1)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as replaced:
+        replaced.received = []
+        threading.Thread(target=replaced.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield replaced, f"http://127.0.0.1:{replaced.server_port}"
+        replaced.shutdown()
+
+
+def test_a_server_that_the_agent_replaced_gets_no_second_episode(own_cache, monkeypatch, caplog, tmp_path):
+    """Its answers are those of a fresh server, and it did not end after its episode."""
+    with replaced_server(Obedient, monkeypatch) as (replaced, url):
+        first = SweRexContainer([url], "/app", 600)
+        first.start()
+        first.remove()
+        assert f"{url} was used by an episode and does not end; end its container" in caplog.text
+        replaced.received.clear()
+        for _ in range(2):
+            with pytest.raises(ContainerError, match="was used by an episode and does not end; end its container"):
+                SweRexContainer([url], "/app", 600).start()
+        assert replaced.received and not any(b"mkdir" in body for _, body in replaced.received), "it gets no claim"
+
+
+def test_a_server_without_bash_ends(own_cache, monkeypatch, caplog):
+    with replaced_server(WithoutBash, monkeypatch) as (replaced, url):
+        container = SweRexContainer([url], "/app", 600)
+        container.start()
+        container.remove()
+        assert caplog.text == "" and replaced.socket.fileno() == -1
+        held = lease(url)
+        assert not held.is_used
+        held.release()
 
 
 def _drip_a_header(connection):
