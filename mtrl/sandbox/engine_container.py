@@ -106,21 +106,35 @@ class EngineContainer:
 
     def remove(self) -> None:
         """See `Container.remove`."""
-        disk_watch(self._program).discard(self.name)
         with _slots:
-            self._delete()
+            if self._delete():
+                disk_watch(self._program).discard(self.name)
 
-    def _delete(self) -> None:
+    def _delete(self) -> bool:
+        """Remove the container, and return whether it is gone."""
         command = [self._program, "rm", "-f", self.name]
         try:
-            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CLIENT_SECONDS)
-        except subprocess.TimeoutExpired:
-            log.warning(
-                "%s did not remove the container %s within %d s; its supervisor removes it after the run",
-                self.engine,
-                self.name,
-                CLIENT_SECONDS,
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=CLIENT_SECONDS,
             )
+        except subprocess.TimeoutExpired:
+            reason = f"it took longer than {CLIENT_SECONDS} s"
+        else:
+            if done.returncode == 0 or "no such container" in done.stderr.lower():
+                return True
+            reason = _last_line(done.stderr)
+        log.warning(
+            "%s did not remove the container %s (%s); its supervisor removes it after the run",
+            self.engine,
+            self.name,
+            reason,
+        )
+        return False
 
     def _start_command(self, pid_file: Path) -> list[str]:
         command = [self._program, "run", "-d", "--name", self.name, "--label", owner_label(self._program)]
@@ -130,13 +144,15 @@ class EngineContainer:
         command += ["-w", self.cwd] if self.cwd else []
         return [*command, self.image, "-c", WAIT, "bash", str(math.ceil(self.limits.seconds))]
 
-    def _stop_for_disk(self) -> None:
-        """End the container, whose files are too large, and delete them, without waiting for other calls."""
+    def _stop_for_disk(self) -> bool:
+        """End the container, whose files are too large, and delete them, without waiting for other calls. Return
+        whether it is gone."""
         self._disk_is_full.set()
-        self._delete()
+        return self._delete()
 
     def _disk_reason(self) -> str:
-        return f"the files of the container exceeded {self.limits.disk_mb} MiB, and the container was removed"
+        size = f"{self.limits.disk_mb} MiB"
+        return f"the files of the container exceeded {size} or were too many to measure, and the container was removed"
 
     def _is_running(self) -> bool:
         command = [self._program, "container", "inspect", "--format", "{{.State.Running}}", self.name]
