@@ -33,9 +33,11 @@ _slots = threading.BoundedSemaphore(CALLS_AT_ONCE)
 USER_LIMITS = (("nofile", resource.RLIMIT_NOFILE, 2**14), ("nproc", resource.RLIMIT_NPROC, 2**15))
 """Name, kind and wanted value of the limits of a user in a container. The kernel counts the processes of a user in all
 containers together, so their limit is far above that of one container."""
-WAIT = 'trap "" INT; until ((SECONDS >= $1)); do sleep $(($1 - SECONDS)) & wait $!; done'
+WAIT = 'trap "" INT; exec 3<> <(:); sleep $1 & wait $!; until ((SECONDS >= $1)); do read -rn 1 -t 0.1 -u 3; done'
 """Main process of a container, which ends after $1 seconds. It is bash, which removes ended processes whose parent has
-ended: otherwise they would count as processes until the end. A command that kills the sleep does not end it."""
+ended: otherwise they would count as processes until the end. A command that kills the sleep does not end it: it then
+reads from a pipe into which it writes nothing, because at the limit on processes no second sleep could start. A read
+without a time limit would not end, and bash removes ended processes only after a read that has one."""
 _FAILURES = (1, 125, 126, 255)
 """Exit codes of docker and podman for errors of their own. Commands use the same codes, so the container is checked."""
 

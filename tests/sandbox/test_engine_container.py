@@ -83,12 +83,21 @@ def test_a_container_that_fills_its_disk_is_removed(container, monkeypatch, meas
 KILL_SLEEPS = 'for p in /proc/[0-9]*; do if [ "$(cat $p/comm)" = sleep ]; then kill -9 ${p#/proc/}; fi; done'
 
 
+LEAVE = "for i in {1..20}; do (sleep 0.1 &) done; sleep 0.3; echo end"
+
+
 def test_processes_that_a_command_leaves_count_until_they_end(container):
     """The limit is 32 processes, and each command leaves 20, which end soon."""
     for _ in range(3):
-        assert container.run("for i in {1..20}; do (sleep 0.1 &) done; sleep 0.3; echo end", 20).output == "end\n"
-    container.run(f"kill -9 1; kill -INT 1; kill -HUP 1; {KILL_SLEEPS}", 20)
-    assert container.run("echo still here", 20).output == "still here\n"
+        assert container.run(LEAVE, 20).output == "end\n"
+
+
+def test_a_command_cannot_end_the_main_process(container):
+    """At the limit on processes, a main process that starts another one would end."""
+    container.run(f"for s in {{1..64}}; do kill -$s 1; done; {KILL_SLEEPS}", 20)
+    assert "sleep" not in container.run("sleep 0.3 & wait; cat /proc/[0-9]*/comm", 20).output.split()
+    for _ in range(3):
+        assert container.run(LEAVE, 20).output == "end\n"
 
 
 def test_a_container_ends_by_itself(container):
