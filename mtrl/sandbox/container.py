@@ -90,4 +90,4 @@ def copy_out(container: Container, path: str) -> str | None:
     """
     name = shlex.quote(path)
     done = container.run(f"[ -f {name} ] && head -c {LARGEST_COPY} {name}", COPY_SECONDS)
-    return done.output if done.exit_code == 0 else None
+    return done.output[:LARGEST_COPY] if done.exit_code == 0 else None

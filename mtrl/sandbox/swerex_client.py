@@ -20,6 +20,7 @@ from mtrl.sandbox.bounded_request import send
 from mtrl.sandbox.container import ContainerError
 from mtrl.utils.http_client import ResponseTooLargeError, error_message, printable
 from mtrl.utils.serving import is_loopback
+from mtrl.utils.text import redacted
 
 TOKEN_VARIABLE = "MTRL_SWEREX_TOKEN"
 LARGEST_ANSWER = 16 * 2**20
@@ -30,6 +31,10 @@ _GONE = (502, 503, 504)
 """HTTP statuses of a proxy whose server has ended."""
 _REFUSED = (401, 403)
 """HTTP statuses of a wrong token."""
+
+
+class TokenRefusedError(ContainerError):
+    """A server refuses the token."""
 
 
 class SweRexClient:
@@ -58,7 +63,7 @@ class SweRexClient:
 
         Raises:
             ContainerError: the server cannot be reached, gave no answer in time, or failed.
-            UserError: the server refuses the token.
+            TokenRefusedError: it refuses the token.
         """
         answer = self._post("execute", seconds, json={"command": list(command)})
         code, output = answer.get("exit_code"), answer.get("stdout")
@@ -70,9 +75,18 @@ class SweRexClient:
         """Write a file on the server.
 
         Raises:
-            ContainerError, UserError: see `execute`.
+            ContainerError: see `execute`.
         """
         self._post("upload", seconds, data={"target_path": path}, files={"file": ("upload", content)})
+
+    def redacted(self, text: str) -> str:
+        """Return text from the container with stars in place of the token, which an agent sees among the arguments of
+        the server."""
+        return redacted(text, [self._token])
+
+    def printable(self, text: str) -> str:
+        """Return text from the container as one short line for a message, without the token."""
+        return printable(text, self._token)
 
     def is_closed(self) -> bool:
         """Whether the server has ended: its machine refuses the connection or ends it without an answer, or a proxy
@@ -95,12 +109,12 @@ class SweRexClient:
         except TimeoutError as error:
             raise ContainerError(f"the server {self.url} gave no answer within {seconds:g} s") from error
         except ConnectionError as error:
-            reason = printable(str(error), self._token)
+            reason = self.printable(str(error))
             raise ContainerError(f"the server {self.url} cannot be reached: {reason}") from error
         except ResponseTooLargeError as error:
             raise ContainerError(f"the server {self.url} gave an answer of more than {LARGEST_ANSWER} bytes") from error
         if status in _REFUSED:
-            raise UserError(
+            raise TokenRefusedError(
                 f"the server {self.url} refuses the token of {TOKEN_VARIABLE}; set it to the value of its --auth-token"
             )
         if status != httpx.codes.OK:
@@ -114,7 +128,7 @@ class SweRexClient:
         except (ValueError, RecursionError):
             found = None
         inner = found.get("swerexception") if isinstance(found, dict) else None
-        return printable(error_message(json.dumps(inner).encode() if inner else content), self._token)
+        return self.printable(error_message(json.dumps(inner).encode() if inner else content))
 
     def _parsed(self, content: bytes) -> dict[str, Any]:
         try:

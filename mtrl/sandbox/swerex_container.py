@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from mtrl.errors import UserError
 from mtrl.sandbox import bounded_command
 from mtrl.sandbox.container import CommandResult, ContainerError
 from mtrl.sandbox.server_lease import ServerLease, lease
-from mtrl.sandbox.swerex_client import SweRexClient
+from mtrl.sandbox.swerex_client import SweRexClient, TokenRefusedError
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ CALL_SECONDS = 60.0
 """Time limit of a request, in seconds; for a command in addition to its own limit."""
 OUTPUT_BYTES = 2**20
 """Maximum output of a command, in bytes. A command with more output is killed."""
+STOPPED_CHARACTERS = 200
+"""Maximum length of the reason why a command was stopped, in characters."""
 END_SECONDS = 10.0
 """Maximum number of seconds until a server that was told to end has ended."""
 _END = "(kill -TERM $PPID; sleep 5; kill -KILL $PPID)"
@@ -94,8 +97,9 @@ class SweRexContainer:
         request = {"command": command, "cwd": self.cwd, "env": dict(env or {}), "seconds": seconds}
         source = Path(bounded_command.__file__).read_text(encoding="utf-8")
         driver = [self._python, "-I", "-S", "-c", source, json.dumps({**request, "bytes": OUTPUT_BYTES})]
-        code, printed = self._server().execute(driver, seconds + CALL_SECONDS)
-        return parse_result(code, printed)
+        server = self._server()
+        result = parse_result(*server.execute(driver, seconds + CALL_SECONDS))
+        return replace(result, output=server.redacted(result.output), stopped=server.redacted(result.stopped))
 
     def copy_in(self, source: Path, target: str) -> None:
         """See `Container.copy_in`."""
@@ -106,7 +110,7 @@ class SweRexContainer:
         server.upload(archive.getvalue(), _ARCHIVE, CALL_SECONDS)
         code, printed = server.execute(["bash", "-c", _UNPACK, "bash", _ARCHIVE, target], CALL_SECONDS)
         if code != 0:
-            raise ContainerError(f"{server.url} cannot copy {source.name} to {target}: {printed.strip()[-300:]}")
+            raise ContainerError(f"{server.url} cannot copy {source.name} to {target}: {server.printable(printed)}")
 
     def remove(self) -> None:
         """See `Container.remove`. The server answers no request during a command, so this call may wait for its end."""
@@ -183,7 +187,10 @@ def claim(client: SweRexClient, owner: str, cwd: str, seconds: float) -> str:
         ContainerError: the server cannot be used, or served an episode of another owner before.
         UserError: it refuses the token.
     """
-    code, printed = client.execute(["bash", "-c", _CLAIM, "bash", f"{seconds:g}", cwd, owner], CALL_SECONDS)
+    try:
+        code, printed = client.execute(["bash", "-c", _CLAIM, "bash", f"{seconds:g}", cwd, owner], CALL_SECONDS)
+    except TokenRefusedError as error:
+        raise UserError(str(error)) from error
     answer = printed.strip()
     if answer == f"used by {owner}":
         raise StaleError(f"the server {client.url} still has the files of an earlier episode")
@@ -207,7 +214,7 @@ def end(client: SweRexClient, python: str = "python3") -> None:
     """
     deadline = time.monotonic() + CALL_SECONDS
     for command in (["bash", "-c", f"{_END} {_IN_BACKGROUND}"], [python, "-I", "-S", "-c", _END_WITHOUT_BASH]):
-        with suppress(ContainerError, UserError):  # the look below decides
+        with suppress(ContainerError):  # the look below decides
             client.execute(command, max(1.0, deadline - time.monotonic()))
         looked_until = time.monotonic() + END_SECONDS
         while not (is_closed := client.is_closed()) and time.monotonic() < looked_until:
@@ -226,10 +233,10 @@ def parse_result(code: int, printed: str) -> CommandResult:
     """
     try:
         found = json.loads(printed)
-        result = CommandResult(found["output"], found["exit_code"], found["stopped"])
+        output, exit_code, stopped = found["output"], found["exit_code"], found["stopped"]
     except (ValueError, KeyError, TypeError, RecursionError):
         return CommandResult("", -1, f"the process that ran it ended with exit code {code}")
-    kinds = [(result.output, str), (result.exit_code, int), (result.stopped, str)]
-    if not all(isinstance(value, kind) for value, kind in kinds):
+    kinds = [(output, str), (exit_code, int), (stopped, str)]
+    if isinstance(exit_code, bool) or not all(isinstance(value, kind) for value, kind in kinds):
         return CommandResult("", -1, "the process that ran it printed another result")
-    return result
+    return CommandResult(output[:OUTPUT_BYTES], exit_code, stopped[:STOPPED_CHARACTERS])

@@ -50,6 +50,9 @@ def test_an_episode_on_a_real_server(own_cache, monkeypatch, tmp_path, caplog):
         assert container.run("/tests/link", 20, {"A": "x"}).output == "run in /app with x\n"
         with pytest.raises(ContainerError, match="cannot copy folder to /nothing"):
             container.copy_in(tmp_path / "folder", "/nothing")
+        with pytest.raises(ContainerError) as hostile:
+            container.copy_in(tmp_path / "folder", f"/\x1b[31m{TOKEN}")
+        assert "\x1b" not in str(hostile.value).split(": ", 1)[1] and "***" in str(hostile.value)
 
         late = container.run("echo begun; sleep 100", 1)
         assert (late.output, late.exit_code, late.stopped) == ("begun\n", -1, "it took more than 1 s")
@@ -60,6 +63,8 @@ def test_an_episode_on_a_real_server(own_cache, monkeypatch, tmp_path, caplog):
         assert container.run(COUNT.format(100), 20).output == "1\n", "which continues"
         killed = container.run("kill -9 $PPID", 20)
         assert (killed.exit_code, killed.stopped) == (-1, "the process that ran it ended with exit code -9")
+        arguments = container.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '", 20).output
+        assert "--auth-token ***" in arguments and TOKEN not in arguments
         assert container.run("rm -r /app", 20).exit_code == 0
         assert container.run("true", 20).exit_code == 126, "the working directory is missing"
 
@@ -183,6 +188,7 @@ HOSTILE = {
     "no text": (200, b'{"exit_code": 0, "stdout": 3}', "an answer of another form"),
     "too much": (200, b"x" * (LARGEST_ANSWER + 1), "more than 16777216 bytes"),
     "a function to call": (511, _error("os.system").encode(), "answered HTTP 511: touch called"),
+    "a refused token": (401, b"", "refuses the token of MTRL_SWEREX_TOKEN"),
     "our token": (500, TOKEN.encode(), r"answered HTTP 500: \*\*\*"),
 }
 
@@ -321,5 +327,11 @@ def test_an_unreadable_result_is_a_stopped_command():
     assert parse_result(0, good) == CommandResult("x", 2, "")
     for printed in ("", "{}", "[]", "3", "[" * 100_000):
         assert parse_result(1, printed) == CommandResult("", -1, "the process that ran it ended with exit code 1")
-    for printed in ('{"output": 1, "exit_code": 2, "stopped": ""}', '{"output": "", "exit_code": "", "stopped": ""}'):
+    large = json.dumps({"output": "x" * 2**21, "exit_code": 0, "stopped": "y" * 2**21})
+    assert parse_result(0, large) == CommandResult("x" * 2**20, 0, "y" * 200)
+    for printed in (
+        '{"output": "", "exit_code": true, "stopped": ""}',
+        '{"output": 1, "exit_code": 2, "stopped": ""}',
+        '{"output": "", "exit_code": "", "stopped": ""}',
+    ):
         assert parse_result(0, printed).stopped == "the process that ran it printed another result"
