@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import ssl
 from collections.abc import Sequence
 from typing import Any
@@ -158,7 +159,7 @@ def token() -> str:
 
 
 def checked_url(url: str) -> str:
-    """Return the address of a server without a slash at its end.
+    """Return the address of a server in the form SCHEME://HOST:PORT, which is the same for all ways to write it.
 
     Raises:
         UserError: the address is invalid, or the token would be sent unencrypted to another machine.
@@ -167,13 +168,15 @@ def checked_url(url: str) -> str:
         address = httpx.URL(url)
     except (httpx.InvalidURL, TypeError):
         address = httpx.URL()
-    is_bare = not (address.query or address.userinfo or address.fragment or address.path.strip("/"))
-    if address.scheme not in ("http", "https") or not address.host or not is_bare:
+    scheme, host, port = address.scheme, address.host, address.port
+    is_bare = not (address.userinfo or address.path.strip("/") or any(mark in str(url) for mark in "?# "))
+    if scheme not in ("http", "https") or not host or not is_bare or (port is not None and not 0 < port < 2**16):
+        shown = printable(re.sub(r"//.*@", "//***@", str(url)))
         raise UserError(
-            f"environment.config.servers={url} is no address; write https://HOST:PORT, or http://127.0.0.1:PORT"
+            f"environment.config.servers={shown} is no address; write https://HOST:PORT, or http://127.0.0.1:PORT"
         )
-    if address.scheme == "http" and not is_loopback(address.host):
+    if scheme == "http" and not is_loopback(host):
         raise UserError(
             f"environment.config.servers={url} would get the token unencrypted; use https, or a tunnel to 127.0.0.1"
         )
-    return url.rstrip("/")
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port or (443 if scheme == 'https' else 80)}"

@@ -151,10 +151,19 @@ def test_addresses_and_token_are_checked(monkeypatch):
     monkeypatch.delenv("MTRL_SWEREX_TOKEN", raising=False)
     with pytest.raises(UserError, match="needs the token of its servers; set the environment variable MTRL_SWEREX_TOK"):
         SweRexClient("http://127.0.0.1:1")
-    assert checked_url("https://far.example:8000/") == "https://far.example:8000"
-    for url in ("ftp://x", "127.0.0.1:8000", "https://a:b@x", "https://x/path", "https://x?y=1", "http://:80", 8000):
+    for url, checked in (
+        ("https://Far.example:8000/", "https://far.example:8000"),
+        ("https://far.example", "https://far.example:443"),
+        ("http://localhost", "http://localhost:80"),
+        ("http://[::1]:8001", "http://[::1]:8001"),
+    ):
+        assert checked_url(url) == checked == checked_url(checked)
+    wrong = ("ftp://x", "127.0.0.1:8000", "https://x/path", "https://x?y=1", "https://x?", "https://x#", "https://x:0")
+    for url in (*wrong, "https://x:99999", "https://x ", " https://x", "https://x:8000 ", "http://:80", 8000):
         with pytest.raises(UserError, match="is no address; write https://HOST:PORT"):
             checked_url(url)
+    with pytest.raises(UserError, match=r"servers=https://\*\*\*@x is no address"):
+        checked_url("https://me:secret@x")
     with pytest.raises(UserError, match="servers=http://10.0.0.1:8000 would get the token unencrypted; use https"):
         checked_url("http://10.0.0.1:8000")
 
