@@ -39,12 +39,13 @@ _END = "(kill -TERM $PPID; sleep 5; kill -KILL $PPID)"
 """Ends the server, which is the parent of the shell. The first process of a container ignores the second signal."""
 _IN_BACKGROUND = "< /dev/null > /dev/null 2>&1 &"
 _CLAIM = f"""
+[ -d /tmp/.mtrl-episode ] || mkdir -p -- "$2" || exit
 mkdir /tmp/.mtrl-episode 2> /dev/null || {{ echo "used by $(cat /tmp/.mtrl-episode/owner)"; exit; }}
 echo "$3" > /tmp/.mtrl-episode/owner
 (sleep "$1"; {_END}) {_IN_BACKGROUND}
-mkdir -p -- "$2" && readlink -f /proc/$PPID/exe
+readlink -f /proc/$PPID/exe
 """
-"""Marks the container as used by $3, ends it after $1 seconds, makes the folder $2, and prints the path of the Python
+"""Makes the folder $2, marks the container as used by $3, ends it after $1 seconds, and prints the path of the Python
 that runs the server."""
 _END_WITHOUT_BASH = "import os; os.kill(os.getppid(), 15)"
 """Python that ends the server, for a container whose bash the agent has removed."""
@@ -75,21 +76,25 @@ class SweRexContainer:
         """Take a server that is free, and whose container served no episode before.
 
         Raises:
-            ContainerError: no server was free and fresh within `WAIT_SECONDS`; the message has the last reason.
+            ContainerError: no server was free and fresh within `WAIT_SECONDS`; the message has the reason.
             UserError: a server refuses the token, or an address is invalid.
         """
-        deadline, reason = time.monotonic() + WAIT_SECONDS, _ALL_USED
+        deadline, waiting, unfit = time.monotonic() + WAIT_SECONDS, _ALL_USED, ""
         while time.monotonic() < deadline and not self._is_removed:
             for url in self.servers:
                 try:
                     if self._take(url):
                         return
+                except UnfitError as error:
+                    unfit = unfit or str(error)
                 except ContainerError as error:
-                    reason = str(error)
+                    waiting = str(error)
+                if time.monotonic() >= deadline or self._is_removed:
+                    break
             time.sleep(PAUSE)
         raise ContainerError(
             f"none of the {len(self.servers)} servers in environment.config.servers was free and fresh within "
-            f"{WAIT_SECONDS:g} s: {reason}"
+            f"{WAIT_SECONDS:g} s: {unfit or waiting}"
         )
 
     def run(self, command: str, seconds: float, env: Mapping[str, str] | None = None) -> CommandResult:
@@ -170,6 +175,10 @@ class SweRexContainer:
         return self._client
 
 
+class UnfitError(ContainerError):
+    """The container of a server cannot run the commands of an episode."""
+
+
 class StaleError(ContainerError):
     """The container of a server has the files of an earlier episode of this machine."""
 
@@ -183,6 +192,7 @@ def claim(client: SweRexClient, owner: str, cwd: str, seconds: float) -> str:
         seconds: wall time in seconds after which the server ends by itself.
 
     Raises:
+        UnfitError: the folder cannot be made, or there is no /proc.
         StaleError: it served an episode of the same owner before.
         ContainerError: the server cannot be used, or served an episode of another owner before.
         UserError: it refuses the token.
@@ -199,7 +209,7 @@ def claim(client: SweRexClient, owner: str, cwd: str, seconds: float) -> str:
             f"the server {client.url} serves an episode of another machine, or of another MTRL_CACHE; use other servers"
         )
     if code != 0 or not answer.startswith("/"):
-        raise ContainerError(f"the server {client.url} cannot make the folder {cwd}, or has no /proc")
+        raise UnfitError(f"the server {client.url} cannot make the folder {cwd}, or has no /proc")
     return answer
 
 

@@ -81,6 +81,22 @@ def test_an_episode_on_a_real_server(own_cache, monkeypatch, tmp_path, caplog):
 
 
 @need_swerex
+def test_a_folder_that_cannot_be_made_is_the_reason_and_ends_no_server(own_cache, monkeypatch):
+    monkeypatch.setattr(swerex_container, "WAIT_SECONDS", 1.0)
+    with server(monkeypatch) as url:
+        until(lambda: answers(url))
+        with pytest.raises(ContainerError, match="within 1 s: the server .* cannot make the folder /proc/app, or has"):
+            SweRexContainer([url, "http://127.0.0.1:9"], "/proc/app", 600).start()
+        assert answers(url)
+        held = lease(checked_url(url))
+        assert lease(url) is None and SweRexContainer([f"{url}/"], "/app", 600)._take(f"{url}/") is False
+        held.release()
+        container = SweRexContainer([f"{url}/"], "/app", 600)
+        container.start()
+        container.remove()
+
+
+@need_swerex
 def test_an_episode_of_another_machine_keeps_its_server(own_cache, monkeypatch, tmp_path):
     """Another cache folder stands for another machine, which does not see the lease."""
     monkeypatch.setattr(swerex_container, "WAIT_SECONDS", 0.1)
