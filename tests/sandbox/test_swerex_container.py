@@ -65,6 +65,8 @@ def test_an_episode_on_a_real_server(own_cache, monkeypatch, tmp_path, caplog):
         assert (killed.exit_code, killed.stopped) == (-1, "the process that ran it ended with exit code -9")
         arguments = container.run("cat /proc/[0-9]*/cmdline | tr '\\0' ' '", 20).output
         assert "--auth-token ***" in arguments and TOKEN not in arguments
+        nul = container.run("echo \0", 20)
+        assert (nul.output, nul.exit_code, nul.stopped) == ("embedded null byte\n", 126, "")
         assert container.run("rm -r /app", 20).exit_code == 0
         assert container.run("true", 20).exit_code == 126, "the working directory is missing"
 
