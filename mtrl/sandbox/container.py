@@ -18,6 +18,10 @@ class ContainerError(RuntimeError):
     """The backend failed, not a command in the container; the episode is invalid."""
 
 
+class ContainerRemovedError(ContainerError):
+    """The container was removed because commands in it exceeded a limit; the episode is valid."""
+
+
 @dataclass(frozen=True)
 class ContainerLimits:
     """Limits of a container with all its processes."""
@@ -73,6 +77,7 @@ class Container(Protocol):
         """Copy the content of a trusted folder of the host into the existing folder `target` of the container.
 
         Raises:
+            ContainerRemovedError: the container has exceeded a limit.
             ContainerError: the files cannot be copied.
         """
 

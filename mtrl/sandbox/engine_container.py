@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mtrl.errors import UserError
 from mtrl.sandbox.bounded_client import SLACK_SECONDS, run_bounded
-from mtrl.sandbox.container import CommandResult, ContainerError, ContainerLimits
+from mtrl.sandbox.container import CommandResult, ContainerError, ContainerLimits, ContainerRemovedError
 from mtrl.sandbox.container_supervisor import owner_label
 from mtrl.sandbox.disk_watch import WatchedContainer, changes_folder, disk_watch
 
@@ -94,7 +94,12 @@ class EngineContainer:
     def copy_in(self, source: Path, target: str) -> None:
         """See `Container.copy_in`."""
         what = f"{self.engine} cannot copy {source.name} to {target}"
-        call_engine([self._program, "cp", f"{source}/.", f"{self.name}:{target}"], CLIENT_SECONDS, what)
+        try:
+            call_engine([self._program, "cp", f"{source}/.", f"{self.name}:{target}"], CLIENT_SECONDS, what)
+        except ContainerError as error:
+            if self._disk_is_full.is_set():
+                raise ContainerRemovedError(self._disk_reason()) from error
+            raise
 
     def write(self, path: str, text: str) -> None:
         """Write a file in the container.
