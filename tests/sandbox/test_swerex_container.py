@@ -19,6 +19,7 @@ from mtrl.sandbox.container import CommandResult, ContainerError, copy_out
 from mtrl.sandbox.server_lease import lease
 from mtrl.sandbox.swerex_client import LARGEST_ANSWER, SweRexClient, checked_url
 from mtrl.sandbox.swerex_container import SweRexContainer, parse_result
+from tests import forked
 from tests.sandbox.swerex_servers import TOKEN, answers, need_swerex, server, until
 
 COUNT = "pgrep -ax sleep | grep -c 'sleep {}$'"
@@ -126,7 +127,7 @@ time.sleep(600)
 
 def kill_a_trainer(url, seconds):
     """Kill a process that has started a container and a process in its background."""
-    process = subprocess.Popen([sys.executable, "-c", KILLED, url, str(seconds)], stdout=subprocess.PIPE)
+    process = forked.Popen([sys.executable, "-c", KILLED, url, str(seconds)], stdout=subprocess.PIPE)
     assert process.stdout.readline() == b"started\n"
     process.send_signal(signal.SIGKILL)
     process.wait()
