@@ -81,7 +81,7 @@ def _shut_down_at(deadline: float, connected: socket.socket, late: threading.Eve
 
 def _exchange(request: httpx.Request, connected: socket.socket, most_bytes: int) -> tuple[int, bytes]:
     """Return the status and at most `most_bytes` bytes of the body of the answer."""
-    connection = http.client.HTTPConnection(request.url.host)
+    connection = http.client.HTTPConnection(request.url.host, request.url.port or 80)
     connection.sock = connected
     try:
         headers = {**request.headers, "Connection": "close"}

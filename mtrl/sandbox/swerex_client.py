@@ -94,19 +94,22 @@ class SweRexClient:
         reports that the server is gone. A server that is busy has not ended, nor one whose machine cannot be reached. A
         server that an agent has replaced can pretend to have ended."""
         try:
-            status, _ = send(httpx.Request("GET", f"{self.url}/is_alive"), LOOK_SECONDS, LARGEST_ANSWER, self._tls)
+            status, _ = self._send("GET", "is_alive", LOOK_SECONDS)
         except (TimeoutError, ResponseTooLargeError):
             return False
         except ConnectionError as error:
             return isinstance(error.__cause__, ConnectionError)  # other errors of the network prove nothing
         return status in _GONE
 
-    def _post(self, what: str, seconds: float, **body: Any) -> dict[str, Any]:
+    def _send(self, method: str, what: str, seconds: float, **body: Any) -> tuple[int, bytes]:
         # the size limit is that of the body as sent
         headers = {"X-API-Key": self._token, "Accept-Encoding": "identity"}
-        request = httpx.Request("POST", f"{self.url}/{what}", headers=headers, **body)
+        request = httpx.Request(method, f"{self.url}/{what}", headers=headers, **body)
+        return send(request, seconds, LARGEST_ANSWER, self._tls)
+
+    def _post(self, what: str, seconds: float, **body: Any) -> dict[str, Any]:
         try:
-            status, content = send(request, seconds, LARGEST_ANSWER, self._tls)
+            status, content = self._send("POST", what, seconds, **body)
         except TimeoutError as error:
             raise ContainerError(f"the server {self.url} gave no answer within {seconds:g} s") from error
         except ConnectionError as error:

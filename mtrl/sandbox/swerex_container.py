@@ -126,7 +126,7 @@ class SweRexContainer:
             try:
                 end(client, self._python)
                 self._lease.mark(is_used=False)
-            except ContainerError as error:
+            except (ContainerError, OSError) as error:
                 log.warning("%s; the next episode of this server ends it", error)
             finally:
                 self._lease.release()
