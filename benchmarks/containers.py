@@ -47,7 +47,9 @@ def main() -> None:
     for name, measured in taken.items():
         wall, cpu = (median(times) for times in zip(*measured, strict=True))
         shares = f"{wall / whole[0]:.0%} and {cpu / whole[1]:.0%} of the episode"
-        print(f"{name:>8}: {wall:.2f} s of wall time, {cpu:.2f} s of CPU time of clients; {shares}")
+        print(
+            f"{name:>8}: {wall:.2f} s of wall time, {cpu:.2f} s of CPU time of this process and its clients; {shares}"
+        )
 
 
 def play(task: Task) -> None:

@@ -108,7 +108,9 @@ class Backend:
             "swerex": ("network", "cpus", "disk_mb", "memory_mb", "processes"),
         }.get(self.name, ("servers",))
         for key in idle:
-            if getattr(self, key) != defaults[key]:
+            value = getattr(self, key)
+            is_set = bool(value) if key == "servers" else value != defaults[key]
+            if is_set:
                 where = "servers of swerex" if key == "servers" else "containers of podman and docker"
                 raise UserError(
                     f"environment.config.{key} is for {where}, and environment.config.backend is {self.name}; leave "

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from envs.terminal.backend import Backend
+from envs.terminal.backend import ENGINES, Backend
 from envs.terminal.task import TerminalTask, read_task
 from mtrl.datasets import HELD_OUT, Splits, cap
 from mtrl.environments.tool_calls import format_call
@@ -19,6 +19,16 @@ log = logging.getLogger(__name__)
 
 SHIPPED = Path(__file__).parent / "tasks"
 """Two small tasks without an image, of which the first is held out."""
+IDLE = {
+    "sandbox": {"cpus": "cpus", "storage_mb": "storage_mb"},
+    "swerex": {
+        "cpus": "cpus",
+        "memory_mb": "memory_mb",
+        "storage_mb": "storage_mb",
+        "wants_network": "network_mode",
+    },
+}
+"""Backend -> fields of `TerminalTask` that have no effect on it, with their keys in task.toml."""
 SYSTEM = (
     "You solve a task in a Linux container. Run commands with the tool bash. When the task is done, answer without a "
     "call: then tests check the state of the container."
@@ -99,18 +109,45 @@ def _tasks(root: Path, base: Path) -> list[TerminalTask]:
     return sorted(found, key=lambda task: task.name)
 
 
-def _warn(tasks: list[TerminalTask], place: Backend) -> None:
-    """Warn of settings of tasks that have no effect."""
-    complaints = {
+def _above_memory(tasks: list[TerminalTask], place: Backend) -> dict[str, list[TerminalTask]]:
+    """Return the complaint about the memory of tasks."""
+    return {
+        f"ask for more memory than environment.config.memory_mb={place.memory_mb}": [
+            task for task in tasks if (task.memory_mb or 0) > place.memory_mb
+        ]
+    }
+
+
+def _limited(tasks: list[TerminalTask], place: Backend) -> dict[str, list[TerminalTask]]:
+    """Return the complaints about tasks that ask for more than their container gets from a container engine."""
+    return {
         "ask for the network, and environment.config.network=false starts their containers without it": [
             task for task in tasks if task.wants_network and not place.network
         ],
-        f"ask for more memory than environment.config.memory_mb={place.memory_mb}": [
-            task for task in tasks if (task.memory_mb or 0) > place.memory_mb
-        ],
+        **_above_memory(tasks, place),
         f"ask for more storage than environment.config.disk_mb={place.disk_mb}": [
             task for task in tasks if (task.storage_mb or 0) > place.disk_mb
         ],
+    }
+
+
+def _warn(tasks: list[TerminalTask], place: Backend) -> None:
+    """Warn of settings of tasks that have no effect, or not their whole effect."""
+    complaints = _limited(tasks, place) if place.name in ENGINES else {}
+    if place.name == "sandbox":
+        complaints = {
+            "ask for the network, which environment.config.backend=sandbox does not have": [
+                task for task in tasks if task.wants_network
+            ],
+            **_above_memory(tasks, place),
+        }
+    idle = IDLE.get(place.name, {})
+    if idle:
+        complaints[
+            f"have keys in [environment] that have no effect with environment.config.backend={place.name} "
+            f"({', '.join(idle.values())})"
+        ] = [task for task in tasks if any(getattr(task, field) is not None for field in idle)]
+    complaints |= {
         "have keys in [environment] that have no effect here (healthcheck, skills_dir)": [
             task for task in tasks if task.idle
         ],

@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 
 from envs.terminal.task import TerminalTask
-from mtrl.sandbox.container import Container, copy_out
+from mtrl.sandbox.container import Container, ContainerRemovedError, copy_out
 
 REWARD_FILES = ("reward.json", "reward.txt")
 """Names of the reward file; the first that exists counts."""
@@ -46,7 +46,10 @@ def run_tests(container: Container, task: TerminalTask) -> Verdict:
     prepared = container.run(MAKE_FOLDERS, _PREPARE_SECONDS)
     if prepared.exit_code != 0:
         return _verdict(prepared.exit_code, prepared.output, None, None)
-    container.copy_in(task.folder / "tests", "/tests")
+    try:
+        container.copy_in(task.folder / "tests", "/tests")
+    except ContainerRemovedError as error:
+        return _verdict(-1, str(error), None, None)
     command = "chmod +x /tests/test.sh && /tests/test.sh"
     done = container.run(command, task.tests_seconds, {**task.env, **task.tests_env})
     output = f"{done.output}\nthe tests were stopped: {done.stopped}" if done.stopped else done.output

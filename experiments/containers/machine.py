@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -29,6 +30,8 @@ class Watch:
         self.most_containers = 0
         self.most_memory = 0
         """Largest proportional set size of all processes of the engine on this machine, in bytes."""
+        self.failures = 0
+        """Number of looks that failed, so that the largest values may be too low."""
 
     def __enter__(self) -> Watch:
         self._thread.start()
@@ -44,8 +47,11 @@ class Watch:
 
     def _look(self) -> None:
         while not self._over.wait(PAUSE):
-            self.most_containers = max(self.most_containers, self._count())
-            self.most_memory = max(self.most_memory, engine_memory())
+            try:
+                self.most_containers = max(self.most_containers, self._count())
+                self.most_memory = max(self.most_memory, engine_memory())
+            except (OSError, ValueError, subprocess.SubprocessError):
+                self.failures += 1
 
 
 def engine_memory() -> int:

@@ -117,9 +117,12 @@ def report(outcomes: list[Outcome], watch: Watch, wall: float, left: int) -> str
         f"{len(outcomes)} episodes, {len(lost)} lost, {sum(outcome.score for outcome in outcomes):g} solved",
         f"{watch.most_containers} containers open at once, {left} left",
         f"{wall:.0f} s of wall time",
-        f"CPU time: {cpu[0]:.0f} s of this process, {cpu[1]:.0f} s of engine clients, {busy:.0f} s of the machine",
+        f"CPU time: {cpu[0]:.0f} s of this process, {cpu[1]:.0f} s of engine clients with those of "
+        f"the drill's own looks, {busy:.0f} s of the machine",
         f"peak memory: {own.ru_maxrss >> 10} MiB of this process, {watch.most_memory >> 20} MiB of the engine",
     ]
+    if watch.failures:
+        lines.append(f"{watch.failures} looks at the machine failed, so the largest values may be too low")
     for name in ("start", "turns", "end"):
         seconds = sorted(outcome.seconds[name] for outcome in outcomes if name in outcome.seconds)
         lines += [f"{name}: median {median(seconds):.1f} s, longest {seconds[-1]:.1f} s"] if seconds else []

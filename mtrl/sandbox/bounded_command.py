@@ -36,6 +36,7 @@ def run(command: str, cwd: str, env: Mapping[str, str], seconds: float, most_byt
 
     Raises:
         OSError: the working directory is missing, or the command cannot be executed.
+        ValueError: the command has a character that no argument of a program can hold, such as NUL.
     """
     process = subprocess.Popen(
         ["bash", "-c", command],
@@ -83,7 +84,7 @@ def main(request: str) -> None:
     wanted = json.loads(request)
     try:
         result = run(wanted["command"], wanted["cwd"], wanted["env"], wanted["seconds"], wanted["bytes"])
-    except OSError as error:
+    except (OSError, ValueError) as error:
         result = {"output": f"{error}\n", "exit_code": CANNOT_EXECUTE, "stopped": ""}
     print(json.dumps(result))
 

@@ -18,6 +18,10 @@ class ContainerError(RuntimeError):
     """The backend failed, not a command in the container; the episode is invalid."""
 
 
+class ContainerRemovedError(ContainerError):
+    """The container was removed because commands in it exceeded a limit; the episode is valid."""
+
+
 @dataclass(frozen=True)
 class ContainerLimits:
     """Limits of a container with all its processes."""
@@ -30,7 +34,7 @@ class ContainerLimits:
     """Number of processes and threads alive at once."""
     disk_mb: int | None = None
     """Size of the files that the container writes, in MiB, which is looked at about once a second, and of each of its
-    files, which the kernel limits; None: no limit."""
+    files, which the kernel limits; files that are removed while they are open do not count. None: no limit."""
     network: bool = False
     """Whether the container has the network of the backend; without it there is only the loopback device."""
     seconds: float = 7200.0
@@ -73,6 +77,7 @@ class Container(Protocol):
         """Copy the content of a trusted folder of the host into the existing folder `target` of the container.
 
         Raises:
+            ContainerRemovedError: the container has exceeded a limit.
             ContainerError: the files cannot be copied.
         """
 
@@ -90,4 +95,4 @@ def copy_out(container: Container, path: str) -> str | None:
     """
     name = shlex.quote(path)
     done = container.run(f"[ -f {name} ] && head -c {LARGEST_COPY} {name}", COPY_SECONDS)
-    return done.output if done.exit_code == 0 else None
+    return done.output[:LARGEST_COPY] if done.exit_code == 0 else None

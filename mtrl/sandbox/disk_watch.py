@@ -3,7 +3,7 @@
 Engines limit the size by quotas of the file system, which default installations do not have. Therefore the sizes are
 measured: by `du` in the folder that holds the changes of a container, if this process may read it, else by `ps --size`
 of the engine. The latter waits for all containers that the engine is changing, which took minutes with 200 of them.
-Volumes that an image declares are not counted.
+Volumes that an image declares are not counted, nor files that a process holds open after their removal.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import re
 import subprocess
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +27,13 @@ PAUSE = 1.0
 """Minimum number of seconds between two measurements."""
 SHARE = 0.2
 """Maximum share of the wall time that measurements take."""
-CALL_SECONDS = 120.0
-"""Time limit of one measurement, in seconds."""
+ENGINE_SECONDS = 120.0
+"""Time limit of a measurement of all containers by the engine, in seconds."""
+FOLDER_SECONDS = 10.0
+"""Time limit of a measurement of one folder by `du`, in seconds."""
+MOST_FAILURES = 3
+"""Number of failed measurements of one folder in a row, after which the container counts as above its limit: a command
+that makes millions of files prolongs each measurement."""
 _SIZE = re.compile(r"(\S+) ([0-9.]+) ?([kMGT]?)B\b")
 """Name of a container and size of its files, such as `name 1.09kB (virtual 7.5MB)`."""
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -40,7 +46,8 @@ class WatchedContainer:
     most_bytes: int
     folder: str | None
     """Folder of the host that holds the changes of the container; None: it is not known, or cannot be read."""
-    stop: Callable[[], None]
+    stop: Callable[[], bool]
+    """Ends the container and returns whether it is gone. The call may take minutes."""
 
 
 class DiskWatch:
@@ -53,11 +60,15 @@ class DiskWatch:
     def __init__(self, program: str):
         self._program = program
         self._containers: dict[str, WatchedContainer] = {}
+        self._stopping: set[str] = set()
+        self._failures: Counter[str] = Counter()
+        self._reasons: set[str] = set()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def add(self, name: str, container: WatchedContainer) -> None:
-        """Call `container.stop` once, in another thread, when the container has written more than its limit."""
+        """Call `container.stop` in another thread when the container has written more than its limit, until the
+        container is gone."""
         with self._lock:
             self._containers[name] = container
             if self._thread is None:
@@ -68,46 +79,89 @@ class DiskWatch:
         """Watch a container no longer, if it was watched."""
         with self._lock:
             self._containers.pop(name, None)
+            self._failures.pop(name, None)
 
     def _watch(self) -> None:
         """Measure until no container is left."""
         while True:
-            begun = time.monotonic()
-            with self._lock:
-                watched = dict(self._containers)
-            for name, size in self._sizes(watched).items():
-                if name in watched and size > watched[name].most_bytes:
-                    self.discard(name)
-                    watched[name].stop()
-            taken = time.monotonic() - begun
-            time.sleep(max(PAUSE, taken / SHARE - taken))
             with self._lock:
                 if not self._containers:
                     self._thread = None
                     return
+                watched = {name: each for name, each in self._containers.items() if name not in self._stopping}
+            begun = time.monotonic()
+            sizes = self._sizes(watched)
+            taken = time.monotonic() - begun
+            for name, container in watched.items():
+                if sizes.get(name, 0) > container.most_bytes:
+                    self._stopping.add(name)
+                    threading.Thread(target=self._stop, args=(name, container), daemon=True).start()
+            time.sleep(max(PAUSE, taken / SHARE - taken))
 
-    def _sizes(self, watched: Mapping[str, WatchedContainer]) -> dict[str, int]:
-        folders = {name: container.folder for name, container in watched.items() if container.folder is not None}
+    def _stop(self, name: str, container: WatchedContainer) -> None:
+        """Stop a container; if it remains, the next measurement finds it again."""
         try:
-            sizes = folder_sizes(folders) if folders else {}
-            return sizes | (engine_sizes(self._program) if len(folders) < len(watched) else {})
-        except (OSError, subprocess.SubprocessError) as error:  # the next measurement tries again
-            log.warning("the files of the containers of %s cannot be measured: %s", self._program, error)
-            return {}
+            if container.stop():
+                self.discard(name)
+        except Exception:
+            log.exception("the container %s, whose files are too large, could not be removed", name)
+        finally:
+            self._stopping.discard(name)
+
+    def _sizes(self, watched: Mapping[str, WatchedContainer]) -> dict[str, float]:
+        """Return the sizes that could be measured, in bytes, by the name of the container."""
+        sizes: dict[str, float] = {}
+        try:
+            for name, container in watched.items():
+                if container.folder is not None:
+                    sizes[name] = self._folder_size(name, container.folder)
+            if len(sizes) < len(watched):
+                sizes |= engine_sizes(self._program)
+        except Exception as error:  # the next measurement tries again
+            self._warn(error)
+        return sizes
+
+    def _folder_size(self, name: str, folder: str) -> float:
+        """Return the size of a container's folder in bytes; infinity after several failures, and 0 after fewer."""
+        size = folder_size(folder)
+        if size is not None:
+            self._failures.pop(name, None)
+            return size
+        self._failures[name] += 1
+        return float("inf") if self._failures[name] >= MOST_FAILURES else 0.0
+
+    def _warn(self, error: Exception) -> None:
+        """Warn once of each reason why sizes cannot be measured."""
+        printed = (error.stderr or "").strip() if isinstance(error, subprocess.CalledProcessError) else ""
+        reason = printed.splitlines()[-1][:300] if printed else str(error)
+        if reason not in self._reasons:
+            self._reasons.add(reason)
+            log.warning("the files of the containers of %s cannot be measured: %s", self._program, reason)
 
 
-def folder_sizes(folders: Mapping[str, str]) -> dict[str, int]:
-    """Return the number of bytes on the disk below each folder, by its key; a folder that is gone is left out.
+def folder_size(folder: str) -> int | None:
+    """Return the number of bytes on the disk below a folder, 0 if it is gone, and None if `du` did not measure it in
+    time.
 
     Raises:
-        OSError, subprocess.SubprocessError: du cannot be run or took too long.
+        OSError: du cannot be run.
     """
-    command = ["du", "--summarize", "--one-file-system", "--block-size=1", "--null", "--", *folders.values()]
-    stdin = subprocess.DEVNULL
-    done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, errors="replace", timeout=CALL_SECONDS)
-    rows = (row.partition("\t") for row in done.stdout.split("\0") if row)
-    sizes = {folder: int(size) for size, _, folder in rows}
-    return {name: sizes[folder] for name, folder in folders.items() if folder in sizes}
+    command = ["du", "--summarize", "--one-file-system", "--block-size=1", "--", folder]
+    try:
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=FOLDER_SECONDS,
+        )
+    except subprocess.TimeoutExpired:
+        return None
+    size = done.stdout.partition("\t")[0]
+    if size.isdecimal():
+        return int(size)
+    return None if os.path.isdir(folder) else 0
 
 
 def engine_sizes(program: str) -> dict[str, int]:
@@ -118,7 +172,7 @@ def engine_sizes(program: str) -> dict[str, int]:
     """
     command = [program, "ps", "--size", "--filter", f"label={owner_label(program)}", "--format", "{{.Names}} {{.Size}}"]
     stdin = subprocess.DEVNULL
-    done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, timeout=CALL_SECONDS, check=True)
+    done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, timeout=ENGINE_SECONDS, check=True)
     return parse_sizes(done.stdout)
 
 
@@ -138,12 +192,21 @@ def changes_folder(pid_file: Path) -> str | None:
     if os.geteuid() != 0:
         return None
     try:
-        mounts = Path(f"/proc/{int(pid_file.read_text())}/mountinfo").read_text(encoding="utf-8").splitlines()
+        folder = upper_folder(Path(f"/proc/{int(pid_file.read_text())}/mountinfo").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    root = next((line for line in mounts if line.split()[4] == "/" and " overlay " in line), "")
-    found = re.search(r"[ ,]upperdir=([^, \\]+)", root)
-    return found[1] if found and os.path.isdir(found[1]) else None
+    return folder if folder is not None and os.path.isdir(folder) else None
+
+
+def upper_folder(mounts: str) -> str | None:
+    """Return the upper folder of the overlay that is the root; None if there is none, or if its name is escaped.
+
+    Args:
+        mounts: text of /proc/PID/mountinfo (proc(5)).
+    """
+    root = next((line for line in mounts.splitlines() if line.split()[4] == "/" and " overlay " in line), "")
+    found = re.search(r"[ ,]upperdir=([^, \\]+)(?=[ ,]|$)", root)
+    return found[1] if found else None
 
 
 _watches: dict[str, DiskWatch] = {}
@@ -156,4 +219,11 @@ def disk_watch(program: str) -> DiskWatch:
         return _watches.setdefault(program, DiskWatch(program))
 
 
-os.register_at_fork(after_in_child=_watches.clear)
+def _forget() -> None:
+    """Leave the watches to the parent, in a process that was forked."""
+    global _lock
+    _lock = threading.Lock()
+    _watches.clear()
+
+
+os.register_at_fork(after_in_child=_forget)

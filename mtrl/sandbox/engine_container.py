@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mtrl.errors import UserError
 from mtrl.sandbox.bounded_client import SLACK_SECONDS, run_bounded
-from mtrl.sandbox.container import CommandResult, ContainerError, ContainerLimits
+from mtrl.sandbox.container import CommandResult, ContainerError, ContainerLimits, ContainerRemovedError
 from mtrl.sandbox.container_supervisor import owner_label
 from mtrl.sandbox.disk_watch import WatchedContainer, changes_folder, disk_watch
 
@@ -33,9 +33,11 @@ _slots = threading.BoundedSemaphore(CALLS_AT_ONCE)
 USER_LIMITS = (("nofile", resource.RLIMIT_NOFILE, 2**14), ("nproc", resource.RLIMIT_NPROC, 2**15))
 """Name, kind and wanted value of the limits of a user in a container. The kernel counts the processes of a user in all
 containers together, so their limit is far above that of one container."""
-WAIT = 'trap "" INT; until ((SECONDS >= $1)); do sleep $(($1 - SECONDS)) & wait $!; done'
+WAIT = 'trap "" INT; exec 3<> <(:); sleep $1 & wait $!; until ((SECONDS >= $1)); do read -rn 1 -t 0.1 -u 3; done'
 """Main process of a container, which ends after $1 seconds. It is bash, which removes ended processes whose parent has
-ended: otherwise they would count as processes until the end. A command that kills the sleep does not end it."""
+ended: otherwise they would count as processes until the end. A command that kills the sleep does not end it: it then
+reads from a pipe into which it writes nothing, because at the limit on processes no second sleep could start. A read
+without a time limit would not end, and bash removes ended processes only after a read that has one."""
 _FAILURES = (1, 125, 126, 255)
 """Exit codes of docker and podman for errors of their own. Commands use the same codes, so the container is checked."""
 
@@ -92,7 +94,12 @@ class EngineContainer:
     def copy_in(self, source: Path, target: str) -> None:
         """See `Container.copy_in`."""
         what = f"{self.engine} cannot copy {source.name} to {target}"
-        call_engine([self._program, "cp", f"{source}/.", f"{self.name}:{target}"], CLIENT_SECONDS, what)
+        try:
+            call_engine([self._program, "cp", f"{source}/.", f"{self.name}:{target}"], CLIENT_SECONDS, what)
+        except ContainerError as error:
+            if self._disk_is_full.is_set():
+                raise ContainerRemovedError(self._disk_reason()) from error
+            raise
 
     def write(self, path: str, text: str) -> None:
         """Write a file in the container.
@@ -106,21 +113,35 @@ class EngineContainer:
 
     def remove(self) -> None:
         """See `Container.remove`."""
-        disk_watch(self._program).discard(self.name)
         with _slots:
-            self._delete()
+            if self._delete():
+                disk_watch(self._program).discard(self.name)
 
-    def _delete(self) -> None:
+    def _delete(self) -> bool:
+        """Remove the container, and return whether it is gone."""
         command = [self._program, "rm", "-f", self.name]
         try:
-            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=CLIENT_SECONDS)
-        except subprocess.TimeoutExpired:
-            log.warning(
-                "%s did not remove the container %s within %d s; its supervisor removes it after the run",
-                self.engine,
-                self.name,
-                CLIENT_SECONDS,
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=CLIENT_SECONDS,
             )
+        except subprocess.TimeoutExpired:
+            reason = f"it took longer than {CLIENT_SECONDS} s"
+        else:
+            if done.returncode == 0 or "no such container" in done.stderr.lower():
+                return True
+            reason = _last_line(done.stderr)
+        log.warning(
+            "%s did not remove the container %s (%s); its supervisor removes it after the run",
+            self.engine,
+            self.name,
+            reason,
+        )
+        return False
 
     def _start_command(self, pid_file: Path) -> list[str]:
         command = [self._program, "run", "-d", "--name", self.name, "--label", owner_label(self._program)]
@@ -130,13 +151,15 @@ class EngineContainer:
         command += ["-w", self.cwd] if self.cwd else []
         return [*command, self.image, "-c", WAIT, "bash", str(math.ceil(self.limits.seconds))]
 
-    def _stop_for_disk(self) -> None:
-        """End the container, whose files are too large, and delete them, without waiting for other calls."""
+    def _stop_for_disk(self) -> bool:
+        """End the container, whose files are too large, and delete them, without waiting for other calls. Return
+        whether it is gone."""
         self._disk_is_full.set()
-        self._delete()
+        return self._delete()
 
     def _disk_reason(self) -> str:
-        return f"the files of the container exceeded {self.limits.disk_mb} MiB, and the container was removed"
+        size = f"{self.limits.disk_mb} MiB"
+        return f"the files of the container exceeded {size} or were too many to measure, and the container was removed"
 
     def _is_running(self) -> bool:
         command = [self._program, "container", "inspect", "--format", "{{.State.Running}}", self.name]

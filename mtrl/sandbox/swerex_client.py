@@ -9,25 +9,33 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import ssl
-import time
 from collections.abc import Sequence
 from typing import Any
 
 import httpx
 
 from mtrl.errors import UserError
+from mtrl.sandbox.bounded_request import send
 from mtrl.sandbox.container import ContainerError
-from mtrl.utils.http_client import error_message, exception_message, printable
+from mtrl.utils.http_client import ResponseTooLargeError, error_message, printable
 from mtrl.utils.serving import is_loopback
+from mtrl.utils.text import redacted
 
 TOKEN_VARIABLE = "MTRL_SWEREX_TOKEN"
-CONNECT_SECONDS = 10.0
-"""Time limit for a connection, in seconds."""
 LARGEST_ANSWER = 16 * 2**20
 """Maximum size of an answer in bytes. In JSON a character of a command's output may take seven bytes."""
+LOOK_SECONDS = 5.0
+"""Time limit of a look whether a server has ended, in seconds."""
+_GONE = (502, 503, 504)
+"""HTTP statuses of a proxy whose server has ended."""
 _REFUSED = (401, 403)
 """HTTP statuses of a wrong token."""
+
+
+class TokenRefusedError(ContainerError):
+    """A server refuses the token."""
 
 
 class SweRexClient:
@@ -43,8 +51,7 @@ class SweRexClient:
     def __init__(self, url: str):
         self.url = checked_url(url)
         self._token = token()
-        verify = ssl.create_default_context() if self.url.startswith("https:") else False
-        self._client = httpx.Client(trust_env=False, verify=verify)
+        self._tls = ssl.create_default_context() if self.url.startswith("https:") else None
 
     def execute(self, command: Sequence[str], seconds: float) -> tuple[int, str]:
         """Run a program on the server, and return its exit code and its standard output.
@@ -57,7 +64,7 @@ class SweRexClient:
 
         Raises:
             ContainerError: the server cannot be reached, gave no answer in time, or failed.
-            UserError: the server refuses the token.
+            TokenRefusedError: it refuses the token.
         """
         answer = self._post("execute", seconds, json={"command": list(command)})
         code, output = answer.get("exit_code"), answer.get("stdout")
@@ -69,47 +76,54 @@ class SweRexClient:
         """Write a file on the server.
 
         Raises:
-            ContainerError, UserError: see `execute`.
+            ContainerError: see `execute`.
         """
         self._post("upload", seconds, data={"target_path": path}, files={"file": ("upload", content)})
 
-    def close(self) -> None:
-        """Close the connections."""
-        self._client.close()
+    def redacted(self, text: str) -> str:
+        """Return text from the container with stars in place of the token, which an agent sees among the arguments of
+        the server."""
+        return redacted(text, [self._token])
+
+    def printable(self, text: str) -> str:
+        """Return text from the container as one short line for a message, without the token."""
+        return printable(text, self._token)
+
+    def is_closed(self) -> bool:
+        """Whether the server has ended: its machine refuses the connection or ends it without an answer, or a proxy
+        reports that the server is gone. A server that is busy has not ended, nor one whose machine cannot be reached. A
+        server that an agent has replaced can pretend to have ended."""
+        try:
+            status, _ = self._send("GET", "is_alive", LOOK_SECONDS)
+        except (TimeoutError, ResponseTooLargeError):
+            return False
+        except ConnectionError as error:
+            return isinstance(error.__cause__, ConnectionError)  # other errors of the network prove nothing
+        return status in _GONE
+
+    def _send(self, method: str, what: str, seconds: float, **body: Any) -> tuple[int, bytes]:
+        # the size limit is that of the body as sent
+        headers = {"X-API-Key": self._token, "Accept-Encoding": "identity"}
+        request = httpx.Request(method, f"{self.url}/{what}", headers=headers, **body)
+        return send(request, seconds, LARGEST_ANSWER, self._tls)
 
     def _post(self, what: str, seconds: float, **body: Any) -> dict[str, Any]:
-        timeout = httpx.Timeout(seconds, connect=min(CONNECT_SECONDS, seconds))
-        headers = {
-            "X-API-Key": self._token,
-            "Accept-Encoding": "identity",
-        }  # the size limit is that of the body as sent
         try:
-            with self._client.stream(
-                "POST", f"{self.url}/{what}", timeout=timeout, headers=headers, **body
-            ) as response:
-                status, content = response.status_code, self._read(response, time.monotonic() + seconds)
-        except httpx.TimeoutException as error:
+            status, content = self._send("POST", what, seconds, **body)
+        except TimeoutError as error:
             raise ContainerError(f"the server {self.url} gave no answer within {seconds:g} s") from error
-        except httpx.TransportError as error:
-            reason = printable(exception_message(error), self._token)
+        except ConnectionError as error:
+            reason = self.printable(str(error))
             raise ContainerError(f"the server {self.url} cannot be reached: {reason}") from error
+        except ResponseTooLargeError as error:
+            raise ContainerError(f"the server {self.url} gave an answer of more than {LARGEST_ANSWER} bytes") from error
         if status in _REFUSED:
-            raise UserError(
+            raise TokenRefusedError(
                 f"the server {self.url} refuses the token of {TOKEN_VARIABLE}; set it to the value of its --auth-token"
             )
         if status != httpx.codes.OK:
             raise ContainerError(f"the server {self.url} answered HTTP {status}: {self._message(content)}")
         return self._parsed(content)
-
-    def _read(self, response: httpx.Response, deadline: float) -> bytes:
-        content = bytearray()
-        for part in response.iter_raw():
-            content += part
-            if len(content) > LARGEST_ANSWER:
-                raise ContainerError(f"the server {self.url} gave an answer of more than {LARGEST_ANSWER} bytes")
-            if time.monotonic() > deadline:
-                raise ContainerError(f"the server {self.url} did not finish its answer in time")
-        return bytes(content)
 
     def _message(self, content: bytes) -> str:
         """Return the message of an error; the server puts that of an exception under `swerexception`."""
@@ -118,7 +132,7 @@ class SweRexClient:
         except (ValueError, RecursionError):
             found = None
         inner = found.get("swerexception") if isinstance(found, dict) else None
-        return printable(error_message(json.dumps(inner).encode() if inner else content), self._token)
+        return self.printable(error_message(json.dumps(inner).encode() if inner else content))
 
     def _parsed(self, content: bytes) -> dict[str, Any]:
         try:
@@ -148,7 +162,7 @@ def token() -> str:
 
 
 def checked_url(url: str) -> str:
-    """Return the address of a server without a slash at its end.
+    """Return the address of a server in the form SCHEME://HOST:PORT, which is the same for all ways to write it.
 
     Raises:
         UserError: the address is invalid, or the token would be sent unencrypted to another machine.
@@ -157,13 +171,15 @@ def checked_url(url: str) -> str:
         address = httpx.URL(url)
     except (httpx.InvalidURL, TypeError):
         address = httpx.URL()
-    is_bare = not (address.query or address.userinfo or address.fragment or address.path.strip("/"))
-    if address.scheme not in ("http", "https") or not address.host or not is_bare:
+    scheme, host, port = address.scheme, address.host, address.port
+    is_bare = not (address.userinfo or address.path.strip("/") or any(mark in str(url) for mark in "?# "))
+    if scheme not in ("http", "https") or not host or not is_bare or (port is not None and not 0 < port < 2**16):
+        shown = printable(re.sub(r"//.*@", "//***@", str(url)))
         raise UserError(
-            f"environment.config.servers={url} is no address; write https://HOST:PORT, or http://127.0.0.1:PORT"
+            f"environment.config.servers={shown} is no address; write https://HOST:PORT, or http://127.0.0.1:PORT"
         )
-    if address.scheme == "http" and not is_loopback(address.host):
+    if scheme == "http" and not is_loopback(host):
         raise UserError(
             f"environment.config.servers={url} would get the token unencrypted; use https, or a tunnel to 127.0.0.1"
         )
-    return url.rstrip("/")
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port or (443 if scheme == 'https' else 80)}"

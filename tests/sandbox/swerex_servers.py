@@ -52,13 +52,13 @@ def prefix(python):
 
 
 def answers(url):
-    """Whether a server answers requests."""
+    """Whether a server answers requests; a slow one does."""
     try:
         urllib.request.urlopen(f"{url}/is_alive", timeout=5)
     except urllib.error.HTTPError:
         return True  # without a token
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(getattr(error, "reason", error), TimeoutError)
     return True
 
 

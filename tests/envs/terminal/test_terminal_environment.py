@@ -7,11 +7,13 @@ import pytest
 
 from envs.terminal import FAMILY
 from envs.terminal.environment import observation
+from envs.terminal.task import read_task
+from envs.terminal.verdict import run_tests
 from mtrl.config.schema import DataConfig
 from mtrl.environments.tool_calls import format_call
-from mtrl.sandbox.container import CommandResult, ContainerError
+from mtrl.sandbox.container import CommandResult, ContainerError, ContainerLimits
 from mtrl.sandbox.container_supervisor import owner_label
-from mtrl.sandbox.engine_container import engine_path
+from mtrl.sandbox.engine_container import EngineContainer, engine_path
 from tests.container_root import IMAGE, WRITE_ON, need_podman
 from tests.envs.episodes import trajectory_of
 from tests.sandbox.container_kills import containers
@@ -142,6 +144,27 @@ def test_an_episode_that_fills_its_disk_fails_by_itself(tmp_path):
             "[the command was stopped: the files of the container exceeded 16 MiB" in result.observation[0]["content"]
         )
     assert (results[-1].reward, results[-1].done, score) == (0.0, True, 0.0)
+    assert own_containers() == []
+
+
+class FullBeforeTheTests(EngineContainer):
+    """A container that is removed for its files just before the tests are copied."""
+
+    def copy_in(self, source, target):
+        self._stop_for_disk()
+        super().copy_in(source, target)
+
+
+def test_a_disk_that_is_full_before_the_tests_earns_nothing(tmp_path):
+    need_podman(tmp_path)
+    podman_row(tmp_path / "late", "")
+    container = FullBeforeTheTests("podman", IMAGE, ContainerLimits(memory="64m", disk_mb=16), "/app")
+    try:
+        container.start()
+        verdict = run_tests(container, read_task(tmp_path / "late"))
+    finally:
+        container.remove()
+    assert (verdict.reward, verdict.is_readable) == (0.0, False) and "exceeded 16 MiB" in verdict.report
     assert own_containers() == []
 
 

@@ -93,22 +93,42 @@ def test_missing_files_are_named(folder):
         read_task(folder)
 
 
-def test_splits_of_a_folder(tmp_path, caplog):
+def test_splits_of_a_folder(tmp_path):
     for index in range(9):
-        make_task(
-            tmp_path / "all" / "deep" / f"t{index}",
-            "[environment]\nnetwork_mode = 'public'\nmemory_mb = 9000\nstorage_mb = 90000",
-        )
-    with caplog.at_level(logging.WARNING):
-        splits = load(DataConfig(path=str(tmp_path / "all")), 0)
+        make_task(tmp_path / "all" / "deep" / f"t{index}")
+    splits = load(DataConfig(path=str(tmp_path / "all")), 0)
     assert [row["id"] for row in splits.test] == ["deep/t0", "deep/t8"] and len(splits.train) == 7
-    assert "9 tasks, such as deep/t1, ask for the network, and environment.config.network=false" in caplog.text
-    assert "ask for more memory than environment.config.memory_mb=2048" in caplog.text
-    assert "ask for more storage than environment.config.disk_mb=10240" in caplog.text
     for name in ("train", "test"):
         make_task(tmp_path / "split" / name / name)
     splits = load(DataConfig(path=str(tmp_path / "split")), 0)
     assert [row["id"] for row in (*splits.train, *splits.test)] == ["train", "test"]
+
+
+IDLE_HERE = "have keys in [environment] that have no effect with environment.config.backend="
+COMPLAINTS = {
+    "podman": [
+        "ask for the network, and environment.config.network=false starts their containers without it",
+        "ask for more memory than environment.config.memory_mb=2048",
+        "ask for more storage than environment.config.disk_mb=10240",
+    ],
+    "sandbox": [
+        "ask for the network, which environment.config.backend=sandbox does not have",
+        "ask for more memory than environment.config.memory_mb=2048",
+        f"{IDLE_HERE}sandbox (cpus, storage_mb)",
+    ],
+    "swerex": [f"{IDLE_HERE}swerex (cpus, memory_mb, storage_mb, network_mode)"],
+}
+
+
+@pytest.mark.parametrize("backend", COMPLAINTS)
+def test_settings_of_tasks_without_an_effect_are_named(tmp_path, caplog, monkeypatch, backend):
+    monkeypatch.setenv("MTRL_SWEREX_TOKEN", "token")
+    for index in range(2):
+        toml = "[environment]\nnetwork_mode = 'public'\nmemory_mb = 9000\nstorage_mb = 90000\n"
+        make_task(tmp_path / f"t{index}", toml + ("docker_image = 'x'" if backend == "podman" else ""))
+    with caplog.at_level(logging.WARNING):
+        load(DataConfig(path=str(tmp_path)), 0, backend=backend, servers=["https://x"] if backend == "swerex" else [])
+    assert [message.split("t1, ")[1] for message in caplog.messages] == COMPLAINTS[backend]
 
 
 def test_settings_that_do_not_fit_are_refused(folder, monkeypatch):
