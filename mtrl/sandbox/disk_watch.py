@@ -210,19 +210,20 @@ def upper_folder(mounts: str) -> str | None:
 
 
 _watches: dict[str, DiskWatch] = {}
-_lock = threading.Lock()
+watches_lock = threading.Lock()
+"""Held while a watch is made or looked up; a forked process has a lock of its own."""
 
 
 def disk_watch(program: str) -> DiskWatch:
     """Return the watch of this process for a container program."""
-    with _lock:
+    with watches_lock:
         return _watches.setdefault(program, DiskWatch(program))
 
 
 def _forget() -> None:
     """Leave the watches to the parent, in a process that was forked."""
-    global _lock
-    _lock = threading.Lock()
+    global watches_lock
+    watches_lock = threading.Lock()
     _watches.clear()
 
 

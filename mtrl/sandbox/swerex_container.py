@@ -83,7 +83,7 @@ class SweRexContainer:
         while time.monotonic() < deadline and not self._is_removed:
             for url in self.servers:
                 try:
-                    if self._take(url):
+                    if self.take(url):
                         return
                 except UnfitError as error:
                     unfit = unfit or str(error)
@@ -131,7 +131,7 @@ class SweRexContainer:
             finally:
                 self._lease.release()
 
-    def _take(self, url: str) -> bool:
+    def take(self, url: str) -> bool:
         """Claim a server for this episode; return False if another episode uses it, or if this one is over.
 
         Raises:

@@ -12,6 +12,11 @@ from mtrl.sandbox.disk_watch import DiskWatch, WatchedContainer, changes_folder,
 from tests.sandbox.swerex_servers import until
 
 
+def watching():
+    """Return the threads that look at the sizes of files."""
+    return [thread for thread in threading.enumerate() if thread.name == "mtrl-disk-watch"]
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     """A folder above every limit of these tests."""
@@ -58,7 +63,7 @@ def test_a_container_is_stopped_until_it_is_gone_and_holds_up_no_other(folder):
     watch.add("later", WatchedContainer(1, folder, lambda: other.set() is None))
     assert other.wait(60)
     hangs.set()
-    until(lambda: watch._thread is None)
+    until(lambda: not watching())
     assert calls == [0, 1, 2], "a container that is gone is not stopped again"
     other.clear()
     watch.add("after the end of the thread", WatchedContainer(1, folder, lambda: other.set() is None))
@@ -81,19 +86,20 @@ def test_a_container_that_cannot_be_measured_in_time_is_stopped(folder, monkeypa
 
 def test_an_engine_that_fails_is_reported_once_for_each_reason(folder, tmp_path, caplog):
     engine = tmp_path / "engine"
-    engine.write_text(f"#!/bin/bash\necho look >> {tmp_path}/looks\necho first >&2\necho the reason >&2\nexit 3\n")
+    sizes = f"echo look >> {tmp_path}/looks; echo first >&2; echo the reason >&2; exit 3"
+    engine.write_text(f'#!/bin/bash\ncase "$*" in *--size*) {sizes} ;; esac\n')  # the supervisor finds no container
     engine.chmod(0o755)
     watch = DiskWatch(str(engine))
     watch.add("one", WatchedContainer(1, None, lambda: True))
     until(lambda: (tmp_path / "looks").exists() and (tmp_path / "looks").read_text().count("look") > 2)
     watch.discard("one")
-    until(lambda: watch._thread is None)
+    until(lambda: not watching())
     (warning,) = caplog.messages
     assert warning.endswith("cannot be measured: the reason")
 
 
 def test_a_forked_process_has_a_lock_of_its_own():
-    with disk_watch._lock, warnings.catch_warnings():
+    with disk_watch.watches_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # newer versions of Python warn of threads
         child = os.fork()
         if child == 0:

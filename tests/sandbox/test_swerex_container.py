@@ -92,7 +92,7 @@ def test_a_folder_that_cannot_be_made_is_the_reason_and_ends_no_server(own_cache
             SweRexContainer([url, "http://127.0.0.1:9"], "/proc/app", 600).start()
         assert answers(url)
         held = lease(checked_url(url))
-        assert lease(url) is None and SweRexContainer([f"{url}/"], "/app", 600)._take(f"{url}/") is False
+        assert lease(url) is None and SweRexContainer([f"{url}/"], "/app", 600).take(f"{url}/") is False
         held.release()
         container = SweRexContainer([f"{url}/"], "/app", 600)
         container.start()
