@@ -93,7 +93,7 @@ def test_processes_that_a_command_leaves_count_until_they_end(container):
 
 
 def test_a_command_cannot_end_the_main_process(container):
-    """At the limit on processes, a main process that starts another one would end."""
+    """A main process that starts another one would end at the limit on processes."""
     container.run(f"for s in {{1..64}}; do kill -$s 1; done; {KILL_SLEEPS}", 20)
     assert "sleep" not in container.run("sleep 0.3 & wait; cat /proc/[0-9]*/comm", 20).output.split()
     for _ in range(3):

@@ -48,7 +48,8 @@ export class Pages {
       else moved = this.receive(page, answer, number);
     } catch (error) {
       this.error = error;
-      if (source.live) setTimeout(() => this.load(page), RETRY);
+      // A list that was never shown may be asked for wrongly, which no repetition mends.
+      if (source.live && this.total !== null) setTimeout(() => this.load(page), RETRY);
     }
     this.changed(moved);
   }
