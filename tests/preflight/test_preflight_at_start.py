@@ -149,10 +149,9 @@ def test_nothing_that_a_task_does_ends_or_holds_up_a_run(part, broken, monkeypat
     config = config_of()
     task = load_task(config)
     task = replace(task, family=replace(task.family, **{part: broken}))
-    begun = time.perf_counter()
     results = results_in_time(config, task)
-    assert time.perf_counter() - begun < at_start.LIMIT + 2  # of which 2 are for a busy machine
     assert results and not all(result.status == Status.PASS for result in results)
+    assert broken is burst or "did not end within 0.7 s" in results[0].evidence
 
 
 def test_checks_that_break_as_a_whole_are_a_warning(monkeypatch):
