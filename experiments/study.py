@@ -36,6 +36,7 @@ from matplotlib.figure import Figure
 from omegaconf import OmegaConf
 
 from mtrl.figures.plots import STYLE
+from mtrl.record.run_dir import RunDir
 from mtrl.utils.files import replace_text
 
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#AA4499", "#777777", "#E69F00", "#56B4E9")
@@ -170,7 +171,7 @@ def run(study: Study, root: Path, jobs: int) -> None:
 
     def one(arm: Arm, seed: int) -> None:
         run_dir = study.run_dir(root, arm, seed)
-        cpu_seconds = None if (run_dir / "summary.json").exists() else train(study, arm, seed, run_dir)
+        cpu_seconds = None if has_ended(run_dir) else train(study, arm, seed, run_dir)
         rows, summary = read(run_dir)
         columns = {name: column(rows, {**summary, "cpu_seconds": cpu_seconds}) for name, column in COLUMNS.items()}
         rounded = {name: None if value is None else float(f"{value:.4g}") for name, value in columns.items()}
@@ -183,6 +184,12 @@ def run(study: Study, root: Path, jobs: int) -> None:
 
     with ThreadPoolExecutor(jobs) as pool:
         list(pool.map(lambda pair: one(*pair), [p for p in todo if str(p[1]) not in found.get(p[0].name, {})]))
+
+
+def has_ended(run_dir: Path) -> bool:
+    """Return whether a run made all of its steps; a run that a signal stopped has a summary too."""
+    status = RunDir(run_dir).status
+    return status.exists() and status.read_text(encoding="utf-8").strip() == "finished"
 
 
 def train(study: Study, arm: Arm, seed: int, run_dir: Path) -> float | None:
@@ -322,7 +329,7 @@ def curves_picture(study: Study, root: Path) -> Figure:
     panels = figure.subplots(1, len(PANELS))
     for colour, arm in zip(PALETTE * 3, study.arms, strict=False):
         folders = [study.run_dir(root, arm, seed) for seed in arm.seeds]
-        runs = [read(folder)[0] for folder in folders if (folder / "summary.json").exists()]
+        runs = [read(folder)[0] for folder in folders if has_ended(folder)]
         for axes, (key, _) in zip(panels, PANELS, strict=True):
             curves = [smooth([row[key] for row in rows if key in row]) for rows in runs]
             length = min(map(len, curves), default=0)

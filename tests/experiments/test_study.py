@@ -10,6 +10,7 @@ from experiments.study import (
     Arm,
     Study,
     evaluated_steps_to,
+    has_ended,
     known,
     paired_table,
     seeds_of,
@@ -37,6 +38,14 @@ def test_results_have_only_seeds_of_the_study(path):
     study = Study.read(path)
     for arm in study.arms:
         assert {int(seed) for seed in known(study).get(arm.name, {})} <= set(arm.seeds)
+
+
+def test_a_stopped_run_is_resumed_although_it_has_a_summary(tmp_path):
+    (tmp_path / "summary.json").write_text("{}")
+    assert not has_ended(tmp_path) and not has_ended(tmp_path / "none")
+    for status, ended in (("running", False), ("stopped", False), ("finished", True)):
+        (tmp_path / "status.txt").write_text(f"{status}\n")
+        assert has_ended(tmp_path) == ended
 
 
 def test_an_arm_may_have_seeds_of_its_own(tmp_path):
