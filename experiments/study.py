@@ -149,6 +149,7 @@ COLUMNS: dict[str, Callable[[Rows, dict[str, Any]], float | None]] = {
     "steps to a reward of 0.9": steps_to(0.9, "rollout/reward/mean"),
     "held out over training": over_steps("val/success/mean"),
     "steps to 90 % held out": evaluated_steps_to(0.9, "val/success/mean"),
+    "steps to 97 % held out": evaluated_steps_to(0.97, "val/success/mean"),
     "zero-advantage share": over_steps("analysis/zero_adv_frac"),
     "informative groups": over_steps("analysis/informative_groups"),
     "largest drift of a log-prob": lambda rows, summary: max(r.get("analysis/logprob_drift/max", 0.0) for r in rows),
@@ -158,7 +159,7 @@ COLUMNS: dict[str, Callable[[Rows, dict[str, Any]], float | None]] = {
 """Columns of the table: each computes a number of a run from its metrics and its summary."""
 RARE = (
     *("steps to 90 %", "reward over training", "steps to a reward of 0.9", "whole command, CPU-seconds"),
-    *("held out over training", "steps to 90 % held out"),
+    *("held out over training", "steps to 90 % held out", "steps to 97 % held out"),
 )
 """Columns that a study has only if its `columns` names them."""
 

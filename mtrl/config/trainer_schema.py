@@ -69,7 +69,7 @@ class TrainerConfig:
     """Maximum number of tokens of one forward and backward pass, padding included. `model=tiny` sets 2048."""
     packing: bool | None = None
     """Concatenate the samples of a micro-batch in one row instead of padding each to the longest. With FlashAttention
-    and sdpa each sample attends to itself only, and with sdpa a common prefix of 64 tokens or more, such as the prompt
+    and sdpa each sample attends to itself only, and with sdpa a common prefix of 32 tokens or more, such as the prompt
     of a group, is computed once for all samples of a micro-batch; with eager, and for models with a sliding window, a
     mask of tokens x tokens separates the samples, which is slower than padding. Null: true for models other than
     model=tiny where sdpa computes no such mask."""

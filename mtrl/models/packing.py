@@ -13,9 +13,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-MIN_PREFIX = 64
-"""Minimum number of tokens of a shared prefix. The limit was not measured: it leaves short prompts as they are, where
-little is saved and every layer has to gather keys from two places."""
+MIN_PREFIX = 32
+"""Minimum number of tokens of a shared prefix. Every layer gathers the keys of a prefix for each sequence, so that a
+shorter prefix saves little: on a CPU 10 % of the time with 32 tokens and 3 % with 16 (`benchmarks/RESULTS.md`)."""
 
 Ids = NDArray[np.int64]
 Mask = NDArray[np.bool_]
