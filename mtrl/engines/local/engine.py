@@ -372,12 +372,12 @@ class LocalEngine:
         width = max(starts) + length
         # Padding may reach past the longest prompt; it is masked, and later tokens overwrite it.
         self.runner.cache.reserve(len(self._rows), width)
-        logits, experts = self._run(ids, torch.tensor(starts, device=device), lengths, first_slot, width)
+        logits, experts = self._compute(ids, torch.tensor(starts, device=device), lengths, first_slot, width)
         if experts is None:
             return logits, [None] * len(news)
         return logits, [rows[: len(new)] for rows, new in zip(experts.cpu().numpy(), news, strict=True)]
 
-    def _run(self, ids: Tensor, *place: Any) -> tuple[Tensor, Tensor | None]:
+    def _compute(self, ids: Tensor, *place: Any) -> tuple[Tensor, Tensor | None]:
         """Return the logits [n, V] of `ModelRunner.forward`, and the experts [n, t, layers, k] that computed the new
         tokens, None if they are not recorded."""
         with recorded(self._routers) as routing:
@@ -388,7 +388,7 @@ class LocalEngine:
         """Sample one token for every decoding row."""
         batch = self._batch
         self.runner.cache.reserve(len(self._rows), batch.width)
-        logits, experts = self._run(batch.last[:, None], batch.lengths, batch.ones, 0, batch.width)
+        logits, experts = self._compute(batch.last[:, None], batch.lengths, batch.ones, 0, batch.width)
         batch.advance()
         batch.take(logits, experts)
         if batch.ended:
