@@ -6,17 +6,22 @@ import json
 import logging
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from alone import learners_of, updater_of
 from helpers import make_group, make_turn
+from shard_ranks import on_ranks
+from torch.distributed.tensor import DTensor
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from mtrl.config.model_schema import ModelConfig
 from mtrl.config.schema import Config
-from mtrl.config.trainer_schema import OptimizerConfig
+from mtrl.config.trainer_schema import FsdpConfig, OptimizerConfig
+from mtrl.distributed.sharding import shard
 from mtrl.engines.base import SamplingParams
 from mtrl.engines.local.engine import LocalEngine
 from mtrl.models.experts import chosen_experts, recorded, routers_of
@@ -207,6 +212,31 @@ def test_the_reference_chooses_by_itself(adapted, tmp_path):
         config(kl_loss_coef=0.1), policy, samples, tmp_path, WithoutAdapters(policy) if adapted else reference
     ).report.metrics()
     assert metrics["train/kl"] == pytest.approx((gap.exp() - gap - 1).mean().item(), rel=1e-3)
+
+
+def sharded_gradients(samples):
+    """Return the gradients of the routers on this rank, which trains on every second micro-batch, and those of all
+    micro-batches by a whole model."""
+    batches = micro_batches(samples, [np.ones(len(s.token_ids)) for s in samples], 1, ranks=2)
+    found = []
+    for model, own in ((mixture(), batches), (mixture(), batches[dist.get_rank() :: 2])):
+        checkpoint_gradients(model)
+        policy = replaying(model)
+        if own is not batches:
+            shard(model, FsdpConfig(), SimpleNamespace(rank=dist.get_rank(), size=2))
+        for batch in own:
+            with policy.replaying(batch):
+                policy.logprobs(batch)[0].sum().backward()
+        gradients = [p.grad for router in routers_of(model) for p in router.parameters()]
+        found.append([(g.full_tensor() if isinstance(g, DTensor) else g).numpy() for g in gradients])
+    return found
+
+
+def test_sharded_ranks_find_the_gradients_of_one_process(tmp_path):
+    samples = samples_of(noted(make_group(3, 64)))[:4]
+    for whole, sharded in on_ranks(2, tmp_path, sharded_gradients, samples):
+        for one, other in zip(whole, sharded, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
 def test_a_dense_model_is_named_in_a_warning(make_tiny_model, caplog):
