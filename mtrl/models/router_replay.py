@@ -120,8 +120,8 @@ def choosing_call(router: nn.Module, width: int) -> int:
     Raises:
         UserError: there is no such call.
     """
-    weight = next(router.parameters())
     try:
+        weight = next(router.parameters())
         with _TopKCalls() as calls:
             output = router(torch.zeros(2, width, dtype=weight.dtype, device=weight.device))
     except Exception as error:  # a router of another kind can raise any error

@@ -5,7 +5,6 @@ import asyncio
 import numpy as np
 import pytest
 import torch
-from engine_processes import make_engine
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from mtrl.engines.base import SamplingParams
@@ -128,20 +127,3 @@ def test_recording_changes_no_token(make_tiny_model):
     assert one == other and other.experts is not None
     dense = engine_of(make_tiny_model())
     assert run(dense.generate("a", [1, 2, 3], sampling)).experts is None
-
-
-@pytest.mark.usefixtures("forked_children")
-def test_an_engine_in_a_process_sends_the_experts():
-    model = mixture()
-    engine = make_engine(mixture(), max_context_length=300, record_experts=True)
-    sampling = SamplingParams(max_generate_length=5)
-
-    async def go():
-        first = await engine.generate("a", PROMPTS[2], sampling)
-        context = PROMPTS[2] + first.token_ids + [1, 2]
-        second = await engine.generate("a", context, sampling)
-        await engine.close()
-        return context + second.token_ids, second.experts
-
-    tokens, experts = run(go())
-    assert experts.tolist() == experts_of(model, tokens).tolist()
