@@ -128,22 +128,37 @@ def test_another_number_of_layers_or_choices_is_refused():
         trained(model, experts[:, 1:])
 
 
-def test_a_router_without_ids_of_experts_is_refused():
-    sizes = {**SIZES, "num_local_experts": 4, "num_experts_per_tok": 1, "intermediate_size_mlp": 48, "head_dim": 8}
-    llama4 = hf.Llama4ForCausalLM(hf.Llama4TextConfig(**sizes))
-    with pytest.raises(UserError, match="cannot set the experts that Llama4Router chooses .it returns no ids"):
-        RouterReplay(llama4)
+def by_sorting(router, hidden):
+    logits = hidden @ router.weight.T
+    weights, ids = logits.sort(-1, descending=True)
+    return logits, weights[:, :2], ids[:, :2]
 
 
-def test_a_router_that_sorts_is_refused():
-    class Sorting(type(routers_of(make("qwen3_moe"))[0])):
-        def forward(self, hidden):
-            logits = hidden @ self.weight.T
-            weights, ids = logits.sort(-1, descending=True)
-            return logits, weights[:, :2], ids[:, :2]
+def without_ids(router, hidden):
+    logits = hidden @ router.weight.T
+    return logits, logits.topk(2).values
 
+
+def with_another_input(router, hidden, tokens):
+    return hidden @ router.weight.T, *hidden.topk(2)
+
+
+@pytest.mark.parametrize(
+    ("forward", "why"),
+    [
+        (by_sorting, "it chooses them by other operations than topk"),
+        (without_ids, "it returns no ids of experts"),
+        (with_another_input, "its router cannot run alone: TypeError"),
+    ],
+)
+def test_other_routers_are_refused(forward, why):
     model = make("qwen3_moe")
+    other = type("OtherRouter", (type(routers_of(model)[0]),), {"forward": forward})
     for router in routers_of(model):
-        router.__class__ = Sorting
-    with pytest.raises(UserError, match="cannot set the experts that Sorting chooses .it chooses them by other"):
+        router.__class__ = other
+    with pytest.raises(UserError) as caught:
         RouterReplay(model)
+    assert str(caught.value) == (
+        f"algorithm.router_replay=true cannot set the experts that OtherRouter chooses ({why}); set "
+        "algorithm.router_replay=false"
+    )
