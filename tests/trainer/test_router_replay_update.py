@@ -27,8 +27,9 @@ from mtrl.engines.local.engine import LocalEngine
 from mtrl.models.experts import chosen_experts, recorded, routers_of
 from mtrl.models.lora import add_adapters
 from mtrl.models.packing import MIN_PREFIX
-from mtrl.models.preparation import checkpoint_gradients, prepare_packing
+from mtrl.models.preparation import checkpoint_gradients, prepare_packing, prepare_parts
 from mtrl.models.router_replay import RouterReplay
+from mtrl.models.sequence_parallel import SequenceGroup
 from mtrl.record.trajectories import write_groups
 from mtrl.rollout.conversation import Conversation, SingleMessageConversation
 from mtrl.trainer.data.batching import PACKED, PADDED, SHARED, micro_batches
@@ -212,6 +213,35 @@ def test_the_reference_chooses_by_itself(adapted, tmp_path):
         config(kl_loss_coef=0.1), policy, samples, tmp_path, WithoutAdapters(policy) if adapted else reference
     ).report.metrics()
     assert metrics["train/kl"] == pytest.approx((gap.exp() - gap - 1).mean().item(), rel=1e-3)
+
+
+def results_in_parts(samples):
+    """Return the log-probs and the gradients of the routers by a whole model, and by this rank's parts of the rows, for
+    two layouts of the samples."""
+    found, group = [], SequenceGroup(dist.group.WORLD)
+    for layout in (PADDED, SHARED):
+        (batch,) = micro_batches(samples, [np.ones(len(s.token_ids)) for s in samples], 9999, layout=layout)
+        for own in (None, group):
+            model = mixture()
+            prepare_parts(model, 2)
+            policy = replaying(model, sequence_group=own)
+            with policy.replaying(batch):
+                logprobs = policy.logprobs(batch)[0]
+                logprobs.square().sum().backward()
+            gradients = [p.grad for router in routers_of(model) for p in router.parameters()]
+            if own is not None:
+                for gradient in gradients:
+                    dist.all_reduce(gradient)
+            found.append([values.detach().numpy() for values in (logprobs, *gradients)])
+    return found
+
+
+def test_ranks_that_share_sequences_find_what_one_process_finds(tmp_path):
+    samples = prompts(np.random.default_rng(0), 121, 70)
+    for padded, padded_parts, shared, shared_parts in on_ranks(2, tmp_path, results_in_parts, samples):
+        for whole, parts in ((padded, padded_parts), (shared, shared_parts)):
+            for one, other in zip(whole, parts, strict=True):
+                np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
 
 
 def sharded_gradients(samples):

@@ -88,7 +88,7 @@ class Learner:
                 "algorithm.expert_balance_coef=%g has no effect, since Transformers names no routers in this model",
                 config.algorithm.expert_balance_coef,
             )
-        if config.algorithm.router_replay and not self._routers:
+        if config.algorithm.router_replay and policy.router_replay is None:
             log.warning("algorithm.router_replay=true has no effect, since Transformers names no routers in this model")
         self._loss = find_loss(config.algorithm.loss_fn)
         self._correction = find_correction(config.algorithm.off_policy_correction)
@@ -247,6 +247,8 @@ class Learner:
         if self.algorithm.entropy_coef:
             losses = losses - self.algorithm.entropy_coef * entropy
         report.trained_tokens += len(logprobs)
+        if self.policy.router_replay is not None:
+            report.token_sums["experts/replayed"] += replayed_tokens(batch)
         report.token_sums["entropy"] += entropy.detach().sum().item()
         report.token_sums["clip_frac"] += metrics["clipped"].sum().item() if "clipped" in metrics else 0.0
         return weighted_sum(losses, batch.weights) + self._balance_of(batch, routing, report)
@@ -257,8 +259,6 @@ class Learner:
         if not routing:
             return 0.0
         sampled = batch.action_mask.flatten()
-        if self.policy.router_replay is not None:
-            report.token_sums["experts/replayed"] += replayed_tokens(batch)
         report.count_experts(expert_tokens(routing, sampled))
         coefficient = self.algorithm.expert_balance_coef
         return coefficient * batch.weights.sum() * balance_loss(routing, sampled) if coefficient else 0.0

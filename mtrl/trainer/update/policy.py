@@ -122,7 +122,8 @@ class Policy:
         that the engine chose. Without router replay and for micro-batches without recorded experts it does nothing."""
         if self.router_replay is None or batch.experts is None:
             return nullcontext()
-        return self.router_replay.replaying(batch.experts)
+        experts, group = batch.experts, self.sequence_group
+        return self.router_replay.replaying(experts if group is None else _own_experts(experts, group))
 
     @torch.no_grad()
     def all_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
@@ -259,6 +260,13 @@ def part_of(batch: MicroBatch, model: Any, group: SequenceGroup | None) -> Whole
     if group is not None:
         return _split(batch, group)
     return WholeBatch(batch.action_mask, batch.flash_inputs if takes_boundaries(model) else dict(batch.inputs))
+
+
+def _own_experts(experts: Tensor, group: SequenceGroup) -> Tensor:
+    """Return the experts [B, l, layers, k] of this rank's part of each row, from those [B, L-1, layers, k] of whole
+    rows; -1 for padding (`_split`)."""
+    padding = -experts.shape[1] % group.size
+    return F.pad(experts, (0, 0, 0, 0, 0, padding), value=-1).chunk(group.size, 1)[group.rank]
 
 
 def _split(batch: MicroBatch, group: SequenceGroup) -> BatchPart:
