@@ -186,12 +186,6 @@ def _router_replay(cfg: DictConfig) -> None:
             f"generator.backend={cfg.generator.backend} does not return them to mtrl; set generator.backend=local, or "
             "algorithm.router_replay=false"
         )
-    divided = {key: cfg.trainer[key] for key in ("tensor_parallel", "expert_parallel")}
-    if wrong := next((key for key, parts in divided.items() if parts > 1), None):
-        raise UserError(
-            f"algorithm.router_replay=true does not work with trainer.{wrong}={divided[wrong]}, which divides layers "
-            f"among ranks; set trainer.{wrong}=1, or algorithm.router_replay=false"
-        )
     if cfg.trainer.compile:
         raise UserError(
             "algorithm.router_replay=true does not work with trainer.compile=true, whose layers are compiled with "

@@ -177,18 +177,6 @@ def test_sequences_are_not_shared(overrides, said, monkeypatch):
     assert str(caught.value) == said
 
 
-@pytest.mark.parametrize("key", ["tensor_parallel", "expert_parallel"])
-def test_experts_of_divided_layers_are_not_replayed(key, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    overrides = [f"trainer.{key}=2", "algorithm.router_replay=true", "model=hf", "model.path=owner/name"]
-    with pytest.raises(UserError) as caught:
-        compose(overrides)
-    assert str(caught.value) == (
-        f"algorithm.router_replay=true does not work with trainer.{key}=2, which divides layers among ranks; set "
-        f"trainer.{key}=1, or algorithm.router_replay=false"
-    )
-
-
 BESIDE = {
     "model.lora_rank=4": "model.lora_rank=4; set model.lora_rank=0",
     "trainer.compile=true": "trainer.compile=true; set trainer.compile=false",

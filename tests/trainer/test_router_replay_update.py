@@ -21,6 +21,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from mtrl.config.model_schema import ModelConfig
 from mtrl.config.schema import Config
 from mtrl.config.trainer_schema import FsdpConfig, OptimizerConfig
+from mtrl.distributed.meshes import ModelParallel
 from mtrl.distributed.sharding import shard
 from mtrl.engines.base import SamplingParams
 from mtrl.engines.local.engine import LocalEngine
@@ -40,6 +41,7 @@ from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import Policy
 from mtrl.types import Group, Sample, Trajectory, read_trajectories
 from mtrl.utils.expert_ids import from_text, to_text
+from tests.divided_models import CAN_DIVIDE
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "head_dim": 8, "vocab_size": 64, "num_attention_heads": 4}
 SIZES |= {"num_key_value_heads": 2, "num_experts_per_tok": 2, "num_local_experts": 8, "moe_intermediate_size": 16}
@@ -244,28 +246,40 @@ def test_ranks_that_share_sequences_find_what_one_process_finds(tmp_path):
                 np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
 
 
-def sharded_gradients(samples):
-    """Return the gradients of the routers on this rank, which trains on every second micro-batch, and those of all
-    micro-batches by a whole model."""
+def results_of_ranks(samples, parallel):
+    """Return the log-probs of this rank's micro-batches and the gradients of the routers after all micro-batches, by a
+    whole model and by two ranks. Ranks that divide matrices have the same micro-batches."""
     batches = micro_batches(samples, [np.ones(len(s.token_ids)) for s in samples], 1, ranks=2)
+    mine = batches if parallel.tensor > 1 else batches[dist.get_rank() :: 2]
     found = []
-    for model, own in ((mixture(), batches), (mixture(), batches[dist.get_rank() :: 2])):
+    for is_whole in (True, False):
+        model = mixture()
         checkpoint_gradients(model)
-        policy = replaying(model)
-        if own is not batches:
-            shard(model, FsdpConfig(), SimpleNamespace(rank=dist.get_rank(), size=2))
-        for batch in own:
+        policy, logprobs = replaying(model), {}
+        if not is_whole:
+            shard(model, FsdpConfig(), SimpleNamespace(rank=dist.get_rank(), size=2), parallel=parallel)
+        for batch in batches if is_whole else mine:
             with policy.replaying(batch):
-                policy.logprobs(batch)[0].sum().backward()
+                logprobs[id(batch)] = policy.logprobs(batch)[0]
+                logprobs[id(batch)].sum().backward()
         gradients = [p.grad for router in routers_of(model) for p in router.parameters()]
-        found.append([(g.full_tensor() if isinstance(g, DTensor) else g).numpy() for g in gradients])
+        gradients = [g.full_tensor() if isinstance(g, DTensor) else g for g in gradients]
+        found.append([values.detach().numpy() for values in (*(logprobs[id(b)] for b in mine), *gradients)])
     return found
 
 
-def test_sharded_ranks_find_the_gradients_of_one_process(tmp_path):
+@pytest.mark.parametrize(
+    "parallel",
+    [
+        pytest.param(ModelParallel(), id="sharded"),
+        pytest.param(ModelParallel(expert=2), id="experts", marks=CAN_DIVIDE),
+        pytest.param(ModelParallel(tensor=2, expert=2), id="matrices and experts", marks=CAN_DIVIDE),
+    ],
+)
+def test_ranks_find_what_one_process_finds(parallel, tmp_path):
     samples = samples_of(noted(make_group(3, 64)))[:4]
-    for whole, sharded in on_ranks(2, tmp_path, sharded_gradients, samples):
-        for one, other in zip(whole, sharded, strict=True):
+    for whole, parts in on_ranks(2, tmp_path, results_of_ranks, samples, parallel):
+        for one, other in zip(whole, parts, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
