@@ -2,7 +2,8 @@
 
 A data row becomes an episode. An episode is a `Trajectory` of `Turn`s, for each of which an engine samples a
 `Generation`. The trajectories of one prompt are a `Group`; the trainer consumes `Sample`s. Everything up to `Sample` is
-plain Python: ids, floats and text, no tensors. Only the `TopTokens` of a sample are arrays.
+plain Python: ids, floats and text, no tensors. Only the `TopTokens` of a sample, and the ids of experts of samples and
+generations, are arrays.
 
 Shape letters used across the code base::
 
@@ -26,6 +27,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    ExpertIds = NDArray[np.signedinteger]
 
 Message = dict[str, Any]
 """One chat message in OpenAI's format: `{"role": "user", "content": "…"}`, optionally with `tool_calls`."""
@@ -86,6 +89,9 @@ class Generation:
     version_spans: list[tuple[int, int]]
     cached_tokens: int = 0
     """Number of prompt tokens whose keys and values were already cached."""
+    experts: ExpertIds | None = field(default=None, compare=False, repr=False)
+    """[tokens - 1, layers, k] ids of the experts that computed each token of prompt and action but the last one, which
+    was not computed yet; None if the engine records none."""
 
 
 @dataclass
@@ -131,6 +137,9 @@ class Turn:
     trainer_logprobs: list[float] = field(default_factory=list)
     """Log-probability of each action id under the trainer's weights before the first update on it; empty where the
     trainer computed none."""
+    experts: str | None = field(default=None, repr=False)
+    """For each token of observation and action, the ids of the experts that computed the token before it, as text
+    (`mtrl.utils.expert_ids`); None where the engine recorded none. Records of a run leave it out."""
 
     def before(self, index: int) -> int | None:
         """Return the index of the turn that this turn (number `index` of its trajectory) extends; None where a sample
@@ -294,6 +303,9 @@ class Sample:
     """Index of the trajectory within its group; one trajectory can give several samples."""
     teacher: TopTokens | None = None
     """The most probable tokens of the teacher of distillation at each sampled token; None without a teacher."""
+    experts: ExpertIds | None = None
+    """[L, layers, k] ids of the experts that computed the token before each token, when that token was sampled; -1
+    where they are unknown, None without router replay."""
 
     @property
     def action_tokens(self) -> int:
@@ -308,14 +320,19 @@ def to_json(value: Trajectory | Group | Sample) -> str:
 
 def to_dict(value: Trajectory | Group | Sample | Turn) -> dict[str, Any]:
     """Return the fields as `dataclasses.asdict` does, but without copying lists and dicts, since copying a million
-    numbers takes a second."""
+    numbers takes a second. Ids of experts are left out where there are none."""
     data = {name: getattr(value, name) for name in value.__dataclass_fields__}
+    if data.get("experts", 0) is None:
+        del data["experts"]
     if isinstance(value, Trajectory):
         data["turns"] = [to_dict(turn) for turn in value.turns]
     elif isinstance(value, Group):
         data["trajectories"] = [to_dict(trajectory) for trajectory in value.trajectories]
-    elif isinstance(value, Sample) and value.teacher is not None:
-        data["teacher"] = {name: array.tolist() for name, array in vars(value.teacher).items()}
+    elif isinstance(value, Sample):
+        if value.teacher is not None:
+            data["teacher"] = {name: array.tolist() for name, array in vars(value.teacher).items()}
+        if value.experts is not None:
+            data["experts"] = value.experts.tolist()
     return data
 
 

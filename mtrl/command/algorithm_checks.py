@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 
 from mtrl.algorithms.registry import ESTIMATORS, RegisteredFunction
 from mtrl.config.algorithm_schema import PUBLISHED_BOUNDS
-from mtrl.config.derived import distils
+from mtrl.config.derived import distils, serves
 from mtrl.errors import UserError
 
 PER_TURN = ("turn",)
@@ -39,7 +39,8 @@ def check_algorithm(cfg: DictConfig) -> None:
     Raises:
         UserError: a combination of settings does not work.
     """
-    for part in (_group, _credit, _turn_rewards, _passk, _gdpo, _critic, _anchor, _reduction, _kl, _bounds, _signal):
+    checks = (_group, _credit, _turn_rewards, _passk, _gdpo, _critic, _anchor, _reduction, _kl, _router_replay)
+    for part in (*checks, _bounds, _signal):
         part(cfg)
 
 
@@ -173,6 +174,22 @@ def _kl(cfg: DictConfig) -> None:
         raise UserError(
             f"algorithm.kl_loss_coef={loss} and algorithm.kl_reward_coef={reward} penalise the KL to the reference "
             "twice; set one of them to 0"
+        )
+
+
+def _router_replay(cfg: DictConfig) -> None:
+    if not cfg.algorithm.router_replay:
+        return
+    if serves(cfg):
+        raise UserError(
+            "algorithm.router_replay=true needs an engine that returns the experts which it chose, and "
+            f"generator.backend={cfg.generator.backend} does not return them to mtrl; set generator.backend=local, or "
+            "algorithm.router_replay=false"
+        )
+    if cfg.trainer.compile:
+        raise UserError(
+            "algorithm.router_replay=true does not work with trainer.compile=true, whose layers are compiled with "
+            "their own choice of experts; set one of them to false"
         )
 
 

@@ -142,6 +142,9 @@ class AlgorithmConfig:
     entropy_coef: float = 0.0
     expert_balance_coef: float = number(0.0, at_least=0)
     """Weight of the load-balancing loss of a mixture of experts (Switch Transformer, 2101.03961)."""
+    router_replay: bool = False
+    """In the update, send each token of a mixture of experts to the experts that the engine chose for it (R3,
+    2510.11370)."""
     loss_anchor: str = one_of("rollout", "old")
     """Log-probs of the old policy in the loss. rollout: those of the engine | old: those of the trainer, recomputed
     before the update"""

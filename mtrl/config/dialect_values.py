@@ -189,6 +189,7 @@ VALUES = {
         "seq_mean_k1": "geometric",
         "null": "none",
     },
+    "algorithm.router_replay": {"disabled": "false", "R3": "true"},
     "algorithm.loss_anchor": {"true": "rollout", "false": "old"},
     "algorithm.loss_reduction": {
         "token-mean": "token_mean",

@@ -20,6 +20,7 @@ from mtrl.environments.tool_calls import parse_calls
 from mtrl.gateway.requests import BaseRequest
 from mtrl.rollout.conversation import Codec, classify_break
 from mtrl.types import FinishReason, Generation, Message, Turn
+from mtrl.utils.expert_ids import before_last_tokens
 from mtrl.utils.strict_json import canonical
 
 INVALID_JSON = "INVALID_JSON"
@@ -302,9 +303,9 @@ def _break_reason(call: ModelCall, seen_requests: set[bytes], seen_hashes: set[i
 
 
 def _turn(call: ModelCall, reason: str | None) -> Turn:
-    generation = call.generation
+    generation, observation_ids = call.generation, list(call.new_ids if reason is None else call.prompt_ids)
     return Turn(
-        observation_ids=list(call.new_ids if reason is None else call.prompt_ids),
+        observation_ids=observation_ids,
         action_ids=list(generation.token_ids),
         action_logprobs=list(generation.logprobs),
         version_spans=list(generation.version_spans),
@@ -314,6 +315,7 @@ def _turn(call: ModelCall, reason: str | None) -> Turn:
         observation=call.observation,
         break_reason=reason,
         seconds_generate=call.ended - call.began,
+        experts=before_last_tokens(generation.experts, len(observation_ids) + len(generation.token_ids)),
     )
 
 

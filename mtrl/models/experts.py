@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mtrl.utils.expert_ids import dtype_of
+
 ROUTERS = "router_logits"
 """Name under which Transformers records the outputs of routers."""
 
@@ -26,6 +28,11 @@ def routers_of(model: Any) -> list[nn.Module]:
     return [part for part in model.modules() if isinstance(part, tuple(classes))]
 
 
+def chosen_ids(output: Any) -> Tensor | None:
+    """Return the ids [rows, k] of the experts in the output of a router; None if it returns none."""
+    return output[2] if isinstance(output, tuple) and len(output) == 3 and not output[2].is_floating_point() else None
+
+
 @contextmanager
 def recorded(routers: Sequence[nn.Module]) -> Iterator[Routing]:
     """Yield a list to which each router of these adds its output, layer by layer. Routers that return no ids of experts
@@ -33,8 +40,8 @@ def recorded(routers: Sequence[nn.Module]) -> Iterator[Routing]:
     found: Routing = []
 
     def note(router: nn.Module, args: Any, output: Any) -> None:
-        if isinstance(output, tuple) and len(output) == 3 and not output[2].is_floating_point():
-            found.append((output[0], output[2]))
+        if (ids := chosen_ids(output)) is not None:
+            found.append((output[0], ids))
 
     handles = [router.register_forward_hook(note) for router in routers]
     try:
@@ -42,6 +49,12 @@ def recorded(routers: Sequence[nn.Module]) -> Iterator[Routing]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def chosen_experts(routing: Routing) -> Tensor:
+    """Return the ids [rows, layers, k] of the chosen experts, in the narrowest dtype."""
+    dtype = getattr(torch, dtype_of(max(logits.shape[-1] for logits, _ in routing)))
+    return torch.stack([ids.to(dtype) for _, ids in routing], 1)
 
 
 def expert_tokens(routing: Routing, mask: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ class Tail:
         """Return the logits [N, V] of hidden states [N, H], the inputs of the head."""
         with ExitStack() as stack:
             for body, output in self._bodies.items():
-                stack.enter_context(_forward_as(body, lambda *_, stored=output, **__: stored))
+                stack.enter_context(forward_as(body, lambda *_, stored=output, **__: stored))
             stack.enter_context(self._head.register_forward_pre_hook(lambda *_: (hidden[None],)))
             return self._forward().logits.squeeze(0)  # the gradient of indexing would be a copy
 
@@ -92,7 +92,7 @@ def with_tail(model: Any, chosen: Tensor, work: Callable[[Tensor, Tail], T], **i
             )
         return work(seen[0], tail)
 
-    with _forward_as(causal_lm, forward):
+    with forward_as(causal_lm, forward):
         return model(**inputs)
 
 
@@ -124,7 +124,7 @@ def _same(tail: Tail, hidden: Tensor, logits: Tensor) -> bool:
 
 
 @contextmanager
-def _forward_as(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+def forward_as(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Within this context, `module` runs `forward` instead of its own forward; its hooks still fire."""
     own = vars(module).get("forward")
     module.forward = forward

@@ -127,6 +127,8 @@ def write_groups(folder: Path, kind: str, step: int, groups: Iterable[Group]) ->
             for group in groups:
                 for trajectory in group.trajectories:
                     data = to_dict(trajectory)
+                    for turn in data["turns"]:
+                        turn.pop("experts", None)  # which would be longer than all the rest
                     line = _encoded(data)
                     file.write(line)
                     lines.append(summarise(data, offset, len(line)))

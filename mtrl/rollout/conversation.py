@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from mtrl.environments.tool_calls import TextCall, message_calls
 from mtrl.rollout.control_tokens import ControlTokens
 from mtrl.types import Generation, Message, Turn
+from mtrl.utils.expert_ids import before_last_tokens, first_rows
 
 
 class Renderer(Protocol):
@@ -176,6 +177,7 @@ class Conversation:
             message=self.codec.parse(ids, self.prompt_ids, self.tools, len(self.turns)),
             observation=self.observation,
             break_reason=self._break,
+            experts=before_last_tokens(generation.experts, len(self._new_ids) + len(ids)),
         )
         self.turns.append(turn)
         self._messages += [*self.observation, turn.message]
@@ -239,6 +241,7 @@ class SingleMessageConversation(Conversation):
         if length == len(turn.action_ids):
             return
         turn.action_ids, turn.action_logprobs = turn.action_ids[:length], turn.action_logprobs[:length]
+        turn.experts = first_rows(turn.experts, len(turn.observation_ids) + length)
         turn.metrics["dropped_stop_tokens"] = 1.0
         version, count = turn.version_spans[-1]
         turn.version_spans = [*turn.version_spans[:-1], *([(version, count - 1)] if count > 1 else [])]

@@ -194,6 +194,21 @@ REFUSED = [
     ),
     (["algorithm.kl_loss_coef=0.01", "algorithm.kl_target=0"], "algorithm.kl_target=0.0 must be above 0"),
     (["algorithm.kl_loss_coef=0.01", "algorithm.kl_horizon=0"], "algorithm.kl_horizon=0 must be at least 1"),
+    # router replay
+    *(
+        (
+            ["algorithm.router_replay=true", f"generator.backend={name}"],
+            "algorithm.router_replay=true needs an engine that returns the experts which it chose, and "
+            f"generator.backend={name} does not return them to mtrl; set generator.backend=local, or "
+            "algorithm.router_replay=false",
+        )
+        for name in ("vllm", "sglang")
+    ),
+    (
+        ["algorithm.router_replay=true", "trainer.compile=true"],
+        "algorithm.router_replay=true does not work with trainer.compile=true, whose layers are compiled with their "
+        "own choice of experts; set one of them to false",
+    ),
     # corrections
     (
         ["algorithm.off_policy_correction=tiss"],

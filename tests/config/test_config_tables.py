@@ -63,8 +63,8 @@ def test_every_key_of_the_algorithm_declares_its_readers_or_is_always_read():
 
     always = (
         *("advantage_method", "credit", "group_size", "norm_by_std", "loss_fn", "loss_reduction", "kl_loss_coef"),
-        *("kl_reward_coef", "entropy_coef", "expert_balance_coef", "loss_anchor", "off_policy_correction"),
-        *("drop_zero_advantage", "dynamic_sampling_rounds", "overlong_filtering", "extra"),
+        *("kl_reward_coef", "entropy_coef", "expert_balance_coef", "router_replay", "loss_anchor"),
+        *("off_policy_correction", "drop_zero_advantage", "dynamic_sampling_rounds", "overlong_filtering", "extra"),
     )
     placed = {path for paths, *_ in IDLE for path in paths} | {k.path for k in all_keys().values() if k.read_with}
     for path in settings():

@@ -5,6 +5,7 @@ import json
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -192,6 +193,30 @@ async def turns_of_two_calls(codec, change, tools=None, reply="well <sql>", **fi
     (first,) = await session.chat(chat(USER, tools=tools, **fields))
     await session.chat(chat(USER, change(wire(first)), {"role": "tool", "content": "46"}, tools=tools, **fields))
     return session.turns()
+
+
+class RecordingEngine(WatchedEngine):
+    """An engine of which the expert that computes a token has the token's own id."""
+
+    async def generate(self, trajectory_id, prompt, sampling):
+        generation = await super().generate(trajectory_id, prompt, sampling)
+        generation.experts = np.array([*prompt, *generation.token_ids[:-1]], dtype=np.int16)[:, None, None]
+        return generation
+
+
+def test_samples_have_the_experts_of_the_token_before_each_token(tiny_codec):
+    session = session_of(RecordingEngine(replies(tiny_codec, "well <sql>", "hm")), tiny_codec)
+
+    async def calls():
+        (first,) = await session.chat(chat(USER))
+        for content in ("46", "46", "47"):
+            await session.chat(chat(USER, wire(first), {"role": "tool", "content": content}))
+
+    run(calls())
+    samples = trajectory_samples(trajectory_of(session), [0.0] * 4)
+    assert [len(set(sample.turns)) for sample in samples] == [3, 2, 2]  # with -1 for tokens that were not sampled
+    for sample in samples:
+        assert sample.experts[:, 0, 0].tolist() == [-1, *sample.token_ids[:-1]]
 
 
 TOOL = {"type": "function", "function": {"name": "look"}}

@@ -87,6 +87,7 @@ CASES = (
     Case("sequence 2 ranks", f"{HERE}.sharding:sequence_parallel", 90, ranks=2),
     Case("tensor 2 ranks", f"{HERE}.sharding:tensor_parallel", 90, ranks=2, versions=DIVIDES),
     Case("experts 2 ranks", f"{HERE}.sharding:expert_parallel", 90, ranks=2, versions=DIVIDES),
+    Case("router replay", f"{HERE}.rollouts:router_replay", 90),
     Case("resume", f"{HERE}.resume:resume", 90),
     Case("sync by file", f"{HERE}.transfer:by_file", 60),
     Case("sync by memory", f"{HERE}.transfer:by_memory", 60),

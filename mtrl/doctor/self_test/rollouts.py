@@ -6,6 +6,8 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from mtrl.distributed.world import World
 from mtrl.doctor.self_test.bench import Bench
 from mtrl.doctor.self_test.drift import DriftStatistics
 from mtrl.doctor.self_test.outcome import CaseResult, judged
+from mtrl.doctor.self_test.random_model import build_mixture
 from mtrl.doctor.self_test.workload import GIB, logprobs_of, make_samples, new_learner, update, vocabulary
 from mtrl.engines.base import SamplingParams
 from mtrl.trainer.data.batching import PADDED
@@ -24,6 +27,7 @@ from mtrl.trainer.setup.engine import training_engine
 from mtrl.trainer.setup.placement import has_copy
 from mtrl.trainer.update.learner import Learner, alone
 from mtrl.types import Generation, Sample
+from mtrl.utils.expert_ids import before_last_tokens, joined
 
 
 def local_eager(bench: Bench) -> CaseResult:
@@ -34,6 +38,31 @@ def local_eager(bench: Bench) -> CaseResult:
 def local_graphs(bench: Bench) -> CaseResult:
     """Sample with the local engine by CUDA graphs."""
     return _local(bench, "generator.local.cuda_graphs=true")
+
+
+def router_replay(bench: Bench) -> CaseResult:
+    """Sample from a small mixture of experts, and compare log-probs with those of a trainer that chooses experts by
+    itself, and of one that replays the engine's choices."""
+    bench = replace(bench, model=str(Path(bench.scratch) / "mixture"))
+    build_mixture(bench)
+    config = bench.config(bench.half, "algorithm.router_replay=true")
+    learner = new_learner(bench, config)
+    engine = training_engine(config, World(), bench.model, learner.policy, bench.sizes.context)
+
+    async def turns() -> list[Sample]:
+        try:
+            return await sampled(bench, learner, engine)
+        finally:
+            await engine.close()
+
+    samples = asyncio.run(turns())
+    replayed = drift_of(bench, learner, samples)
+    own = drift_of(bench, learner, [replace(sample, experts=None) for sample in samples])
+    problem = replayed.problem(compute_dtype(config))
+    if not problem and replayed.mean > 2 * own.mean:
+        problem = f"replay raises the mean gap of log-probs from {own.mean:.2g} to {replayed.mean:.2g} nats"
+    evidence = f"mean gap {replayed.mean:.1e}, without replay {own.mean:.1e}"
+    return judged(problem, evidence, replayed.figures() | {"gap_mean_without_replay_nats": own.mean})
 
 
 def _local(bench: Bench, override: str) -> CaseResult:
@@ -126,4 +155,5 @@ def _sample(prompt: list[int], turn: Generation) -> Sample:
         advantages=[0.0] * (before + own),
         versions=[-1] * before + [version for version, count in turn.version_spans for _ in range(count)],
         turns=[-1] * before + [0] * own,
+        experts=joined([(before_last_tokens(turn.experts, before + own), before + own)]),
     )

@@ -13,6 +13,7 @@ from mtrl.engines.base import SamplingParams
 from mtrl.engines.local.sampling import SamplingRows, Uniforms, sample
 from mtrl.engines.local.stop_strings import StopStrings, span
 from mtrl.types import FinishReason, Generation
+from mtrl.utils.expert_ids import ExpertIds
 
 
 @dataclass
@@ -30,6 +31,9 @@ class SampleRequest:
     context: list[int] = field(init=False)
     """Token ids that must be in the cache before the next token is sampled: the prompt and, after new weights, the
     tokens that were sampled so far."""
+    first_experts: ExpertIds | None = None
+    """Experts of the tokens that were computed before new weights arrived: those with which the tokens after them were
+    sampled. None before new weights, and if no experts are recorded."""
 
     def __post_init__(self) -> None:
         self.context = self.prompt_ids
@@ -37,6 +41,18 @@ class SampleRequest:
     def start_over(self) -> None:
         """Note that no token of this turn is cached any more. The sampled tokens become part of the context."""
         self.context = self.prompt_ids + self.token_ids
+
+    def experts_of(self, cached: ExpertIds | None) -> ExpertIds | None:
+        """Return the experts of the tokens of the turn at their first computation; None unless these are all tokens but
+        the last.
+
+        Args:
+            cached: experts of the cached tokens.
+        """
+        first, computed = self.first_experts, len(self.prompt_ids) + len(self.token_ids) - 1
+        if first is not None:
+            cached = first if cached is None else np.concatenate([first, cached[len(first) :]])
+        return cached if cached is not None and len(cached) == computed else None
 
     def record_cached(self, tokens: int) -> None:
         if not self.token_ids:
@@ -59,6 +75,8 @@ class EngineSession:
     slot: int | None = None
     ids: list[int] = field(default_factory=list)
     """Token ids whose keys and values are in the slot."""
+    experts: ExpertIds | None = None
+    """[len(ids), layers, k] experts that computed the tokens of `ids`; None without tokens or if none are recorded."""
     request: SampleRequest | None = None
     released: bool = False
 
@@ -70,17 +88,32 @@ class EngineSession:
             return limit
         return next(i for i in range(limit) if self.ids[i] != context[i])
 
+    def cut(self, length: int) -> None:
+        """Keep the first `length` cached tokens."""
+        self.ids = self.ids[:length]
+        self.experts = None if self.experts is None else self.experts[:length]
+
+    def add_experts(self, computed: ExpertIds | None) -> None:
+        """Add the experts of tokens that were computed after the cached ones."""
+        known = [ids for ids in (self.experts, computed) if ids is not None]
+        self.experts = np.concatenate(known) if known else None
+
     def discard_cache(self) -> None:
         """Discard the cached tokens, because their keys and values are of older weights."""
-        self.ids = []
         if self.request is not None:
+            if self.request.token_ids:
+                self.request.first_experts = self.request.experts_of(self.experts)
             self.request.start_over()
+        self.ids, self.experts = [], None
 
     def finish(self, reason: FinishReason) -> None:
         """Deliver the sampled turn to the caller that waits for it."""
         request, self.request = self.request, None
         if request and not request.future.done():
-            generation = Generation(request.token_ids, request.logprobs, reason, request.spans, request.cached_tokens)
+            experts = request.experts_of(self.experts)
+            generation = Generation(
+                request.token_ids, request.logprobs, reason, request.spans, request.cached_tokens, experts
+            )
             request.future.set_result(generation)
 
 
@@ -116,10 +149,17 @@ class DecodeBatch:
         self._stop_texts = {i: p.stop for i, p in enumerate(params) if p.stop}
         self._ids: list[np.ndarray] = []
         self._logprobs: list[Tensor] = []
+        self._experts: list[Tensor] = []
 
-    def take(self, logits: Tensor) -> None:
+    def take(self, logits: Tensor, experts: Tensor | None = None) -> None:
         """Sample one token per row from logits [n, V], and record the turns that end with it in `ended`. The ids are
-        the only numbers for which the device is waited for; log-probs stay there until `flush`."""
+        the only numbers for which the device is waited for; log-probs stay there until `flush`.
+
+        Args:
+            experts: [n, 1, layers, k] ids of the experts that computed the token before it, if they are recorded.
+        """
+        if experts is not None:
+            self._experts.append(experts)
         self.last, logprobs = sample(logits, self._rows, self._uniforms.next())
         ids = self.last.cpu().numpy()
         self._ids.append(ids)
@@ -142,8 +182,9 @@ class DecodeBatch:
         if not self._ids:
             return
         ids, logprobs = np.stack(self._ids, 1).tolist(), torch.stack(self._logprobs, 1).tolist()
-        self._ids, self._logprobs = [], []
-        for session, row_ids, row_logprobs in zip(self.sessions, ids, logprobs, strict=True):
+        experts = torch.cat(self._experts, 1).cpu().numpy() if self._experts else [None] * len(ids)
+        self._ids, self._logprobs, self._experts = [], [], []
+        for session, row_ids, row_logprobs, row_experts in zip(self.sessions, ids, logprobs, experts, strict=True):
             request = session.request
             if request is None:
                 continue  # released while it decoded
@@ -151,6 +192,7 @@ class DecodeBatch:
             request.logprobs += row_logprobs
             request.add_span(version, len(row_ids))
             session.ids = request.prompt_ids + request.token_ids[:-1]
+            session.add_experts(row_experts)
 
     def _completes_stop(self, row: int, texts: tuple[str, ...]) -> bool:
         """Whether the newest tokens of a row complete one of the stop strings."""

@@ -18,7 +18,9 @@ from mtrl.engines.local.half import HalfRunner
 from mtrl.engines.local.prefill import PASS, PREFILL_TOKENS, PrefillPlan, SharedPrefix, passes, plan_prefill
 from mtrl.engines.local.runner import HfRunner, ModelRunner
 from mtrl.engines.local.stop_strings import StopStrings
+from mtrl.models.experts import chosen_experts, recorded, routers_of
 from mtrl.types import FinishReason, Generation
+from mtrl.utils.expert_ids import ExpertIds
 
 
 @torch.no_grad()
@@ -86,6 +88,7 @@ class LocalEngine:
         apply_weights: Callable[[Any, Mapping[str, Tensor]], None] = copy_weights,
         cache_bytes: int | None = None,
         cuda_graphs: bool = True,
+        record_experts: bool = False,
     ):
         """
         Args:
@@ -100,12 +103,14 @@ class LocalEngine:
             cache_bytes: maximum number of bytes of the cache when all its rows have the maximum length; it lowers
                 `max_num_seqs`, to 1 at least. None: no limit.
             cuda_graphs: replay the steps of the fused decode step as CUDA graphs, if the model is on a GPU.
+            record_experts: return the experts of a mixture that computed the tokens (`Generation.experts`).
 
         Raises:
             UserError: the engine cannot run this model.
         """
         self.runner = make_runner(model, fused_decode, cuda_graphs)
         self.model, self.stops = model, StopStrings(tokenizer)
+        self._routers = routers_of(model) if record_experts else []
         if cache_bytes is not None:
             rows = cache_bytes // self.runner.cache.row_bytes(max_context_length)
             max_num_seqs = max(1, min(max_num_seqs, rows))
@@ -242,7 +247,8 @@ class LocalEngine:
         """Discard the decoding rows, and free the cache and the packed matrices. With many trajectories they take
         several times the memory of the weights, which an update needs."""
         for session in self._rows:
-            session.slot, session.ids = None, []
+            session.slot = None
+            session.cut(0)
         self._rows, self._batch, self._shrink = [], None, False
         self.runner.cache.clear()
         self.runner.refresh()
@@ -294,7 +300,7 @@ class LocalEngine:
         """Prefill `admitted`, sample their first tokens, and return all trajectories that decode from now on."""
         for session in admitted:
             request = session.request
-            session.ids = session.ids[: session.common_prefix(request.context)]
+            session.cut(session.common_prefix(request.context))
             request.record_cached(len(session.ids))
             self.stats.prompt_tokens += len(request.context)
         plan = plan_prefill(admitted, self._pass_cost)
@@ -325,7 +331,7 @@ class LocalEngine:
             sources = [source.slot for _, source in plan.copies]
             self.runner.cache.move(sources, [copy.slot for copy, _ in plan.copies], longest)
             for copy, source in plan.copies:
-                copy.ids = list(source.ids)
+                copy.ids, copy.experts = list(source.ids), source.experts
                 self._count_cached(copy, len(copy.ids) - 1)
             logits = torch.cat((logits, logits[[slot - plan.fed[0].slot for slot in sources]]))
         return logits
@@ -333,10 +339,10 @@ class LocalEngine:
     def _feed_prefix(self, prefix: SharedPrefix) -> None:
         """Feed a shared prefix in the slot of its first session, and copy it to the slots of the others."""
         first, *others = prefix.sessions
-        self._forward([first.request.context[: prefix.length]], [0], first.slot)
+        _, (experts,) = self._forward([first.request.context[: prefix.length]], [0], first.slot)
         self.runner.cache.move([first.slot] * len(others), [other.slot for other in others], prefix.length)
         for session in prefix.sessions:
-            session.ids = session.request.context[: prefix.length]
+            session.ids, session.experts = session.request.context[: prefix.length], experts
         for other in others:
             self._count_cached(other, prefix.length)
 
@@ -349,11 +355,16 @@ class LocalEngine:
         """Feed the tokens of each context that are not cached yet, and return the logits [n, V] after them. The
         sessions hold consecutive slots."""
         news = [s.request.context[len(s.ids) :] for s in sessions]
-        return self._forward(news, [len(s.ids) for s in sessions], sessions[0].slot)
+        logits, experts = self._forward(news, [len(s.ids) for s in sessions], sessions[0].slot)
+        for session, computed in zip(sessions, experts, strict=True):
+            session.add_experts(computed)
+        return logits
 
-    def _forward(self, news: list[list[int]], starts: list[int], first_slot: int) -> Tensor:
-        """Feed the token ids `news` to consecutive slots that hold `starts` tokens, and return the logits [n, V] after
-        them."""
+    def _forward(
+        self, news: list[list[int]], starts: list[int], first_slot: int
+    ) -> tuple[Tensor, Sequence[ExpertIds | None]]:
+        """Feed the token ids `news` to consecutive slots that hold `starts` tokens. Return the logits [n, V] after
+        them, and for each slot the experts [tokens, layers, k] that computed them, None if they are not recorded."""
         length = max(map(len, news))
         device = self.model.device
         ids = torch.tensor([new + [0] * (length - len(new)) for new in news], device=device)
@@ -361,15 +372,25 @@ class LocalEngine:
         width = max(starts) + length
         # Padding may reach past the longest prompt; it is masked, and later tokens overwrite it.
         self.runner.cache.reserve(len(self._rows), width)
-        return self.runner.forward(ids, torch.tensor(starts, device=device), lengths, first_slot, width)
+        logits, experts = self._compute(ids, torch.tensor(starts, device=device), lengths, first_slot, width)
+        if experts is None:
+            return logits, [None] * len(news)
+        return logits, [rows[: len(new)] for rows, new in zip(experts.cpu().numpy(), news, strict=True)]
+
+    def _compute(self, ids: Tensor, *place: Any) -> tuple[Tensor, Tensor | None]:
+        """Return the logits [n, V] of `ModelRunner.forward`, and the experts [n, t, layers, k] that computed the new
+        tokens, None if they are not recorded."""
+        with recorded(self._routers) as routing:
+            logits = self.runner.forward(ids, *place)
+        return logits, chosen_experts(routing).unflatten(0, ids.shape) if routing else None
 
     def _decode(self) -> None:
         """Sample one token for every decoding row."""
         batch = self._batch
         self.runner.cache.reserve(len(self._rows), batch.width)
-        logits = self.runner.forward(batch.last[:, None], batch.lengths, batch.ones, 0, batch.width)
+        logits, experts = self._compute(batch.last[:, None], batch.lengths, batch.ones, 0, batch.width)
         batch.advance()
-        batch.take(logits)
+        batch.take(logits, experts)
         if batch.ended:
             self._settle(batch)
             self._regroup()

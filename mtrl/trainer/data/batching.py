@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mtrl.config.trainer_schema import TrainerConfig
 from mtrl.models.packing import Row, pack, partition, shared_prefixes
+from mtrl.trainer.data.experts import compared_rows, experts_in
 from mtrl.trainer.flops import ModelFlops
 from mtrl.types import Sample, TopTokens
 
@@ -49,6 +50,9 @@ class MicroBatch:
     """[N, k] int64 ids of the teacher's most probable tokens; k is 0 without `distillation.top_k`."""
     teacher_logprobs: Tensor
     """[N, k] their log-probs under the teacher."""
+    experts: Tensor | None
+    """[B, L-1, layers, k] ids of the experts that computed each input when the engine sampled the token after it; -1
+    where they are unknown, None without router replay."""
     rows: list[int]
     """Index of each sample in the list that was batched; empty for a filler, whose weights are all 0."""
     samples: list[Sample]
@@ -106,8 +110,16 @@ class MicroBatch:
         return torch.cat([torch.as_tensor(values[row]) for row in self.rows]).to(self.weights)
 
 
-Grid = tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.int64] | None]
-"""Token ids, loss mask and positions, each [B, L]; positions None: 0 to L-1 in every row."""
+class Grid(NamedTuple):
+    """The arrays of a micro-batch, each [B, L]."""
+
+    ids: NDArray[np.int64]
+    mask: NDArray[np.bool_]
+    """Loss mask."""
+    positions: NDArray[np.int64] | None
+    """None: 0 to L-1 in every row."""
+    starts: Sequence[int]
+    """For each sample, the number of tokens at its start that are left out."""
 
 
 @dataclass(frozen=True)
@@ -148,7 +160,7 @@ def _pad(samples: Sequence[Sample], masks: Sequence[NDArray[np.bool_]]) -> Grid:
     for row, sample in enumerate(samples):
         ids[row, : len(sample.token_ids)] = sample.token_ids
         mask[row, : len(sample.token_ids)] = masks[row]
-    return ids, mask, None
+    return Grid(ids, mask, None, [0] * len(samples))
 
 
 def _partition_first_fit(units: Sequence[Sequence[Sample]], max_tokens: int) -> list[list[int]]:
@@ -171,18 +183,21 @@ def _rows(samples: Sequence[Sample], masks: Sequence[NDArray[np.bool_]]) -> list
 
 def _pack(samples: Sequence[Sample], masks: Sequence[NDArray[np.bool_]]) -> Grid:
     """Return a grid of one row with the samples concatenated."""
-    return pack(_rows(samples, masks), [0] * len(samples))
+    starts = [0] * len(samples)
+    return Grid(*pack(_rows(samples, masks), starts), starts)
 
 
 def _partition_by_prefix(units: Sequence[Sequence[Sample]], max_tokens: int) -> list[list[int]]:
     """Assign units with a common prefix to the same pack, where the prefix counts once."""
-    return partition([_rows(unit, [_array(s.loss_mask, np.bool_) for s in unit]) for unit in units], max_tokens)
+    rows = [_rows(unit, [_array(sample.loss_mask, np.bool_) for sample in unit]) for unit in units]
+    return partition([compared_rows(unit, own) for unit, own in zip(units, rows, strict=True)], max_tokens)
 
 
 def _pack_shared(samples: Sequence[Sample], masks: Sequence[NDArray[np.bool_]]) -> Grid:
     """Return a grid of one row with the samples concatenated, without shared prefixes."""
     rows = _rows(samples, masks)
-    return pack(rows, shared_prefixes(rows))
+    starts = shared_prefixes(compared_rows(samples, rows))
+    return Grid(*pack(rows, starts), starts)
 
 
 PADDED = RowLayout(_partition_by_width, _pad)
@@ -302,7 +317,8 @@ def _collate(samples: list[Sample], weights: list[np.ndarray], rows: list[int], 
     # In a pack, the token before a sample's first token belongs to another sample.
     assert not any(sample.loss_mask[0] for sample in samples), "a sampled token needs context before it"
     chosen = [_array(sample.loss_mask, np.bool_) for sample in samples]
-    ids, mask, positions = layout.build_grid(samples, chosen)
+    ids, mask, positions, starts = layout.build_grid(samples, chosen)
+    experts = experts_in(samples, ids.shape, starts)
 
     def flat(values: Sequence[Sequence[float] | NDArray], dtype: type = np.float32) -> Tensor:
         parts = [_array(v, dtype)[c] for v, c in zip(values, chosen, strict=True)]
@@ -326,6 +342,7 @@ def _collate(samples: list[Sample], weights: list[np.ndarray], rows: list[int], 
         trajectory=torch.from_numpy(np.repeat(numbers, [int(c.sum()) for c in chosen])),
         teacher_ids=torch.from_numpy(np.concatenate([top.ids for top in teachers])),
         teacher_logprobs=torch.from_numpy(np.concatenate([top.logprobs for top in teachers])).float(),
+        experts=None if experts is None else torch.from_numpy(experts[:, 1:]),
         rows=rows,
         samples=samples,
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from copy import deepcopy
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -20,7 +21,7 @@ from mtrl.rollout.rollouts import RolloutReport, Rollouts
 from mtrl.scoring.heldout import score_groups
 from mtrl.scoring.measures import is_overlong
 from mtrl.trainer.data.samples import advantages_of
-from mtrl.types import Group, Row, group_from_dict
+from mtrl.types import Group, Row, group_from_dict, to_dict
 
 
 class NoSignalError(RunEndedError):
@@ -76,7 +77,7 @@ class Unused:
 
     def to_dict(self) -> dict[str, Any]:
         """Convert to a dict that can be written as JSON."""
-        return asdict(self)
+        return {"number": self.number, "version": self.version, "group": deepcopy(to_dict(self.group))}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Unused:

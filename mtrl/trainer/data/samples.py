@@ -17,6 +17,7 @@ from mtrl.algorithms.batch import Floats, Ragged
 from mtrl.config.algorithm_schema import AlgorithmConfig
 from mtrl.rewards.compose import RewardComposer
 from mtrl.types import Group, Sample, Trajectory, Turn
+from mtrl.utils.expert_ids import joined
 
 T = TypeVar("T")
 
@@ -75,9 +76,12 @@ def trajectory_samples(trajectory: Trajectory, advantages: Sequence[float]) -> l
     False.
 
     Raises:
-        ValueError: two turns extend the tokens of the same turn, or a turn extends one that is not before it.
+        ValueError: two turns extend the tokens of the same turn, a turn extends one that is not before it, or the ids
+            of experts of a turn do not fit its tokens.
     """
     samples: list[Sample] = []
+    experts: dict[int, list[tuple[str | None, int]]] = {}
+    """Ids of experts and number of tokens of each turn, by the identity of its sample."""
     ends: dict[int, Sample] = {}
     """Samples by the index of the last turn that they contain so far."""
     for index, (turn, advantage) in enumerate(zip(trajectory.turns, advantages, strict=True)):
@@ -96,6 +100,9 @@ def trajectory_samples(trajectory: Trajectory, advantages: Sequence[float]) -> l
         sample.advantages += [0.0] * observed + [advantage] * sampled
         sample.versions += [-1] * observed + turn.versions
         sample.turns += [-1] * observed + [index] * sampled
+        experts.setdefault(id(sample), []).append((turn.experts, observed + sampled))
+    for sample in samples:
+        sample.experts = joined(experts[id(sample)])
     return [sample for sample in samples if any(sample.loss_mask)]
 
 

@@ -29,12 +29,15 @@ from mtrl.trainer.setup.workers import start_served_workers, start_workers
 from mtrl.trainer.update.policy import Policy
 
 
-def shared_engine(config: Config, model: Any, tokenizer: Any, context: int, reserved: int = 0) -> Engine:
+def shared_engine(
+    config: Config, model: Any, tokenizer: Any, context: int, reserved: int = 0, record_experts: bool = False
+) -> Engine:
     """Return an embedded engine that shares the model's weights.
 
     Args:
         context: maximum length of a whole conversation, in tokens.
         reserved: bytes on the model's GPU that the trainer will allocate.
+        record_experts: see `LocalEngine`.
     """
     local = config.generator.local
     return LocalEngine(
@@ -46,6 +49,7 @@ def shared_engine(config: Config, model: Any, tokenizer: Any, context: int, rese
         is_deterministic(config),
         cache_bytes=cache_bytes(model.device, reserved),
         cuda_graphs=local.cuda_graphs,
+        record_experts=record_experts,
     )
 
 
@@ -64,7 +68,8 @@ def training_engine(config: Config, world: World, path: str, policy: Policy, con
     if config.rollouts.workers:
         return start_workers(config, path, policy)
     if not has_copy(config, world):
-        return shared_engine(config, policy.model, policy.tokenizer, context, bytes_to_come(policy.model))
+        reserved, records = bytes_to_come(policy.model), config.algorithm.router_replay
+        return shared_engine(config, policy.model, policy.tokenizer, context, reserved, records)
     model, _ = load_model(config, path, device="cpu")
     # Turns are sampled in the dtype in which the trainer computes. The weights are cast before they are moved, since a
     # GPU may not hold them in the dtype in which they are stored.
@@ -82,6 +87,7 @@ def training_engine(config: Config, world: World, path: str, policy: Policy, con
         apply_weights=LoraWeights.of(policy.model) if config.model.lora_rank else copy_weights,
         cache_bytes=cache_bytes(model.device, bytes_to_come(policy.model)),
         cuda_graphs=local.cuda_graphs,
+        record_experts=config.algorithm.router_replay,
     )
     return _in_processes(made, replicas, model.device.type == "cuda") if isinstance(made, EngineMemory) else made
 

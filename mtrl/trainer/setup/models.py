@@ -16,8 +16,10 @@ from mtrl.config.schema import Config
 from mtrl.distributed.meshes import ModelParallel
 from mtrl.distributed.sharding import compile_layers, needs_sharding, shard, shard_from_leader
 from mtrl.distributed.world import World
+from mtrl.models.experts import routers_of
 from mtrl.models.lora import add_adapters, without_adapters
 from mtrl.models.preparation import checkpoint_gradients
+from mtrl.models.router_replay import RouterReplay
 from mtrl.trainer.checkpoint.saver import BackgroundSaver, Saver
 from mtrl.trainer.data.batching import MicroBatch
 from mtrl.trainer.loading import compute_dtype, fit_to_ranks, load_model, load_peer, pick_device, set_attention
@@ -64,6 +66,7 @@ def make_learner(config: Config, world: World, path: str) -> Learner:
     teacher = teacher_model(config, model, tokenizer)
     if config.model.lora_rank:
         model = add_adapters(model, config.model, config.seed)
+    replay = RouterReplay(model) if algorithm.router_replay and routers_of(model) else None
     modules = model, reference, teacher, values
     model, reference, teacher, values = (prepared(module, config, world) for module in modules)
     as_policy = partial(
@@ -78,6 +81,7 @@ def make_learner(config: Config, world: World, path: str) -> Learner:
         entropy_gradient=algorithm.entropy_coef != 0,
         sent_dtype=compute_dtype(config),
         sent_device=sent_device(config, pick_device(config.model.device)),
+        router_replay=replay,
     )
     frozen = None
     if needs_reference(config):

@@ -126,6 +126,7 @@ def make_episodes(config: Config, path: str, apply_weights: ApplyWeights) -> Bas
             apply_weights=apply_weights,
             cache_bytes=cache_bytes(model.device, 0),
             cuda_graphs=config.generator.local.cuda_graphs,
+            record_experts=config.algorithm.router_replay,
         )
 
     return connect(config, task, model.config, tokenizer, [], engine, frozen_engine(config, path)).loop

@@ -88,6 +88,8 @@ class Learner:
                 "algorithm.expert_balance_coef=%g has no effect, since Transformers names no routers in this model",
                 config.algorithm.expert_balance_coef,
             )
+        if config.algorithm.router_replay and policy.router_replay is None:
+            log.warning("algorithm.router_replay=true has no effect, since Transformers names no routers in this model")
         self._loss = find_loss(config.algorithm.loss_fn)
         self._correction = find_correction(config.algorithm.off_policy_correction)
         self._kl = find_kl(config.algorithm.kl_estimator)
@@ -121,7 +123,11 @@ class Learner:
 
     def logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
         """Return the log-probs under the policy's current weights, [N] for each micro-batch, on the CPU."""
-        return [self.policy.all_logprobs([batch.to(self.policy.device)])[0].cpu() for batch in batches]
+        return [self._policy_logprobs(batch.to(self.policy.device)).cpu() for batch in batches]
+
+    def _policy_logprobs(self, batch: MicroBatch) -> Tensor:
+        with self.policy.replaying(batch):
+            return self.policy.all_logprobs([batch])[0]
 
     def release(self) -> None:
         """Free cached GPU memory for the servers that share the device."""
@@ -176,7 +182,7 @@ class Learner:
         """Return the log-probs of the old policy, by `algorithm.loss_anchor`: the engine's, or the trainer's before the
         first optimiser step."""
         if self.algorithm.loss_anchor == "old":
-            return [self.policy.all_logprobs([batch.to(self.policy.device)])[0] for batch in batches]
+            return [self._policy_logprobs(batch.to(self.policy.device)) for batch in batches]
         return [batch.rollout_logprobs.to(self.policy.device) for batch in batches]
 
     def _optimiser_step(
@@ -189,9 +195,12 @@ class Learner:
     ) -> None:
         total = 0.0
         for batch, anchor in zip(batches, anchors, strict=True):
-            loss = self._loss_of(batch.to(self.policy.device), anchor, step, kl_coefficient, report)
-            total += loss.item()
-            loss.backward()
+            here = batch.to(self.policy.device)
+            reference = self._reference(here)  # which chooses its experts by itself
+            with self.policy.replaying(here):  # the backward pass may compute activations again
+                loss = self._loss_of(here, anchor, reference, step, kl_coefficient, report)
+                total += loss.item()
+                loss.backward()
         if not math.isfinite(everywhere := all_sum(total, self.policy.device)):
             raise NonFiniteError("loss", everywhere)
         norm, report.lr = self.optimizer.step(step)
@@ -202,12 +211,17 @@ class Learner:
         report.grad_norm += norm
 
     def _loss_of(
-        self, batch: MicroBatch, anchor: Tensor, step: int, kl_coefficient: float, report: UpdateReport
+        self,
+        batch: MicroBatch,
+        anchor: Tensor,
+        reference: Tensor | None,
+        step: int,
+        kl_coefficient: float,
+        report: UpdateReport,
     ) -> Tensor:
         """Return this micro-batch's part of the loss of the whole optimiser step; it is 0 for a filler."""
         with recorded(self._routers) as routing:
             logprobs, entropy, top = self.policy.logprobs_beside(batch)
-        reference = self._reference(batch)
         tokens = TokenBatch(logprobs, anchor, batch.advantages, batch.rollout_logprobs, batch.trajectory)
         losses, metrics = self._loss(tokens, self.algorithm)
         if batch.is_filler:
@@ -233,6 +247,8 @@ class Learner:
         if self.algorithm.entropy_coef:
             losses = losses - self.algorithm.entropy_coef * entropy
         report.trained_tokens += len(logprobs)
+        if self.policy.router_replay is not None:
+            report.token_sums["experts/replayed"] += replayed_tokens(batch)
         report.token_sums["entropy"] += entropy.detach().sum().item()
         report.token_sums["clip_frac"] += metrics["clipped"].sum().item() if "clipped" in metrics else 0.0
         return weighted_sum(losses, batch.weights) + self._balance_of(batch, routing, report)
@@ -256,6 +272,11 @@ class Learner:
         """Return the correction's weights on the loss, [N]."""
         trainer = tokens.old_logprobs if self.algorithm.loss_anchor == "old" else tokens.logprobs.detach()
         return self._correction(trainer - tokens.behaviour, tokens, self.algorithm)
+
+
+def replayed_tokens(batch: MicroBatch) -> int:
+    """Return the number of sampled tokens for whose predictions the experts of the token before are known."""
+    return 0 if batch.experts is None else int((batch.experts[batch.action_mask][:, 0, 0] >= 0).sum())
 
 
 def layout_of(config: Config, models: Sequence[Any]) -> RowLayout:

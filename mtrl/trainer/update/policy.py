@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from mtrl.distributed.sharding import (
 )
 from mtrl.models.attention import takes_boundaries
 from mtrl.models.logprobs import token_logprobs, top_logprobs
+from mtrl.models.router_replay import RouterReplay
 from mtrl.models.sequence_parallel import HeadExchange, SequenceGroup
 from mtrl.trainer.data.batching import MicroBatch
 
@@ -46,6 +48,7 @@ class Policy:
         sent_dtype: torch.dtype | None = None,
         sent_device: torch.device | None = None,
         sequence_group: SequenceGroup | None = None,
+        router_replay: RouterReplay | None = None,
     ):
         self.model, self.tokenizer, self.temperature = model, tokenizer, temperature
         self.entropy_gradient = entropy_gradient
@@ -58,6 +61,8 @@ class Policy:
         """Device on which weights for the engine are gathered. None: CPU memory."""
         self.sequence_group = sequence_group
         """The ranks that share each micro-batch, and call the methods with the same ones. None: this rank alone."""
+        self.router_replay = router_replay
+        """The routers that replay the engine's choices of experts. None: each pass chooses by itself."""
 
     @property
     def device(self) -> torch.device:
@@ -111,6 +116,14 @@ class Policy:
             **part.inputs,
         )
         return part.join(logprobs), part.join(entropy)
+
+    def replaying(self, batch: MicroBatch) -> AbstractContextManager[None]:
+        """Return a context in which passes over this micro-batch, and their backward passes, send tokens to the experts
+        that the engine chose. Without router replay and for micro-batches without recorded experts it does nothing."""
+        if self.router_replay is None or batch.experts is None:
+            return nullcontext()
+        experts, group = batch.experts, self.sequence_group
+        return self.router_replay.replaying(experts if group is None else _own_experts(experts, group))
 
     @torch.no_grad()
     def all_logprobs(self, batches: list[MicroBatch]) -> list[Tensor]:
@@ -247,6 +260,13 @@ def part_of(batch: MicroBatch, model: Any, group: SequenceGroup | None) -> Whole
     if group is not None:
         return _split(batch, group)
     return WholeBatch(batch.action_mask, batch.flash_inputs if takes_boundaries(model) else dict(batch.inputs))
+
+
+def _own_experts(experts: Tensor, group: SequenceGroup) -> Tensor:
+    """Return the experts [B, l, layers, k] of this rank's part of each row, from those [B, L-1, layers, k] of whole
+    rows; -1 for padding (`_split`)."""
+    padding = -experts.shape[1] % group.size
+    return F.pad(experts, (0, 0, 0, 0, 0, padding), value=-1).chunk(group.size, 1)[group.rank]
 
 
 def _split(batch: MicroBatch, group: SequenceGroup) -> BatchPart:
