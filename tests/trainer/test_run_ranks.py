@@ -42,14 +42,16 @@ def finish_ranks(run_dir, *words):
         finish(process)
 
 
-def torchrun(run_dir, *words):
-    """Start the command line under a torchrun that forks its ranks; `test_launch.py` starts one as a program."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["--start-method=fork", "--run-path", str(ROOT / "mtrl" / "main.py")]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return forked.Popen(
-        [*command, *SMALL, *words, f"run_dir={run_dir}"],
-        env=environment,
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+FORKED = ["--start-method=fork", "--run-path", str(ROOT / "mtrl" / "main.py")]
+"""Options with which torchrun forks its ranks. After a signal such a torchrun waits 30 s for ranks that have ended."""
+
+
+def torchrun(run_dir, *words, ranks=FORKED, popen=forked.Popen):
+    """Start the command line under torchrun."""
+    return popen(
+        [sys.executable, *TORCHRUN, *ranks, *SMALL, *words, f"run_dir={run_dir}"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -112,7 +114,8 @@ def test_two_ranks_that_share_each_batch_train_and_resume_as_one_process(tmp_pat
 
 def test_a_signal_saves_and_two_ranks_resume(tmp_path):
     words = [*STEADY, *NO_EVALUATION]
-    process = torchrun(tmp_path / "run", *words, "trainer.max_steps=100")  # it cannot end before the signal
+    endless = "trainer.max_steps=100"  # it cannot end before the signal
+    process = torchrun(tmp_path / "run", *words, endless, ranks=["-m", "mtrl.main"], popen=subprocess.Popen)
     for line in process.stdout:
         if line.split()[:1] == ["3"]:  # the line of step 3
             break
