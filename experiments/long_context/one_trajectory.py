@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,9 @@ class Way:
 
     ranks: int = 1
     overrides: tuple[str, ...] = ()
+    is_broken: bool = False
+    """Whether a break divides the trajectory into two samples, of which the second continues the first three quarters
+    of the tokens as a shared prefix."""
 
 
 WAYS = {
@@ -68,6 +71,7 @@ WAYS = {
     "half recomputed": Way(overrides=(RECOMPUTED, f"trainer.recomputed_layers={LAYERS // 2}")),
     "recomputed": Way(overrides=(RECOMPUTED,)),
     "recomputed, chunks": Way(overrides=(RECOMPUTED, CHUNKED)),
+    "with a break": Way(1, (RECOMPUTED, CHUNKED), is_broken=True),
     "2 ranks": Way(2, ("trainer.sequence_parallel=2", RECOMPUTED, CHUNKED)),
     "4 ranks": Way(4, ("trainer.sequence_parallel=4", RECOMPUTED, CHUNKED)),
 }
@@ -91,7 +95,7 @@ def make_model(folder: Path, tokens: int) -> None:
     save(Qwen3ForCausalLM(config), make_tokenizer(VOCABULARY), folder)
 
 
-def make_trajectory(tokens: int) -> Trajectory:
+def make_trajectory(tokens: int, is_broken: bool = False) -> Trajectory:
     """Return a trajectory of `tokens` random tokens with an advantage for each turn, which is the turn's reward."""
     draw = random.Random(0)
 
@@ -102,7 +106,13 @@ def make_trajectory(tokens: int) -> Trajectory:
         observed, sampled = ids[:-SAMPLED], ids[-SAMPLED:]
         return Turn(observed, sampled, logprobs, spans, FinishReason.STOP, "", message, reward=draw.gauss(0, 1))
 
-    return Trajectory("task", "group", 0, [turn() for _ in range(tokens // TURN)])
+    turns = [turn() for _ in range(tokens // TURN)]
+    if is_broken:
+        place = len(turns) * 3 // 4
+        before = [token for turn in turns[:place] for token in (*turn.observation_ids, *turn.action_ids)]
+        whole = [*before, *turns[place].observation_ids]
+        turns[place] = replace(turns[place], observation_ids=whole, break_reason="edited")
+    return Trajectory("task", "group", 0, turns)
 
 
 def unsplit(folder: Path, tokens: int) -> tuple[float, dict[str, Tensor]]:
@@ -132,13 +142,13 @@ class Capture(Optimizer):
         return 0.0, 0.0
 
 
-def by_mtrl(folder: Path, tokens: int, overrides: tuple[str, ...]) -> tuple[float, dict[str, Tensor]] | None:
+def by_mtrl(folder: Path, tokens: int, way: Way) -> tuple[float, dict[str, Tensor]] | None:
     """Return the loss and its gradients by name, from an update of mtrl; None on ranks that do not lead."""
     own = ("model=hf", quoted("model.path", str(folder)), "model.device=cpu", "generator=local")
     own += (f"trainer.max_tokens_per_microbatch={tokens}", "trainer.fsdp.param_dtype=float32")
     own += ("algorithm.loss_fn=importance_sampling", "algorithm.is_cap=inf", "algorithm.loss_reduction=token_mean")
     own += ("trainer.fsdp.timeout=3600", quoted("run_dir", str(folder.parent / "run")))
-    config: Any = OmegaConf.to_object(compose([*own, *overrides]))
+    config: Any = OmegaConf.to_object(compose([*own, *way.overrides]))
     world = World.join(config.trainer.fsdp.timeout)
     with closing(world):
         learner = make_learner(config, world, str(folder))
@@ -149,9 +159,10 @@ def by_mtrl(folder: Path, tokens: int, overrides: tuple[str, ...]) -> tuple[floa
             return None
         try:
             learners = Learners(group, learner.flops, learner.layout, learner.ranks_per_batch)
-            trajectory = make_trajectory(tokens)
-            (sample,) = trajectory_samples(trajectory, trajectory.rewards)
-            loss = Updater(config, learners, folder / "nonfinite.jsonl").run([sample], 0).report.loss
+            trajectory = make_trajectory(tokens, way.is_broken)
+            samples = trajectory_samples(trajectory, trajectory.rewards)
+            assert len(samples) == 1 + way.is_broken
+            loss = Updater(config, learners, folder / "nonfinite.jsonl").run(samples, 0).report.loss
         finally:
             group.dismiss()
         names = (name for name, _ in learner.policy.model.named_parameters())
@@ -161,9 +172,8 @@ def by_mtrl(folder: Path, tokens: int, overrides: tuple[str, ...]) -> tuple[floa
 def run_way(name: str, folder: Path, tokens: int) -> None:
     """Compute one way in this process, and write its gradients and its figures; a rank that does not lead writes its
     peak memory only."""
-    start = time.monotonic()
-    way = WAYS[name]
-    found = unsplit(folder / "model", tokens) if name == UNSPLIT else by_mtrl(folder / "model", tokens, way.overrides)
+    start, model = time.monotonic(), folder / "model"
+    found = unsplit(model, tokens) if name == UNSPLIT else by_mtrl(model, tokens, WAYS[name])
     figures: dict[str, float] = {"peak_mib": _peak_mib(), "seconds": time.monotonic() - start}
     if found is not None:
         figures["loss"], gradients = found

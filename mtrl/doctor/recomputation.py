@@ -9,14 +9,17 @@ from mtrl.doctor.memory import Memory
 
 
 def fewest_recomputed(memory: Memory) -> Change:
-    """Return the settings with which the fewest layers are recomputed while each phase leaves `COMFORT` of the memory.
+    """Return the settings with which the fewest layers are recomputed while each phase that they affect leaves
+    `COMFORT` of the memory.
 
     The result is empty if no smaller number of layers than that of the configuration suffices.
     """
+    present = memory.moments()
     for count in range(memory.recomputed_layers):
         change = recomputing(memory.config, count, memory.model)
         changed = copy.deepcopy(memory.config)
         apply(changed, change)
-        if all(moment.is_comfortable for moment in Memory(changed, memory.model, memory.device).moments()):
+        phases = zip(Memory(changed, memory.model, memory.device).moments(), present, strict=True)
+        if all(new.is_comfortable or new.needed == old.needed for new, old in phases):
             return change
     return {}
