@@ -18,8 +18,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +53,7 @@ TOLERANCE = 1e-5
 """Largest difference of the gradients in float32, as a share of their norm."""
 RECOMPUTED = "trainer.gradient_checkpointing=true"
 CHUNKED = f"trainer.max_logits_per_chunk={CHUNK}"
-UNSPLIT = "unsplit"
+UNSPLIT, BROKEN = "unsplit", "unsplit, with a break"
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,8 @@ class Way:
     ranks: int = 1
     overrides: tuple[str, ...] = ()
     is_broken: bool = False
-    """Whether a break divides the trajectory into two samples, of which the second continues the first three quarters
-    of the tokens as a shared prefix."""
+    """Whether the trajectory has a break after three quarters of its turns: the text before it loses its last turn, so
+    that two samples share the tokens before that turn."""
 
 
 WAYS = {
@@ -71,9 +73,10 @@ WAYS = {
     "half recomputed": Way(overrides=(RECOMPUTED, f"trainer.recomputed_layers={LAYERS // 2}")),
     "recomputed": Way(overrides=(RECOMPUTED,)),
     "recomputed, chunks": Way(overrides=(RECOMPUTED, CHUNKED)),
-    "with a break": Way(1, (RECOMPUTED, CHUNKED), is_broken=True),
     "2 ranks": Way(2, ("trainer.sequence_parallel=2", RECOMPUTED, CHUNKED)),
     "4 ranks": Way(4, ("trainer.sequence_parallel=4", RECOMPUTED, CHUNKED)),
+    BROKEN: Way(is_broken=True),
+    "shared prefix": Way(1, (RECOMPUTED, CHUNKED), is_broken=True),
 }
 
 
@@ -109,27 +112,38 @@ def make_trajectory(tokens: int, is_broken: bool = False) -> Trajectory:
     turns = [turn() for _ in range(tokens // TURN)]
     if is_broken:
         place = len(turns) * 3 // 4
-        before = [token for turn in turns[:place] for token in (*turn.observation_ids, *turn.action_ids)]
+        before = [token for turn in turns[: place - 1] for token in (*turn.observation_ids, *turn.action_ids)]
         whole = [*before, *turns[place].observation_ids]
         turns[place] = replace(turns[place], observation_ids=whole, break_reason="edited")
     return Trajectory("task", "group", 0, turns)
 
 
-def unsplit(folder: Path, tokens: int) -> tuple[float, dict[str, Tensor]]:
+def unsplit(folder: Path, tokens: int, is_broken: bool = False) -> tuple[float, dict[str, Tensor]]:
     """Return the loss and its gradients by name, from the model of Hugging Face alone. The loss is that of REINFORCE
     with importance weights, the mean over sampled tokens of -(p / q) A log p, without a gradient of p / q."""
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    turns = make_trajectory(tokens).turns
+    turns = make_trajectory(tokens, is_broken).turns
+    breaks = [index for index, turn in enumerate(turns) if turn.break_reason]
+    total, bounds = 0.0, [0, *breaks, len(turns)]
+    for start, end in pairwise(bounds):
+        loss = _loss(model, turns[start:end]) / (SAMPLED * len(turns))
+        loss.backward()
+        total += loss.item()
+    return total, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def _loss(model: Any, turns: Sequence[Turn]) -> Tensor:
+    """Return the sum of the losses of the sampled tokens of a sequence of turns."""
     ids = torch.tensor([token for turn in turns for token in (*turn.observation_ids, *turn.action_ids)])
-    chosen = torch.arange(TURN).ge(TURN - SAMPLED).repeat(len(turns))[1:]
+    chosen = torch.cat(
+        [torch.arange(len(turn.observation_ids) + SAMPLED) >= len(turn.observation_ids) for turn in turns]
+    )
     behaviour = torch.tensor([value for turn in turns for value in turn.action_logprobs])
     advantages = torch.tensor([turn.reward for turn in turns]).repeat_interleave(SAMPLED)
     logits = model(ids[None, :-1], use_cache=False).logits[0]
-    logprobs = -F.cross_entropy(logits, ids[1:], reduction="none")[chosen]
-    loss = -((logprobs.detach() - behaviour).exp() * advantages * logprobs).mean()
-    loss.backward()
-    return loss.item(), {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    logprobs = -F.cross_entropy(logits, ids[1:], reduction="none")[chosen[1:]]
+    return -((logprobs.detach() - behaviour).exp() * advantages * logprobs).sum()
 
 
 class Capture(Optimizer):
@@ -173,7 +187,8 @@ def run_way(name: str, folder: Path, tokens: int) -> None:
     """Compute one way in this process, and write its gradients and its figures; a rank that does not lead writes its
     peak memory only."""
     start, model = time.monotonic(), folder / "model"
-    found = unsplit(model, tokens) if name == UNSPLIT else by_mtrl(model, tokens, WAYS[name])
+    way, is_reference = WAYS[name], name in (UNSPLIT, BROKEN)
+    found = unsplit(model, tokens, way.is_broken) if is_reference else by_mtrl(model, tokens, way)
     figures: dict[str, float] = {"peak_mib": _peak_mib(), "seconds": time.monotonic() - start}
     if found is not None:
         figures["loss"], gradients = found
@@ -194,6 +209,11 @@ def error_of(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
     return (torch.stack(differences).norm() / torch.stack([v.double().norm() for v in expected.values()]).norm()).item()
 
 
+def reference_of(name: str) -> str:
+    """Return the name of the unsplit run with the same trajectory."""
+    return BROKEN if WAYS[name].is_broken else UNSPLIT
+
+
 def measure(name: str, folder: Path, tokens: int) -> dict[str, float]:
     """Run one way in processes of its own, and return its figures: peak memory of the rank with the most, seconds with
     the start of the processes, and the error of the gradients."""
@@ -204,7 +224,7 @@ def measure(name: str, folder: Path, tokens: int) -> dict[str, float]:
     subprocess.run([*launcher, __file__, "--tokens", str(tokens), "--way", name, "--folder", str(folder)], check=True)
     leader = json.loads((folder / f"{name}.leader.json").read_text())
     peaks = [json.loads(path.read_text())["peak_mib"] for path in folder.glob(f"{name}.*.json")]
-    gradients, expected = (load_file(folder / f"{each}.safetensors") for each in (name, UNSPLIT))
+    gradients, expected = (load_file(folder / f"{each}.safetensors") for each in (name, reference_of(name)))
     return {**leader, "peak_mib": max(peaks), "error": error_of(gradients, expected)}
 
 
@@ -223,12 +243,12 @@ def main() -> None:
     failed = False
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder) / "model", args.tokens)
-        print(f"{'way':20} {'loss':>12} {'peak, MiB':>10} {'seconds':>8}  error of the gradients")
-        for name in dict.fromkeys([UNSPLIT, *args.only]):
+        print(f"{'way':22} {'loss':>12} {'peak, MiB':>10} {'seconds':>8}  error of the gradients")
+        for name in dict.fromkeys(each for name in args.only for each in (reference_of(name), name)):
             found = measure(name, Path(folder), args.tokens)
             failed |= found["error"] > TOLERANCE
             figures = f"{found['loss']:12.8f} {found['peak_mib']:10,.0f} {found['seconds']:8.0f}  {found['error']:.1e}"
-            print(f"{name:20} {figures}", flush=True)
+            print(f"{name:22} {figures}", flush=True)
     sys.exit(failed)
 
 
