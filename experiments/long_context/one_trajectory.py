@@ -184,22 +184,22 @@ def by_mtrl(folder: Path, tokens: int, way: Way) -> tuple[float, dict[str, Tenso
 
 
 def run_way(name: str, folder: Path, tokens: int) -> None:
-    """Compute one way in this process, and write its gradients and its figures; a rank that does not lead writes its
-    peak memory only."""
-    start, model = time.monotonic(), folder / "model"
+    """Compute one way in this process, and write its figures: peak memory above that of the imported modules, seconds,
+    and the loss; the leader also writes its gradients."""
+    start, imported, model = time.monotonic(), _mib("VmRSS"), folder / "model"
     way, is_reference = WAYS[name], name in (UNSPLIT, BROKEN)
     found = unsplit(model, tokens, way.is_broken) if is_reference else by_mtrl(model, tokens, way)
-    figures: dict[str, float] = {"peak_mib": _peak_mib(), "seconds": time.monotonic() - start}
+    figures: dict[str, float] = {"peak_mib": _mib("VmHWM") - imported, "seconds": time.monotonic() - start}
     if found is not None:
         figures["loss"], gradients = found
         save_file({key: value.contiguous() for key, value in gradients.items()}, folder / f"{name}.safetensors")
     (folder / f"{name}.{'leader' if found else time.monotonic_ns()}.json").write_text(json.dumps(figures))
 
 
-def _peak_mib() -> float:
-    """Return the peak of the resident memory of this process since its start."""
+def _mib(field: str) -> float:
+    """Return the resident memory of this process (`VmRSS`), or its peak since the start (`VmHWM`), in MiB."""
     status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1]) / 1024
+    return int(next(line for line in status.splitlines() if line.startswith(field)).split()[1]) / 1024
 
 
 def error_of(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
@@ -215,8 +215,8 @@ def reference_of(name: str) -> str:
 
 
 def measure(name: str, folder: Path, tokens: int) -> dict[str, float]:
-    """Run one way in processes of its own, and return its figures: peak memory of the rank with the most, seconds with
-    the start of the processes, and the error of the gradients."""
+    """Run one way in processes of its own, and return its figures (`run_way`), with the peak memory of the rank that
+    needs most, and the error of the gradients."""
     ranks = WAYS[name].ranks
     launcher = [sys.executable]
     if ranks > 1:
@@ -244,7 +244,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder) / "model", args.tokens)
         print(f"{'way':22} {'loss':>12} {'peak, MiB':>10} {'seconds':>8}  error of the gradients")
-        for name in dict.fromkeys(each for name in args.only for each in (reference_of(name), name)):
+        for name in dict.fromkeys(each for way in args.only for each in (reference_of(way), way)):
             found = measure(name, Path(folder), args.tokens)
             failed |= found["error"] > TOLERANCE
             figures = f"{found['loss']:12.8f} {found['peak_mib']:10,.0f} {found['seconds']:8.0f}  {found['error']:.1e}"
