@@ -161,7 +161,7 @@ def checkpoint_gradients(model: Any, layers: int | None = None, offload: bool = 
             them, page-locked if there is a GPU.
 
     Raises:
-        UserError: the model does not have this number of layers, or recomputes all of them or none.
+        UserError: the model does not have this number of layers, or its layers are not those of Transformers.
     """
     # The first name is that of Transformers 6; the second is that of early 5.x, which later versions deprecate.
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
@@ -174,9 +174,7 @@ def checkpoint_gradients(model: Any, layers: int | None = None, offload: bool = 
         for layer in _layers_after(model, layers):
             layer.gradient_checkpointing = layer.training = False
     if offload:
-        for module in model.modules():
-            if (checkpoint := vars(module).get(CHECKPOINT)) is not None:
-                setattr(module, CHECKPOINT, partial(_with_input_on_cpu, checkpoint))
+        _offload_inputs(model)
 
 
 def _layers_after(model: Any, count: int) -> list[Any]:
@@ -193,6 +191,17 @@ def _layers_after(model: Any, count: int) -> list[Any]:
             "it, or set trainer.recomputed_layers=null for all"
         )
     return layers[count:]
+
+
+def _offload_inputs(model: Any) -> None:
+    recomputed = [module for module in model.modules() if hasattr(module, CHECKPOINT)]
+    if not recomputed:
+        raise UserError(
+            f"trainer.activation_offload=true: the layers of {type(model).__name__} are not recomputed by Transformers, "
+            "so that their inputs cannot be moved; set it to false"
+        )
+    for module in recomputed:
+        setattr(module, CHECKPOINT, partial(_with_input_on_cpu, getattr(module, CHECKPOINT)))
 
 
 def _with_input_on_cpu(checkpoint: Callable[..., Any], function: Callable[..., Any], *args: Any) -> Any:

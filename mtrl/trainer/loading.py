@@ -248,7 +248,7 @@ def recompute(model: Any, config: Config) -> None:
     """Apply `trainer.gradient_checkpointing` and the settings that are read with it to a model that is trained.
 
     Raises:
-        UserError: the model does not have `trainer.recomputed_layers` layers, or recomputes all of them or none.
+        UserError: see `checkpoint_gradients`.
     """
     trainer = config.trainer
     if trainer.gradient_checkpointing:

@@ -91,6 +91,8 @@ def test_impossible_numbers_of_layers_are_refused():
 
     with pytest.raises(UserError, match="recomputed_layers=1: Other recomputes all its layers or none; set"):
         checkpoint_gradients(Other(), 1)
+    with pytest.raises(UserError, match="activation_offload=true: the layers of Other are not recomputed by"):
+        checkpoint_gradients(Other(), offload=True)
 
 
 def test_only_the_layers_are_in_training_mode():
