@@ -197,8 +197,8 @@ def _offload_inputs(model: Any) -> None:
     recomputed = [module for module in model.modules() if hasattr(module, CHECKPOINT)]
     if not recomputed:
         raise UserError(
-            f"trainer.activation_offload=true: the layers of {type(model).__name__} are not recomputed by Transformers, "
-            "so that their inputs cannot be moved; set it to false"
+            f"trainer.activation_offload=true: the layers of {type(model).__name__} are not recomputed by "
+            "Transformers, so that their inputs cannot be moved; set it to false"
         )
     for module in recomputed:
         setattr(module, CHECKPOINT, partial(_with_input_on_cpu, getattr(module, CHECKPOINT)))
