@@ -16,13 +16,16 @@ import argparse
 import json
 from contextlib import redirect_stdout
 from io import StringIO
+from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AttentionInterface, AttentionMaskInterface, AutoModelForCausalLM
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from mtrl.config.trainer_schema import FsdpConfig
 from mtrl.distributed import sharding
@@ -32,7 +35,10 @@ from mtrl.doctor.architecture import table
 from mtrl.doctor.layout import GIB
 from mtrl.doctor.plan import make_plan
 from mtrl.models.logprobs import token_logprobs
+from mtrl.models.preparation import checkpoint_gradients
 
+CAUSAL = "causal_sdpa"
+"""Name of the attention in Transformers."""
 SAMPLED = 64
 """Number of sampled tokens of the micro-batch."""
 PER_MACHINE = 8
@@ -42,8 +48,21 @@ UNSEEN = ("process", "slack", "moments of Adam", "logits")
 """Parts of the plan that the tracked passes do not have."""
 
 
-def tracked(path: str, ranks: int, tokens: int) -> float:
-    """Return the peak of a rank's tensors in the second of two passes, in bytes."""
+def causal(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: None, **kwargs: Any) -> tuple[Tensor, None]:
+    """Compute `sdpa` attention without a mask. Transformers makes one if tensors have no values, unlike in a run."""
+    return sdpa_attention_forward(module, query, key, value, None, **kwargs)
+
+
+AttentionInterface.register(CAUSAL, causal)
+AttentionMaskInterface.register(CAUSAL, lambda *_, **__: None)
+
+
+def tracked(path: str, ranks: int, tokens: int, recomputed: int | None = None) -> float:
+    """Return the peak of a rank's tensors in the second of two passes, in bytes.
+
+    Args:
+        recomputed: number of layers that are recomputed; None: all.
+    """
     fields = dict(table()[path])
     config = CONFIG_MAPPING[fields.pop("model_type")](**fields)
     settings = FsdpConfig(param_dtype="bfloat16")
@@ -51,8 +70,10 @@ def tracked(path: str, ranks: int, tokens: int) -> float:
     meshes = make_meshes(settings, ranks, torch.device("cpu"))
     sharding.make_meshes = lambda *_: meshes  # made outside of the mode, in which its tensors would have no values
     with FakeTensorMode(allow_non_fake_inputs=True):
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").train()
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa").eval()
+        model.set_attn_implementation(CAUSAL)
+        if recomputed != 0:
+            checkpoint_gradients(model, recomputed)
         sharding.shard(model, settings, World(size=ranks))
         ids = torch.zeros(1, tokens, dtype=torch.long)
         positions = (torch.zeros(SAMPLED, dtype=torch.long), torch.arange(SAMPLED))
@@ -68,14 +89,15 @@ def tracked(path: str, ranks: int, tokens: int) -> float:
     return counted["Total"]
 
 
-def planned(path: str, ranks: int, tokens: int) -> float:
+def planned(path: str, ranks: int, tokens: int, recomputed: int | None = None) -> float:
     """Return the largest of these phases by the plan, in bytes."""
     machines = max(1, ranks // PER_MACHINE)
     plan = make_plan(
         [
             *("model=hf", f"model.path={path}", "generator=vllm", f"generator.max_context_length={tokens}"),
             *(f"placement.machines={machines}", f"placement.ranks={ranks // machines}", "placement.gpus=64"),
-            *("trainer.gradient_checkpointing=true", "trainer.fsdp.param_dtype=bfloat16"),
+            *(f"trainer.gradient_checkpointing={str(recomputed != 0).lower()}", "trainer.fsdp.param_dtype=bfloat16"),
+            f"trainer.recomputed_layers={recomputed or 'null'}",
             f"trainer.max_tokens_per_microbatch={tokens}",
         ]
     )
@@ -88,10 +110,11 @@ def main() -> None:
     parser.add_argument("path", help="one of the models of mtrl/doctor/architectures.yaml")
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=16384, help="tokens of the micro-batch")
+    parser.add_argument("--recomputed", type=int, help="number of layers that are recomputed (default: all)")
     args = parser.parse_args()
     with redirect_stdout(StringIO()):
-        counted = tracked(args.path, args.ranks, args.tokens)
-    expected = planned(args.path, args.ranks, args.tokens)
+        counted = tracked(args.path, args.ranks, args.tokens, args.recomputed)
+    expected = planned(args.path, args.ranks, args.tokens, args.recomputed)
     row = {"model": args.path, "ranks": args.ranks, "tokens": args.tokens}
     row |= {"tracked_gib": round(counted / GIB, 2), "planned_gib": round(expected / GIB, 2)}
     print(json.dumps(row | {"planned_over_tracked": round(expected / counted, 3)}))

@@ -74,6 +74,11 @@ IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
     ),
     (("algorithm.kl_horizon",), lambda c: _has_kl(c) and c.algorithm.kl_target is None, "algorithm.kl_target=null"),
     (("trainer.optimizer.min_lr_ratio",), lambda c: c.trainer.optimizer.schedule == "constant", "a constant schedule"),
+    (
+        ("trainer.recomputed_layers", "trainer.activation_offload"),
+        lambda c: not c.trainer.gradient_checkpointing,
+        "trainer.gradient_checkpointing=false, which recomputes no layer",
+    ),
     (("model.path",), lambda c: c.model.name == "tiny", "model=tiny, which is built here; add model=hf"),
     (
         tuple(f"model.tiny.{each.name}" for each in fields(TinyConfig)),

@@ -198,6 +198,7 @@ VERL = {
     "actor_rollout_ref.model.trust_remote_code": "model.trust_remote_code",
     "actor_rollout_ref.model.use_remove_padding": "trainer.packing",
     "actor_rollout_ref.model.enable_gradient_checkpointing": "trainer.gradient_checkpointing",
+    "actor_rollout_ref.model.enable_activation_offload": "trainer.activation_offload",
     "actor_rollout_ref.actor.optim.lr": "trainer.optimizer.lr",
     "actor_rollout_ref.actor.optim.weight_decay": "trainer.optimizer.weight_decay",
     "actor_rollout_ref.actor.optim.lr_warmup_steps": "trainer.optimizer.warmup_steps",

@@ -77,6 +77,13 @@ class TrainerConfig:
     """Number of CPU threads; null: 1 for models under 5 M parameters, else all cores."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass instead of storing them."""
+    recomputed_layers: int | None = number(None, at_least=1)
+    """With trainer.gradient_checkpointing=true: number of layers, the first ones, whose activations are recomputed; the
+    other layers store theirs, which saves their second forward pass. Null: all layers. `mtrl doctor --plan` and
+    `--propose` name the smallest number that fits."""
+    activation_offload: bool = False
+    """With trainer.gradient_checkpointing=true: store the input of each recomputed layer in CPU memory between forward
+    and backward pass; for models on a GPU."""
     max_logits_per_chunk: int | None = number(None, at_least=1)
     """Maximum number of logits (tokens x vocabulary) in memory at once; the log-probs of more tokens are computed in
     chunks. Null: 2^27 on a GPU, 2^24 on a CPU."""

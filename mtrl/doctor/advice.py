@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mtrl.config.derived import engine_installation
 from mtrl.doctor.layout import GIB
+from mtrl.doctor.memory import COMFORT
 from mtrl.doctor.plan import Plan, make_plan
 
 DEFAULT = "mtrl train"
@@ -14,8 +15,6 @@ PLAN = "mtrl doctor --plan model=qwen3_8b placement=8_gpus generator.backend=vll
 LADDER = ("qwen3_14b", "qwen3_8b", "qwen3_4b", "qwen3_1_7b", "qwen3_0_6b")
 """Names of the models to propose, the largest first."""
 EIGHT = 8
-COMFORT = 0.05
-"""Share of a GPU's memory that must remain free for a model to be proposed."""
 TASK = "experiment=sop_hf"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from mtrl.config.schema import Config
 from mtrl.doctor.architecture import Architecture
-from mtrl.doctor.layout import ranks_here
+from mtrl.doctor.layout import ranks_here, recomputed_layers
 
 Change = dict[str, Any]
 """Values by the key of the configuration."""
@@ -22,14 +22,20 @@ def apply(config: Config, change: Change) -> None:
         setattr(attrgetter(section)(config), name, value)
 
 
+def recomputing(cfg: Config, count: int, model: Architecture) -> Change:
+    """Return the change after which `count` layers are recomputed. It names only settings that the change alters."""
+    key, number = "trainer.gradient_checkpointing", "trainer.recomputed_layers"
+    wanted: Change = {key: count > 0, number: None if count in (0, model.num_hidden_layers) else count}
+    return {name: value for name, value in wanted.items() if attrgetter(name)(cfg) != value}
+
+
 def possible_changes(cfg: Config, model: Architecture) -> Iterator[Change]:
     """Yield the changes that the run would take, whether it then fits or not. Those with the least effect on the run
     come first."""
     engine = f"generator.{cfg.generator.backend}"
     trainer, full = cfg.trainer, not cfg.model.lora_rank
     context = cfg.generator.max_context_length or model.max_position_embeddings
-    if not trainer.gradient_checkpointing:
-        yield {"trainer.gradient_checkpointing": True}
+    yield from _more_recomputation(cfg, model)
     if trainer.max_tokens_per_microbatch > context:
         yield {"trainer.max_tokens_per_microbatch": context}
     if trainer.fsdp.param_dtype == "float32":
@@ -50,6 +56,8 @@ def possible_changes(cfg: Config, model: Architecture) -> Iterator[Change]:
         for size in (2, 4, 8):
             if not model.num_attention_heads % size:
                 yield {f"{engine}.tensor_parallel_size": size}
+    if not trainer.activation_offload:
+        yield {**recomputing(cfg, model.num_hidden_layers, model), "trainer.activation_offload": True}
     if not trainer.optimizer.offload:
         yield {"trainer.optimizer.offload": True}
     answers = (cfg.generator.sampling_params, cfg.generator.eval_sampling_params)
@@ -70,3 +78,9 @@ def possible_changes(cfg: Config, model: Architecture) -> Iterator[Change]:
     for ranks in (2, 4, 8):
         if machines == 1 and ranks >= here and not 2 * ranks % divisor:
             yield {"placement.machines": 2, "placement.ranks": ranks}
+
+
+def _more_recomputation(cfg: Config, model: Architecture) -> Iterator[Change]:
+    """Yield the changes after which more layers are recomputed, the fewest first, and all of them at last."""
+    for count in range(recomputed_layers(cfg, model) + 1, model.num_hidden_layers + 1):
+        yield recomputing(cfg, count, model)

@@ -85,6 +85,12 @@ def context_of(config: Config, model: Architecture) -> int:
     return config.generator.max_context_length or model.max_position_embeddings
 
 
+def recomputed_layers(config: Config, model: Architecture) -> int:
+    """Return the number of layers that the backward pass recomputes."""
+    trainer, layers = config.trainer, model.num_hidden_layers
+    return min(trainer.recomputed_layers or layers, layers) if trainer.gradient_checkpointing else 0
+
+
 def needs_reference(config: Config) -> bool:
     """Whether a second copy of the policy is needed for the KL; with adapters, the policy without them usually serves
     instead."""

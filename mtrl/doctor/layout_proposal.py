@@ -10,7 +10,7 @@ import copy
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -21,12 +21,12 @@ from mtrl.config.derived import overlaps, serves
 from mtrl.config.keys import typed
 from mtrl.config.overrides import normalise
 from mtrl.config.schema import Config
-from mtrl.doctor.advice import COMFORT
 from mtrl.doctor.architecture import Architecture, find
 from mtrl.doctor.changes import Change, apply
 from mtrl.doctor.layout import GIB, MemoryLayout, context_of, needs_critic, teacher_of
 from mtrl.doctor.memory import Memory, Moment
 from mtrl.doctor.plan import Plan, plan_of, refuse_tiny
+from mtrl.doctor.recomputation import fewest_recomputed
 from mtrl.errors import UserError
 
 PARTS = (1, 2, 4, 8)
@@ -51,7 +51,9 @@ ENOUGH = 1 / 8
 PLENTY = 1 / 2
 """Share of a step's conversations beyond which more room in the servers is not preferred."""
 ALWAYS = {"trainer.gradient_checkpointing": True, "trainer.fsdp.param_dtype": "bfloat16"}
-"""Settings of every layout."""
+"""Settings of every layout; the chosen one then recomputes as few layers as fit (`RECOMPUTATION`)."""
+RECOMPUTATION = ("trainer.gradient_checkpointing", "trainer.recomputed_layers")
+"""Keys of the number of layers that are recomputed."""
 DIVISION = ("trainer.sequence_parallel", "trainer.tensor_parallel", "trainer.expert_parallel")
 """Keys of the numbers of ranks that compute together."""
 OF_MACHINE = ("placement.", "generator.")
@@ -80,7 +82,7 @@ class LayoutOption:
     @property
     def fits(self) -> bool:
         """Whether the layout fits and leaves `COMFORT` of the memory."""
-        return self.tightest.over <= -COMFORT * self.tightest.room
+        return self.tightest.is_comfortable
 
     @property
     def colocated(self) -> bool:
@@ -173,6 +175,8 @@ def propose(overrides: Sequence[str], config_dir: str | None = None) -> LayoutPr
     if not options:
         raise _no_option(config, given)
     chosen = next((option for option in options if option.fits), min(options, key=lambda option: option.tightest.over))
+    if not given & {*RECOMPUTATION}:
+        chosen = _with_fewest_recomputed(chosen, config, model)
     # Defaults that depend on the machine of this command (`config.derived.of_machine`) are always replaced.
     differing = {k: v for k, v in chosen.change.items() if k.startswith(OF_MACHINE) or v != _value(config, k)}
     added = [*engine, *(f"{key}={typed(value)}" for key, value in differing.items() if key not in given)]
@@ -204,6 +208,19 @@ def _options(config: Config, model: Architecture, given: set[str]) -> Iterator[L
         memory = Memory(changed, model)
         tightest = max(memory.moments(), key=lambda moment: moment.over)
         yield LayoutOption(change, away, tightest, memory.conversations(), wanted, config.placement.gpus, machines)
+
+
+def _with_fewest_recomputed(option: LayoutOption, config: Config, model: Architecture) -> LayoutOption:
+    """Return the layout with as few recomputed layers as fit; the same one if it needs to recompute all of them, or
+    does not fit."""
+    changed = copy.deepcopy(config)
+    apply(changed, option.change)
+    fewer = fewest_recomputed(Memory(changed, model)) if option.fits else {}
+    if not fewer:
+        return option
+    apply(changed, fewer)
+    tightest = max(Memory(changed, model).moments(), key=lambda moment: moment.over)
+    return replace(option, change={**option.change, **fewer}, tightest=tightest)
 
 
 def _given(words: Sequence[str]) -> set[str]:

@@ -15,12 +15,18 @@ def check_limits(config: Config, model: Architecture) -> None:
     Raises:
         UserError: conversations are longer than the model's context, an adapter target matches no layer, the adapter
             rank is too large, or heads or experts cannot be divided among the GPUs of a server or the ranks that share
-            sequences, matrices or experts.
+            sequences, matrices or experts, or more layers are recomputed than there are.
     """
     wanted, holds = config.generator.max_context_length, model.max_position_embeddings
     if wanted is not None and wanted > holds:
         raise UserError(
             f"generator.max_context_length={wanted} is more than the {holds} tokens that the model holds; lower it"
+        )
+    recomputed, layers = config.trainer.recomputed_layers, model.num_hidden_layers
+    if config.trainer.gradient_checkpointing and recomputed is not None and recomputed > layers:
+        raise UserError(
+            f"trainer.recomputed_layers={recomputed} is more than the model's {layers} layers; lower it, or set it to "
+            "null for all layers"
         )
     if config.model.lora_rank:
         _check_adapters(config.model.lora_rank, config.model.lora_target_modules, model)

@@ -15,7 +15,15 @@ from mtrl.config.derived import SERVER_ALLOWANCE, WEIGHT_BUCKET, cache_budget, m
 from mtrl.config.schema import Config
 from mtrl.doctor.activations import FLOAT32, adapter_bytes, layer_bytes
 from mtrl.doctor.architecture import Architecture
-from mtrl.doctor.layout import GIB, MemoryLayout, context_of, needs_critic, needs_reference, teacher_of
+from mtrl.doctor.layout import (
+    GIB,
+    MemoryLayout,
+    context_of,
+    needs_critic,
+    needs_reference,
+    recomputed_layers,
+    teacher_of,
+)
 
 PROCESS = 2 * GIB
 """Allowance for a process on a GPU, in bytes: CUDA's context, workspaces of cuBLAS, buffers of NCCL."""
@@ -27,6 +35,8 @@ CPU_PROCESS = int(0.7 * GIB)
 """Allowance for a process on a CPU, in bytes: Python, PyTorch and the code of the run."""
 CPU_SLACK = 0.1
 """Allowance for fragmentation of main memory: share of the other memory, as measured (docs/machines.md)."""
+COMFORT = 0.05
+"""Share of a device's memory that must remain free in a proposal, since the plan is an estimate."""
 GATHERED = 3
 """Number of layers whose weights are gathered at the same time: the current layer, the next layer, and the receive
 buffer of the next layer."""
@@ -91,6 +101,11 @@ class Moment:
         """Number of bytes above the available memory; if negative, its magnitude is the remaining memory."""
         return self.needed - self.room
 
+    @property
+    def is_comfortable(self) -> bool:
+        """Whether the phase leaves `COMFORT` of the memory."""
+        return self.over <= -COMFORT * self.room
+
 
 class Memory:
     """Memory of a configuration and its model, in bytes. All numbers are for one device; the rank is rank 0."""
@@ -116,6 +131,8 @@ class Memory:
         """Number of tokens of a micro-batch, which is at least the context because a conversation is never cut."""
         self.own_tokens = -(-self.tokens // config.trainer.sequence_parallel)
         """Number of tokens of a micro-batch that a rank computes."""
+        self.recomputed_layers = recomputed_layers(config, model)
+        """Number of layers that the backward pass recomputes."""
         self.room = self.device.room
 
     # Memory that a rank holds permanently
@@ -220,11 +237,23 @@ class Memory:
             token += adapter_bytes(self.model, lora.lora_rank, FLOAT32 if cast else size, self.targets, cast)
         return self.own_tokens * token
 
+    @property
+    def layer_input(self) -> int:
+        """Bytes of the input of one layer, which is all that a recomputed layer saves."""
+        return self.own_tokens * self.model.hidden_size * self.layout.computed
+
+    @property
+    def offloads_inputs(self) -> bool:
+        """Whether the inputs of recomputed layers are in main memory until the backward pass."""
+        return self.device.kind == "cuda" and self.config.trainer.activation_offload and self.recomputed_layers > 0
+
     def stored_activations(self) -> int:
-        """Return the bytes that the forward pass saves for the backward pass."""
-        each = self.own_tokens * self.model.hidden_size * self.layout.computed
-        layers = self.model.num_hidden_layers
-        return layers * (each if self.config.trainer.gradient_checkpointing else self.layer_activations()) + 4 * each
+        """Return the bytes that the forward pass saves for the backward pass. Of the inputs in main memory, those of
+        two layers are on the GPU at once: one is used, and the other is copied."""
+        recomputed = self.recomputed_layers
+        stored = self.model.num_hidden_layers - recomputed
+        inputs = min(2, recomputed) if self.offloads_inputs else recomputed
+        return stored * self.layer_activations() + (inputs + 4) * self.layer_input
 
     def logits(self) -> int:
         """Return the bytes for the log-probs of a micro-batch in which every token was sampled
@@ -342,6 +371,8 @@ class Memory:
         away = sum(self.states().values()) if self.config.trainer.fsdp.cpu_offload else 0
         if self.config.trainer.optimizer.offload and not away:
             away = self.states()["moments of Adam"]
+        if self.offloads_inputs:  # PyTorch rounds page-locked memory up to powers of two
+            away += self.recomputed_layers * (1 << (self.layer_input - 1).bit_length())
         files = 3 * model.parameters * layout.computed if self._by_shared_memory() else 0
         return {"loading": loading, "step": layout.ranks_here * away + self._sent() + files}
 

@@ -24,9 +24,13 @@ from mtrl.doctor.layout import GIB, ranks_here
 from mtrl.doctor.limits import check_limits
 from mtrl.doctor.machine import memory as machine_memory
 from mtrl.doctor.memory import Device, Memory, Moment, main_memory
+from mtrl.doctor.recomputation import fewest_recomputed
 from mtrl.errors import UserError
 
-OF_GPUS = ("trainer.fsdp", "trainer.optimizer.offload", "placement", "generator.gpu_memory_utilization")
+OF_GPUS = (
+    *("trainer.fsdp", "trainer.optimizer.offload", "trainer.activation_offload"),
+    *("placement", "generator.gpu_memory_utilization"),
+)
 """Settings that lower the need of a GPU, and not that of main memory."""
 
 
@@ -57,6 +61,12 @@ class Plan:
     @property
     def fits(self) -> bool:
         return self.tightest.over <= 0 and not self.crowd
+
+    @property
+    def faster(self) -> Change:
+        """Settings with which the run recomputes the fewest layers that fit; empty if it already does, or does not
+        fit."""
+        return fewest_recomputed(self.memory) if self.fits else {}
 
 
 def make_plan(overrides: Sequence[str], config_dir: str | None = None) -> Plan:
@@ -165,6 +175,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         "fits": plan.fits,
         "over": plan.tightest.over,
         "change": plan.change,
+        "faster": plan.faster,
         "conversations": plan.memory.conversations(),
         "host": plan.memory.host(),
         "warnings": list(plan.warnings),

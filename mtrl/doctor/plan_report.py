@@ -12,14 +12,19 @@ from rich.text import Text
 from mtrl.config.derived import ranks_per_batch
 from mtrl.config.keys import typed
 from mtrl.doctor.advice import launcher
+from mtrl.doctor.changes import Change
 from mtrl.doctor.layout_proposal import LayoutProposal
-from mtrl.doctor.memory import Moment
+from mtrl.doctor.memory import COMFORT, Moment
 from mtrl.doctor.plan import Plan, gib
 
 
 def page(plan: Plan) -> Group:
     """Return the page: facts, the memory of every phase, the parts of the tightest phase, and the verdict."""
-    return Group(*_facts(plan), Text(), _moments(plan), Text(), _parts(plan.tightest), Text(), verdict(plan))
+    lines = [*_facts(plan), Text(), _moments(plan), Text(), _parts(plan.tightest), Text(), verdict(plan)]
+    if faster := plan.faster:
+        words = f"recomputes less, and leaves {100 * COMFORT:.0f} % of the memory free: {as_words(faster)}"
+        lines.append(Text(words, style="cyan"))
+    return Group(*lines)
 
 
 def proposal_page(proposal: LayoutProposal, overrides: Sequence[str], config_dir: str | None = None) -> Group:
@@ -65,14 +70,13 @@ def _facts(plan: Plan) -> Iterator[Text]:
     else:
         machines = f"{placement.machines} machine{'s' if placement.machines > 1 else ''} x {plan.gpus} GPUs"
         yield Text(f"{machines} of {placement.gpu_memory:g} GiB, {ranks}; {_servers(plan)}")
-    checkpointed = "recomputed" if config.trainer.gradient_checkpointing else "stored"
     shared = f", {memory.own_tokens:,} of them on each rank" if config.trainer.sequence_parallel > 1 else ""
     parts = {"matrices": config.trainer.tensor_parallel, "experts": config.trainer.expert_parallel}
     if divided := [f"{what} are divided among {ranks} ranks" for what, ranks in parts.items() if ranks > 1]:
         yield Text("; ".join(divided))
     yield Text(
-        f"micro-batches of {memory.tokens:,} tokens{shared}, conversations of up to {memory.context:,}; activations "
-        f"are {checkpointed}"
+        f"micro-batches of {memory.tokens:,} tokens{shared}, conversations of up to {memory.context:,}; "
+        f"{_activations(plan)}"
     )
     if (held := memory.conversations()) is not None:
         yield Text(f"the servers hold {held:,} conversations of that length at once; others wait, or lose their cache")
@@ -83,6 +87,15 @@ def _facts(plan: Plan) -> Iterator[Text]:
         f"memory of the first machine: {gib(host['loading'])} GiB while models are loaded, "
         f"{gib(host['step'])} GiB in a step"
     )
+
+
+def _activations(plan: Plan) -> str:
+    memory = plan.memory
+    recomputed, layers = memory.recomputed_layers, memory.model.num_hidden_layers
+    where = ", their inputs are in main memory" if memory.offloads_inputs else ""
+    if 0 < recomputed < layers:
+        return f"activations of {recomputed} of {layers} layers are recomputed{where}"
+    return f"activations are {'recomputed' if recomputed else 'stored'}{where}"
 
 
 def _servers(plan: Plan) -> str:
@@ -137,5 +150,10 @@ def verdict(plan: Plan) -> Text:
         more = "more memory" if plan.memory.device.kind == "cpu" else "more GPUs (placement=8_gpus, placement=16_gpus)"
         fix = f"no single setting helps: take a smaller model, or {more}"
     else:
-        fix = " ".join(f"{key}={typed(value)}" for key, value in plan.change.items())
+        fix = as_words(plan.change)
     return Text(f"does not fit: {wrong}", style="bold red").append(f"\n→ {fix}", style="cyan")
+
+
+def as_words(change: Change) -> str:
+    """Return settings as they are typed on the command line."""
+    return " ".join(f"{key}={typed(value)}" for key, value in change.items())

@@ -22,6 +22,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -45,6 +46,9 @@ ONEDNN_BFLOAT16: bool = ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 # Hopper. Turns and packs keep producing new shapes, for which the kernels of FlashAttention need no plan.
 torch.backends.cuda.enable_cudnn_sdp(False)
 
+MASKED = 2**26
+"""Maximum size of the mask of a piece with a context (queries x keys), of which `sdpa` makes a copy in float32 and
+stores it. A larger piece is computed without a mask, as a whole sample."""
 OWN = "mtrl_sdpa"
 """Name of this attention implementation in Transformers."""
 SCORES = 2**22
@@ -217,6 +221,10 @@ def _attend(
     n, heads, length, _ = query.shape
     width = key.shape[2]
     continues = attention_mask is None and 1 < length < width
+    if continues and length * width > MASKED:
+        context = width - length  # with queries for it, the mask is causal, and its results are cut off
+        whole = _attend(module, F.pad(query, (0, 0, context, 0)), key, value, None, **kwargs)
+        return whole[:, context:]
     if continues:  # `sdpa` would align its causal mask to the first key
         reached = torch.ones(length, width, dtype=torch.bool, device=query.device).tril(width - length)
         attention_mask = reached[None, None]

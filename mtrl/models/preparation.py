@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import save_on_cpu
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from mtrl.errors import UserError
 from mtrl.models.attention import OWN, attention_of, use_own_attention
 
 PROBE = 8
 """Length of each of the two sequences that `keeps_apart` and `splits` run, in tokens."""
+CHECKPOINT = "_gradient_checkpointing_func"
+"""Attribute of Transformers' layers that holds the function by which they are recomputed."""
 
 
 def prepare_packing(model: Any) -> None:
@@ -143,11 +148,20 @@ def splits(model: Any) -> bool:
     return is_passed and bool(error <= torch.finfo(model.dtype).eps ** 0.5 * (alone - whole).norm())
 
 
-def checkpoint_gradients(model: Any) -> None:
+def checkpoint_gradients(model: Any, layers: int | None = None, offload: bool = False) -> None:
     """Recompute activations in the backward pass instead of storing them.
 
     Transformers' layers do this only in training mode, so these layers are switched to it. All other modules, including
     attention with its dropout, stay in evaluation mode, because the log-probs of training must equal those of sampling.
+
+    Args:
+        layers: number of layers that are recomputed. They are the first ones, since the backward pass frees the stored
+            activations of the last layers before it recomputes the first ones. None: all.
+        offload: store the inputs of recomputed layers, [B, L, width] each, in CPU memory until the backward pass needs
+            them, page-locked if there is a GPU.
+
+    Raises:
+        UserError: the model does not have this number of layers, or its layers are not those of Transformers.
     """
     # The first name is that of Transformers 6; the second is that of early 5.x, which later versions deprecate.
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
@@ -156,3 +170,42 @@ def checkpoint_gradients(model: Any) -> None:
     for module in model.modules():
         if hasattr(module, "gradient_checkpointing"):
             module.training = True
+    if layers is not None:
+        for layer in _layers_after(model, layers):
+            layer.gradient_checkpointing = layer.training = False
+    if offload:
+        _offload_inputs(model)
+
+
+def _layers_after(model: Any, count: int) -> list[Any]:
+    """Return the layers of a model after the first `count`."""
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise UserError(
+            f"trainer.recomputed_layers={count}: {type(model).__name__} recomputes all its layers or none; set "
+            "trainer.recomputed_layers=null"
+        )
+    if count > len(layers):
+        raise UserError(
+            f"trainer.recomputed_layers={count} is more than the {len(layers)} layers of {type(model).__name__}; lower "
+            "it, or set trainer.recomputed_layers=null for all"
+        )
+    return layers[count:]
+
+
+def _offload_inputs(model: Any) -> None:
+    recomputed = [module for module in model.modules() if hasattr(module, CHECKPOINT)]
+    if not recomputed:
+        raise UserError(
+            f"trainer.activation_offload=true: the layers of {type(model).__name__} are not recomputed by "
+            "Transformers, so that their inputs cannot be moved; set it to false"
+        )
+    for module in recomputed:
+        setattr(module, CHECKPOINT, partial(_with_input_on_cpu, getattr(module, CHECKPOINT)))
+
+
+def _with_input_on_cpu(checkpoint: Callable[..., Any], function: Callable[..., Any], *args: Any) -> Any:
+    """Return `checkpoint(function, *args)`, which saves nothing but its arguments. `save_on_cpu` copies them in the
+    stream of the computation, in which a GPU may use their memory for the next layer without another wait."""
+    with save_on_cpu(pin_memory=True):  # without a GPU it copies to memory that is not page-locked
+        return checkpoint(function, *args)

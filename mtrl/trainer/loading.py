@@ -12,7 +12,7 @@ from mtrl.config.schema import Config
 from mtrl.errors import UserError
 from mtrl.models.attention import OWN, products_are_faster, use_own_attention
 from mtrl.models.gguf import as_folder
-from mtrl.models.preparation import keeps_apart, prepare_packing, prepare_parts
+from mtrl.models.preparation import checkpoint_gradients, keeps_apart, prepare_packing, prepare_parts
 from mtrl.record.checksums import changes
 from mtrl.record.run_dir import RunDir
 from mtrl.utils.gpus import gpu_evidence
@@ -242,6 +242,18 @@ def fit_to_ranks(model: Any, config: Config) -> None:
     fit_attention(model, config)
     if config.trainer.sequence_parallel > 1:
         prepare_parts(model, config.trainer.sequence_parallel)
+
+
+def recompute(model: Any, config: Config) -> None:
+    """Apply `trainer.gradient_checkpointing` and the settings that are read with it to a model that is trained.
+
+    Raises:
+        UserError: see `checkpoint_gradients`.
+    """
+    trainer = config.trainer
+    if trainer.gradient_checkpointing:
+        on_cpu = pick_device(config.model.device).type == "cpu"  # where the inputs of layers are anyway
+        checkpoint_gradients(model, trainer.recomputed_layers, trainer.activation_offload and not on_cpu)
 
 
 def set_attention(model: Any, name: str) -> None:

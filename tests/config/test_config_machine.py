@@ -2,6 +2,7 @@
 
 import pytest
 
+from mtrl.command.checks import check
 from mtrl.command.compose import merge
 from mtrl.config.derived import server_sequences
 from mtrl.config.overrides import CONF, normalise
@@ -71,6 +72,14 @@ def test_activations_are_recomputed_on_gpus(machine):
     assert merge(words).trainer.gradient_checkpointing
     machine(gpus=0)
     assert not merge(words).trainer.gradient_checkpointing
+
+
+def test_settings_of_recomputation_warn_where_nothing_is_recomputed():
+    words = ["trainer.recomputed_layers=1", "trainer.activation_offload=true"]
+    found = [text for text in check(merge(words)) if text.startswith("trainer.")]
+    why = "has no effect with trainer.gradient_checkpointing=false, which recomputes no layer"
+    assert found == [f"{word} {why}" for word in words]
+    assert not [t for t in check(merge([*words, "trainer.gradient_checkpointing=true"])) if t.startswith("trainer.")]
 
 
 @pytest.mark.parametrize(("listed", "gpus"), [("", 0), ("4,5", 2), ("GPU-1, GPU-2,GPU-3", 3), ("0,-1,1", 1), ("-1", 0)])

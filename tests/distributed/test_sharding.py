@@ -102,7 +102,7 @@ def filler(batch):
 
 def learn_compiled_and_recomputed(rank):
     model = make_lm(layers=2)
-    checkpoint_gradients(model)
+    checkpoint_gradients(model, layers=1, offload=True)
     compile_eagerly(model)
     return trained(model, FsdpConfig(), own(make_batches(2)))
 

@@ -8,6 +8,7 @@ from mtrl.config.model_schema import ModelConfig
 from mtrl.doctor.activations import adapter_bytes, layer_bytes
 from mtrl.doctor.architecture import Architecture
 from mtrl.models.lora import add_adapters
+from mtrl.models.preparation import checkpoint_gradients
 
 SIZES = dict(
     hidden_size=64,
@@ -80,3 +81,14 @@ def test_the_estimate_matches_the_saved_tensors_of_adapters(same):
     architecture = Architecture.of(build("llama", 1, dtype, "sdpa").config.to_dict(), "llama")
     estimate = layer_bytes(architecture, dtype.itemsize, LENGTH) + adapter_bytes(architecture, 4, 4, cast=not same)
     assert 0.8 * estimate < of_one_layer(make) <= estimate  # frozen norms save a little less
+
+
+def test_a_recomputed_layer_saves_its_input_only():
+    def stored(recomputed):
+        model = build("qwen3", 3, torch.float32, "sdpa")
+        checkpoint_gradients(model, recomputed)
+        return kept(model) / (2 * LENGTH)
+
+    shape = build("qwen3", 1, torch.float32, "sdpa").config
+    saving = layer_bytes(Architecture.of(shape.to_dict(), "qwen3"), 4, LENGTH) - 4 * shape.hidden_size
+    assert stored(1) - stored(2) == saving

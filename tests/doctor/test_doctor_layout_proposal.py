@@ -61,6 +61,18 @@ def test_matrices_or_experts_are_divided_where_that_fits(words, setting):
     assert found.plan.fits and setting in found.words
 
 
+def test_a_layout_recomputes_as_few_layers_as_fit():
+    words = ["model=qwen3_8b", "placement.gpus=8", "trainer.max_tokens_per_microbatch=16384"]
+    found = propose(words)
+    (setting,) = [word for word in found.words if word.startswith("trainer.recomputed_layers=")]
+    fewer = f"trainer.recomputed_layers={int(setting.partition('=')[2]) - 1}"
+    assert found.option.tightest.is_comfortable
+    rest = [word for word in found.words if word != setting]
+    assert not make_plan([*words, *rest, fewer]).tightest.is_comfortable
+    given = propose([*words, "trainer.gradient_checkpointing=true"])
+    assert {*given.words} == {*rest} - {"trainer.gradient_checkpointing=true"}, "settings of the user are kept"
+
+
 def test_servers_that_receive_tensors_or_broadcasts_are_where_they_can():
     base = ["model=qwen3_8b", "placement.gpus=8"]
     broadcast = propose([*base, "generator.vllm.weight_sync=distributed"]).option.change

@@ -1,6 +1,7 @@
 """The estimate of memory, compared with a real trainer."""
 
 import json
+from itertools import product
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from mtrl.config.overrides import normalise
 from mtrl.distributed.world import World
 from mtrl.doctor.architecture import find
 from mtrl.doctor.changes import possible_changes
-from mtrl.doctor.memory import Memory, Moment, Part
+from mtrl.doctor.memory import Memory, Moment, Part, main_memory
 from mtrl.doctor.plan import make_plan, plan_of, to_json
 from mtrl.engines.local.cache import SlotCache
 from mtrl.errors import UserError
@@ -126,6 +127,8 @@ def test_memory_outside_the_gpu_is_not_counted(folder):
     ("less", "more"),
     [
         ("trainer.gradient_checkpointing=true", "trainer.gradient_checkpointing=false"),
+        ("trainer.recomputed_layers=20", "trainer.recomputed_layers=19"),
+        ("trainer.activation_offload=true", "trainer.activation_offload=false"),
         ("trainer.max_tokens_per_microbatch=1024", "trainer.max_tokens_per_microbatch=32768"),
         ("trainer.fsdp.reshard_after_forward=true", "trainer.fsdp.reshard_after_forward=false"),
         ("trainer.fsdp.reduce_dtype=bfloat16", "trainer.fsdp.reduce_dtype=float32"),
@@ -139,11 +142,61 @@ def test_memory_outside_the_gpu_is_not_counted(folder):
 )
 def test_memory_saving_settings_reduce_the_estimate(less, more):
     common = ["model.path=Qwen/Qwen3-8B", *FULL, "generator=vllm", "generator.max_context_length=1024"]
+    common += ["trainer.gradient_checkpointing=true"]
 
     def needed(setting):
         return sum(moment.needed for moment in memory_of(*common, setting)[1].moments())
 
     assert needed(less) < needed(more)
+
+
+def test_activations_by_the_number_of_recomputed_layers():
+    words = ["model.path=Qwen/Qwen3-8B", "placement.ranks=4", "trainer.gradient_checkpointing=true"]
+    words += ["generator.max_context_length=8192", "trainer.max_tokens_per_microbatch=16384"]
+    stored, host = {}, {}
+    for count, offload in product((12, "null"), ("false", "true")):
+        more = [f"trainer.recomputed_layers={count}", f"trainer.activation_offload={offload}"]
+        _, memory = memory_of(*words, *more, "trainer.fsdp.param_dtype=bfloat16")
+        stored[count, offload], host[count, offload] = memory.stored_activations(), memory.host()["step"]
+    each, layer = 16384 * 4096 * 2, memory.layer_activations()
+    assert stored["null", "false"] == (36 + 4) * each
+    assert stored["null", "true"] == (2 + 4) * each, "two inputs are on the GPU at once"
+    assert stored[12, "false"] == (12 + 4) * each + 24 * layer
+    assert stored[12, "true"] == (2 + 4) * each + 24 * layer
+    assert host["null", "true"] - host["null", "false"] == 4 * 36 * each, "in the memory of the host, of four ranks"
+    assert host[12, "true"] - host[12, "false"] == 4 * 12 * each
+
+
+def test_inputs_are_not_offloaded_from_main_memory_to_itself():
+    words = ["model.path=Qwen/Qwen3-8B", "model.device=cpu", "trainer.gradient_checkpointing=true"]
+    config, memory = memory_of(*words, "trainer.activation_offload=true")
+    assert memory.stored_activations() < Memory(config, memory.model, main_memory(2**40)).stored_activations()
+
+
+def test_as_few_layers_are_recomputed_as_fit():
+    words = ["model=qwen3_8b", "placement=8_gpus", "generator.backend=vllm", "placement.gpu_memory=60"]
+    stored = make_plan([*words, "trainer.gradient_checkpointing=false"])
+    count = stored.change["trainer.recomputed_layers"]
+    assert stored.change == {"trainer.gradient_checkpointing": True, "trainer.recomputed_layers": count}
+    assert make_plan([*words, f"trainer.recomputed_layers={count}"]).fits
+    one_less = make_plan([*words, f"trainer.recomputed_layers={count - 1}"])
+    assert not one_less.fits and one_less.change == {"trainer.recomputed_layers": count}
+
+    all_layers = make_plan(words)
+    (number,) = all_layers.faster.values()
+    assert all_layers.fits and all_layers.faster == {"trainer.recomputed_layers": number} and number >= count
+    plans = [make_plan([*words, f"trainer.recomputed_layers={n}"]) for n in (number, number - 1)]
+    assert [all(moment.is_comfortable for moment in plan.moments) for plan in plans] == [True, False]
+    assert not plans[0].faster and not one_less.faster
+    large = make_plan([*words[:3], "placement.gpu_memory=500"])
+    assert large.faster == {"trainer.gradient_checkpointing": False}
+
+
+def test_inputs_are_offloaded_before_the_moments():
+    words = ["model=qwen3_8b", "placement=8_gpus", "generator.backend=vllm", "placement.gpu_memory=54"]
+    words += ["generator.max_context_length=32768", "trainer.max_tokens_per_microbatch=32768"]
+    plan = make_plan([*words, "model.attn_implementation=flash_attention_2", "trainer.recomputed_layers=30"])
+    assert not plan.fits and plan.change == {"trainer.recomputed_layers": None, "trainer.activation_offload": True}
 
 
 def test_a_moment_adds_up():
@@ -264,6 +317,10 @@ def test_a_plan_is_json():
         (["model=qwen3_8b", "placement.machines=0"], "placement.machines=0 must be at least 1"),
         (["model=qwen3_8b", "placement.gpu_memory=inf"], "placement.gpu_memory=inf is no size"),
         (["model=qwen3_8b", "generator.max_context_length=1000000"], "more than the 40960 tokens that the model holds"),
+        (
+            ["model=qwen3_8b", "placement=8_gpus", "trainer.recomputed_layers=37"],
+            "trainer.recomputed_layers=37 is more than the model's 36 layers; lower it",
+        ),
         (["model=qwen3_8b", "model.lora_rank=8192"], "model.lora_rank=8192 is more than the rank 4096 "),
         (["model=qwen3_8b", "model.lora_rank=8", "model.lora_target_modules=[qkv]"], "=qkv names no linear layer"),
         (

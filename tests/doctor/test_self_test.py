@@ -89,6 +89,7 @@ def test_each_part_runs_on_a_cpu(self_test):
     assert sum(each["tokens"] for each in figures["local eager"]["gap_histogram"]) == 4 * 16
     assert figures["local eager"]["gap_quantiles_nats"]["1.0"] < 1e-3
     assert figures["gradients"]["cosine"] > 0.99
+    assert figures["recomputation"]["relative_error"] == 0
     for name in {"fsdp 2 ranks", "sequence 2 ranks", *DIVIDED} - skipped:
         assert figures[name]["relative_error"] < 0.01, name
     assert figures["sync broadcast"]["transport"] == "gloo" and figures["sync by memory"]["gb_per_second"] > 0

@@ -8,9 +8,11 @@ from mtrl.config.overrides import CONF
 
 
 def test_the_plan_is_close_to_the_tracked_tensors_of_a_rank():
-    """This takes about ten seconds, since no smaller shapes are in the table of models."""
+    """Half of the layers are recomputed. This takes about ten seconds, since no smaller shapes are in the table of
+    models."""
     command = [sys.executable, "experiments/memory_plan/tracked.py", "Qwen/Qwen2.5-0.5B-Instruct", "--tokens", "2048"]
+    command += ["--recomputed", "12"]
     done = subprocess.run(command, cwd=CONF.parent, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert found["ranks"] == 8
-    assert 0.9 < found["planned_over_tracked"] < 1.1
+    assert 1.0 < found["planned_over_tracked"] < 1.15

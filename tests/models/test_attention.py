@@ -123,6 +123,46 @@ def test_attention_that_needs_more_than_causal_products_uses_sdpa(more, monkeypa
     assert len(shapes) == 1
 
 
+def saved_by(model, **inputs):
+    """Return logits, the gradients of their squares, and the most numbers of a tensor that the forward pass stores."""
+    sizes = []
+
+    def pack(tensor):
+        sizes.append(tensor.untyped_storage().nbytes() // 4)
+        return tensor
+
+    model.zero_grad()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        logits = model(use_cache=False, **inputs).logits
+    logits.square().mean().backward()
+    return logits.detach(), torch.cat([p.grad.flatten() for p in model.parameters()]), max(sizes)
+
+
+def test_attention_of_a_long_sample_stores_no_scores():
+    model = build("qwen3", torch.float32)
+    use_own_attention(model)
+    length = 1024
+    ids = torch.randint(90, (1, length), generator=torch.Generator().manual_seed(1))
+    assert saved_by(model, input_ids=ids)[2] <= 4 * 64 * length < length**2
+
+
+def test_a_long_piece_with_a_context_stores_no_mask(monkeypatch):
+    """Its gradients and those of the context are those with a mask."""
+    model = build("qwen3", torch.float32)
+    prepare_packing(model)
+    first, context, length = 700, 600, 1000
+    ids = torch.randint(90, (1, first + length - context), generator=torch.Generator().manual_seed(1))
+    positions = torch.cat([torch.arange(first), torch.arange(context, length)])[None]
+    inputs = {"input_ids": ids, "position_ids": positions}
+    *masked, largest = saved_by(model, **inputs)
+    assert largest == (length - context) * length
+    monkeypatch.setattr(attention, "MASKED", (length - context) * length - 1)
+    *found, largest = saved_by(model, **inputs)
+    assert largest <= 128 * (first + length)
+    for truth, mine in zip(masked, found, strict=True):
+        torch.testing.assert_close(mine, truth, atol=1e-5 * float(truth.abs().max()), rtol=0)
+
+
 CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "1024", "LRU_CACHE_CAPACITY": "1024"}
 PRODUCTS = """
 import torch

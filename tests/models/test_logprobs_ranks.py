@@ -26,7 +26,7 @@ def make(case):
         return Gemma2ForCausalLM(Gemma2Config(**SIZES, final_logit_softcapping=1.5)).double().eval()
     model = Qwen3ForCausalLM(Qwen3Config(**SIZES, tie_word_embeddings=case == "tied")).double().eval()
     if case == "recomputed":
-        checkpoint_gradients(model)
+        checkpoint_gradients(model, offload=True)
     if case == "adapters":
         import peft
 

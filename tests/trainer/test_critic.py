@@ -138,14 +138,18 @@ def test_gradient_checkpointing_changes_nothing(make_tiny_model, tiny_tokenizer,
     samples = samples_of(groups_of(policy.config.vocab_size))
     targets = [np.ones(s.action_tokens) for s in samples]
     found = []
-    for checkpointing in (False, True):
-        config = config_of(trainer={"gradient_checkpointing": checkpointing})
+    for recomputed in (0, 1, None):
+        checkpointing = recomputed != 0
+        config = config_of(trainer={"gradient_checkpointing": checkpointing, "recomputed_layers": recomputed or None})
         config.algorithm.critic.path = str(tmp_path / "other")
         critic = critic_of(policy, config, head=2)
-        assert critic.learner.model.body.layers[0].gradient_checkpointing == checkpointing
+        layers = critic.learner.model.body.layers
+        marked = [layer.gradient_checkpointing for layer in layers]
+        assert sum(marked) == (len(layers) if recomputed is None else recomputed)
         found.append(gradients(critic, samples, critic.values(samples), targets))
-    for plain, recomputed in zip(*found, strict=True):
-        torch.testing.assert_close(plain, recomputed)
+    for plain, partly, wholly in zip(*found, strict=True):
+        torch.testing.assert_close(plain, partly)
+        torch.testing.assert_close(plain, wholly)
 
 
 def test_unusable_critic_folders_are_errors(make_tiny_model, tiny_tokenizer, tmp_path):

@@ -9,8 +9,16 @@ from mtrl.command.compose import compose
 from mtrl.errors import UserError
 from mtrl.models.attention import OWN, multiplies
 from mtrl.models.tiny import save
-from mtrl.trainer.loading import cast_parameters, fit_attention, load_model, load_peer, parameters_of, pick_device
-from mtrl.trainer.setup.models import reference_model
+from mtrl.trainer.loading import (
+    cast_parameters,
+    fit_attention,
+    load_model,
+    load_peer,
+    parameters_of,
+    pick_device,
+    recompute,
+)
+from mtrl.trainer.setup.models import reference_model, warn_of_offloads
 
 HALF = OWN if multiplies(torch.bfloat16) else "sdpa"
 
@@ -35,6 +43,29 @@ def test_attention(words, expected, make_tiny_model):
     model.set_attn_implementation("sdpa")
     fit_attention(model, config)
     assert model.config._attn_implementation == expected
+
+
+def test_inputs_of_layers_stay_where_they_are_on_a_cpu(make_tiny_model, recwarn):
+    config, model = (
+        config_of("trainer.gradient_checkpointing=true", "trainer.activation_offload=true"),
+        make_tiny_model(),
+    )
+    recompute(model, config)
+    copies = []
+
+    class Copies(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            copies.extend([function] if function is torch.ops.aten.copy_.default else [])
+            return function(*args, **(kwargs or {}))
+
+    with Copies():
+        model(torch.arange(8)[None], use_cache=False)
+    assert model.model.layers[0].gradient_checkpointing and not copies
+    warn_of_offloads(config.trainer)
+    (warning,) = recwarn
+    assert str(warning.message) == (
+        "trainer.activation_offload=true has no effect on a CPU, where activations are anyway"
+    )
 
 
 def test_other_attention_is_not_replaced(make_tiny_model):

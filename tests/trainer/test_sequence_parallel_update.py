@@ -39,7 +39,7 @@ TOLERANCE = 1e-5
 CASES = {
     "packed": [],
     "padded": ["trainer.packing=false"],
-    "recomputed": ["trainer.gradient_checkpointing=true"],
+    "recomputed": ["trainer.gradient_checkpointing=true", "trainer.recomputed_layers=1"],
     "chunked": ["trainer.max_logits_per_chunk=2000"],
     "adapters": ["model.lora_rank=4"],
     "critic": ["algorithm.advantage_method=gae"],

@@ -80,6 +80,7 @@ CASES = (
     Case("update compiled", f"{HERE}.updates:update_compiled", 120, only_gpu="compiling is measured on GPUs only"),
     Case("micro-batches", f"{HERE}.updates:micro_batch_sizes", 90),
     Case("gradients", f"{HERE}.gradients:gradients", 90),
+    Case("recomputation", f"{HERE}.recomputation:recomputation", 90),
     Case("fsdp", f"{HERE}.sharding:fsdp", 90),
     Case("fsdp offload", f"{HERE}.sharding:fsdp_offload", 90),
     Case("fsdp 2 ranks", f"{HERE}.sharding:fsdp", 90, ranks=2),

@@ -123,11 +123,11 @@ def timed_updates(bench: Bench, config: Config, learner: Learner, samples: list[
     update(bench, config, learners, samples, 0)
     if bench.on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    _finish(bench)
+    finish(bench)
     start, seconds, works, step = time.perf_counter(), 0.0, Computation(), 1
     while seconds < bench.sizes.seconds and step < 20:
         works = sum(update(bench, config, learners, samples, step).works, works)
-        _finish(bench)
+        finish(bench)
         step += 1
         seconds = time.perf_counter() - start
     peak = torch.cuda.max_memory_allocated() if bench.on_gpu else 0
@@ -170,6 +170,7 @@ def free_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def _finish(bench: Bench) -> None:
+def finish(bench: Bench) -> None:
+    """Wait for the GPU."""
     if bench.on_gpu:
         torch.cuda.synchronize()

@@ -13,16 +13,24 @@ from torch import Tensor
 
 from mtrl.config.derived import max_logits
 from mtrl.config.schema import Config
+from mtrl.config.trainer_schema import TrainerConfig
 from mtrl.distributed.meshes import ModelParallel
 from mtrl.distributed.sharding import compile_layers, needs_sharding, shard, shard_from_leader
 from mtrl.distributed.world import World
 from mtrl.models.experts import routers_of
 from mtrl.models.lora import add_adapters, without_adapters
-from mtrl.models.preparation import checkpoint_gradients
 from mtrl.models.router_replay import RouterReplay
 from mtrl.trainer.checkpoint.saver import BackgroundSaver, Saver
 from mtrl.trainer.data.batching import MicroBatch
-from mtrl.trainer.loading import compute_dtype, fit_to_ranks, load_model, load_peer, pick_device, set_attention
+from mtrl.trainer.loading import (
+    compute_dtype,
+    fit_to_ranks,
+    load_model,
+    load_peer,
+    pick_device,
+    recompute,
+    set_attention,
+)
 from mtrl.trainer.setup.placement import sent_device
 from mtrl.trainer.setup.sequence_parallel import sequence_group
 from mtrl.trainer.setup.teacher import teacher_model
@@ -51,12 +59,11 @@ def make_learner(config: Config, world: World, path: str) -> Learner:
     sharded = needs_sharding(trainer.fsdp, world)
     device = config.model.device if not sharded else "cpu" if world.is_leader else "meta"
     model, tokenizer = load_model(config, path, device=device)
-    if trainer.optimizer.offload and pick_device(config.model.device).type == "cpu":
-        warnings.warn("trainer.optimizer.offload=true has no effect on a CPU, where moments are anyway", stacklevel=1)
+    if pick_device(config.model.device).type == "cpu":
+        warn_of_offloads(trainer)
     if trainer.threads is None and sum(p.numel() for p in model.parameters()) <= SMALL_MODEL:
         torch.set_num_threads(1)
-    if trainer.gradient_checkpointing:
-        checkpoint_gradients(model)
+    recompute(model, config)
     if world.is_leader:
         fit_to_ranks(model, config)
         world.broadcast(model.config._attn_implementation)
@@ -90,6 +97,16 @@ def make_learner(config: Config, world: World, path: str) -> Learner:
     critic = None if values is None else ValueLearner(config, values, own_group)
     saver = (BackgroundSaver if trainer.checkpoint.background else Saver)(world.background_group)
     return Learner(config, policy, frozen, optimizer, critic, saver, None if teacher is None else as_policy(teacher))
+
+
+def warn_of_offloads(trainer: TrainerConfig) -> None:
+    """Warn about settings that move memory of a GPU to the CPU, in a run on a CPU."""
+    if trainer.optimizer.offload:
+        warnings.warn("trainer.optimizer.offload=true has no effect on a CPU, where moments are anyway", stacklevel=1)
+    if trainer.gradient_checkpointing and trainer.activation_offload:
+        warnings.warn(
+            "trainer.activation_offload=true has no effect on a CPU, where activations are anyway", stacklevel=1
+        )
 
 
 class WithoutAdapters:

@@ -14,11 +14,10 @@ from mtrl.algorithms.registry import find_estimator
 from mtrl.config.schema import Config
 from mtrl.distributed.sharding import compute_device, reshard
 from mtrl.distributed.world import all_sum
-from mtrl.models.preparation import checkpoint_gradients
 from mtrl.models.sequence_parallel import SequenceGroup
 from mtrl.models.value_head import ValueModel
 from mtrl.trainer.data.batching import MicroBatch
-from mtrl.trainer.loading import load_peer
+from mtrl.trainer.loading import load_peer, recompute
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import part_of
 from mtrl.trainer.update.update_report import CriticReport, NonFiniteError
@@ -45,8 +44,7 @@ def value_model(config: Config, policy: Any) -> ValueModel | None:
 def _body(config: Config, path: str, policy: Any) -> Any:
     """Load the causal LM in a folder, with the settings of the policy's module."""
     model = load_peer(config, path, "algorithm.critic.path", policy)
-    if config.trainer.gradient_checkpointing:
-        checkpoint_gradients(model)
+    recompute(model, config)
     return model
 
 

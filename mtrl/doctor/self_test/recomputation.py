@@ -1,0 +1,85 @@
+"""The case that compares gradients of recomputed layers, also with their inputs in CPU memory, with those of stored
+activations."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mtrl.doctor.self_test.bench import Bench
+from mtrl.doctor.self_test.gradients import backward, distance, norm, whole_gradients
+from mtrl.doctor.self_test.outcome import CaseResult, judged
+from mtrl.doctor.self_test.workload import GIB, batches_of, finish, free_memory, make_samples, new_learner, vocabulary
+
+LARGEST_ERROR = 1e-4
+"""Largest difference of the gradients in float32, as a share of their norm: a GPU adds gradients in any order."""
+
+
+@dataclass(frozen=True)
+class MeasuredPass:
+    """A forward and a backward pass over one micro-batch."""
+
+    gradients: dict[str, Tensor]
+    """Whole gradients by name, on the CPU."""
+    seconds: float
+    peak_bytes: int
+    """Peak of the allocated GPU memory; 0 on a CPU."""
+    layers: int
+    """Number of layers of the model."""
+
+
+def recomputation(bench: Bench) -> CaseResult:
+    """Compare gradients, duration and peak memory with stored activations, with half of the layers recomputed, with all
+    of them, and with the inputs of all of them in CPU memory."""
+    stored = _measured(bench, "trainer.gradient_checkpointing=false")
+    recomputed = "trainer.gradient_checkpointing=true"
+    ways = {
+        "half": (recomputed, f"trainer.recomputed_layers={max(1, stored.layers // 2)}"),
+        "all": (recomputed,),
+        "offloaded": (recomputed, "trainer.activation_offload=true"),
+    }
+    errors, seconds, peaks = {}, {"stored": stored.seconds}, {"stored": stored.peak_bytes}
+    for name, overrides in ways.items():
+        found = _measured(bench, *overrides)
+        errors[name] = distance(found.gradients, stored.gradients) / norm(stored.gradients)
+        seconds[name], peaks[name] = found.seconds, found.peak_bytes
+    worst = max(errors.values())
+    problem = "" if worst <= LARGEST_ERROR else f"gradients differ from those of stored activations by {worst:.1e}"
+    if bench.on_gpu and not problem and peaks["offloaded"] >= peaks["all"]:
+        problem = "inputs in CPU memory did not lower the peak of the GPU's memory"
+    figures = {"relative_error": worst, "seconds": seconds, "peak_bytes": peaks}
+    return judged(problem, _line(bench, worst, seconds, peaks), figures)
+
+
+def _line(bench: Bench, error: float, seconds: dict[str, float], peaks: dict[str, int]) -> str:
+    same = f"same gradients up to {error:.0e}" if error else "same gradients"
+    if not bench.on_gpu:
+        return f"{same}; inputs of layers are in CPU memory anyway"
+    ways = (f"{name} {seconds[name] * 1e3:.0f} ms, {peaks[name] / GIB:.1f} GiB" for name in seconds)
+    return f"{same}; {'; '.join(ways)}"
+
+
+def _measured(bench: Bench, *overrides: str) -> MeasuredPass:
+    """Measure the second of two passes over the first micro-batch, since kernels are loaded in the first."""
+    learner = new_learner(bench, bench.config("trainer.fsdp.param_dtype=float32", *overrides))
+    policy = learner.policy
+    batch = batches_of(bench, make_samples(bench, vocabulary(learner)), learner.layout)[0].to(policy.device)
+    seconds, peak = 0.0, 0
+    for _ in range(2):
+        policy.model.zero_grad()
+        finish(bench)
+        if bench.on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        start = time.perf_counter()
+        backward(policy, batch)
+        finish(bench)
+        seconds = time.perf_counter() - start
+        peak = torch.cuda.max_memory_allocated() if bench.on_gpu else 0
+    found = whole_gradients(policy)
+    layers = policy.model.config.get_text_config().num_hidden_layers
+    del learner, policy, batch
+    free_memory()
+    return MeasuredPass(found, seconds, peak, layers)
