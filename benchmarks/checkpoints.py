@@ -6,9 +6,10 @@
 The tensors are matrices and their two moments of Adam in float32, sharded over two gloo ranks as FSDP2 shards them. In
 each round every way saves and loads them in processes of its own. "waits" is the time for which training stands still,
 "done" the time until every file is written, "growth" the growth of the peak memory of rank 0, and "load" the time of
-reading the values back into sharded tensors; for mtrl it includes the comparison of the checksums. Afterwards a byte of
-the largest file is changed in one copy and the second rank's largest file is deleted in another. A fault is noticed if
-loading raises an error or if the loaded values are those that were saved.
+reading the values back into sharded tensors; for mtrl each rank also compares the checksums of all files, as the leader
+of a run does before it resumes. Afterwards a byte of the largest file is changed in one copy, and the second largest
+file is deleted in another. A fault is noticed if loading raises an error or if the loaded values are those that were
+saved.
 """
 
 from __future__ import annotations
@@ -172,9 +173,12 @@ def measure(way: Way, sizes: Sizes, folder: Path) -> dict[str, Any]:
     way.wait()
     dist.barrier()
     figures: dict[str, Any] = {"waits": waits, "done": time.perf_counter() - begun, "growth": peak() - before}
+    into = tensors_of(sizes, torch.zeros)
+    dist.barrier()
     begun = time.perf_counter()
-    assert is_read(way, saved, sizes, folder / "saved"), f"{way.name} does not load what it saved"
+    way.load(into, folder / "saved")
     figures["load"] = time.perf_counter() - begun
+    assert are_equal(into, saved), f"{way.name} does not load what it saved"
     figures["size"] = sum(path.stat().st_size for path in (folder / "saved").iterdir())
     for fault, break_it in zip(FAULTS, (change_byte, lose_file), strict=True):
         copy = folder / fault
@@ -183,18 +187,17 @@ def measure(way: Way, sizes: Sizes, folder: Path) -> dict[str, Any]:
             break_it(copy)
         dist.barrier()
         try:
-            figures[fault] = is_read(way, saved, sizes, copy)
+            way.load(into := tensors_of(sizes, torch.zeros), copy)
+            figures[fault] = are_equal(into, saved)
         except (Exception, CheckpointException):
             figures[fault] = True
         figures[fault] = on_all_ranks(figures[fault])
     return figures
 
 
-def is_read(way: Way, saved: dict[str, Tensor], sizes: Sizes, folder: Path) -> bool:
-    """Load into other tensors. Return whether they are equal to the saved ones on this rank."""
-    into = tensors_of(sizes, torch.zeros)
-    way.load(into, folder)
-    return all(torch.equal(into[name].to_local(), saved[name].to_local()) for name in saved)  # type: ignore[attr-defined]
+def are_equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    """Return whether the shards of this rank are equal."""
+    return all(torch.equal(one[name].to_local(), other[name].to_local()) for name in one)  # type: ignore[attr-defined]
 
 
 def on_all_ranks(value: bool) -> bool:

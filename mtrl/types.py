@@ -303,7 +303,7 @@ class Sample:
     """Index of the trajectory within its group; one trajectory can give several samples."""
     teacher: TopTokens | None = None
     """The most probable tokens of the teacher of distillation at each sampled token; None without a teacher."""
-    experts: ExpertIds | None = None
+    experts: ExpertIds | None = field(default=None, compare=False, repr=False)
     """[L, layers, k] ids of the experts that computed the token before each token, when that token was sampled; -1
     where they are unknown, None without router replay."""
 
@@ -320,7 +320,7 @@ def to_json(value: Trajectory | Group | Sample) -> str:
 
 def to_dict(value: Trajectory | Group | Sample | Turn) -> dict[str, Any]:
     """Return the fields as `dataclasses.asdict` does, but without copying lists and dicts, since copying a million
-    numbers takes a second. Ids of experts are left out where there are none."""
+    numbers takes a second. Ids of experts are left out where there are none, and always of samples."""
     data = {name: getattr(value, name) for name in value.__dataclass_fields__}
     if data.get("experts", 0) is None:
         del data["experts"]
@@ -329,10 +329,9 @@ def to_dict(value: Trajectory | Group | Sample | Turn) -> dict[str, Any]:
     elif isinstance(value, Group):
         data["trajectories"] = [to_dict(trajectory) for trajectory in value.trajectories]
     elif isinstance(value, Sample):
+        data.pop("experts", None)  # longer than everything else
         if value.teacher is not None:
             data["teacher"] = {name: array.tolist() for name, array in vars(value.teacher).items()}
-        if value.experts is not None:
-            data["experts"] = value.experts.tolist()
     return data
 
 

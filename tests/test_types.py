@@ -125,7 +125,7 @@ def test_a_sample_is_restored_from_json(numbers):
     expected = {name: array.tolist() for name, array in vars(sample.teacher).items()}
     assert stored.keys() == expected.keys() and bits(stored) == bits(expected)
     sample.experts = np.arange(4 * size, dtype=np.int16).reshape(size, 2, 2) - 1
-    assert json.loads(to_json(sample))["experts"] == sample.experts.tolist()
+    assert "experts" not in json.loads(to_json(sample))
 
 
 @given(st.lists(trajectories, max_size=3))

@@ -39,7 +39,7 @@ def check_algorithm(cfg: DictConfig) -> None:
     Raises:
         UserError: a combination of settings does not work.
     """
-    checks = (_group, _credit, _turn_rewards, _passk, _gdpo, _critic, _anchor, _reduction, _kl, _router_replay)
+    checks = (_group, _credit, _turn_rewards, _passk, _gdpo, _critic, _anchor, _reduction, _kl)
     for part in (*checks, _bounds, _signal):
         part(cfg)
 
@@ -177,7 +177,12 @@ def _kl(cfg: DictConfig) -> None:
         )
 
 
-def _router_replay(cfg: DictConfig) -> None:
+def check_router_replay(cfg: DictConfig) -> None:
+    """Check the settings of router replay, which only training does.
+
+    Raises:
+        UserError: the engine returns no experts, or the layers are compiled.
+    """
     if not cfg.algorithm.router_replay:
         return
     if serves(cfg):

@@ -16,7 +16,7 @@ from omegaconf import MISSING, DictConfig, OmegaConf, open_dict
 
 from mtrl.algorithms.registry import CORRECTIONS, ESTIMATORS, KL_ESTIMATORS, LOSSES, REDUCTIONS, Registry
 from mtrl.command.agent_checks import check_agent
-from mtrl.command.algorithm_checks import check_algorithm
+from mtrl.command.algorithm_checks import check_algorithm, check_router_replay
 from mtrl.command.context_checks import check_context
 from mtrl.command.distillation_checks import check_distillation
 from mtrl.command.engine_checks import check_engines, check_sampling
@@ -77,9 +77,11 @@ def check_training(cfg: DictConfig) -> None:
     """Check the settings that only training reads.
 
     Raises:
-        UserError: training samples from a part of the distribution, or a package that it needs is not installed.
+        UserError: training samples from a part of the distribution, the engine cannot replay routers, or a package that
+            it needs is not installed.
     """
     check_sampling(cfg)
+    check_router_replay(cfg)
     if cfg.model.lora_rank and find_spec("peft") is None:  # checked here, so that it fails before the model loads
         raise missing_extra("peft", "lora")
 

@@ -59,6 +59,8 @@ def router_replay(bench: Bench) -> CaseResult:
     replayed = drift_of(bench, learner, samples)
     own = drift_of(bench, learner, [replace(sample, experts=None) for sample in samples])
     problem = replayed.problem(compute_dtype(config))
+    if any(sample.experts is None or (sample.experts[1:] < 0).any() for sample in samples):
+        problem = "the engine did not record the experts of every token"
     if not problem and replayed.mean > 2 * own.mean:
         problem = f"replay raises the mean gap of log-probs from {own.mean:.2g} to {replayed.mean:.2g} nats"
     evidence = f"mean gap {replayed.mean:.1e}, without replay {own.mean:.1e}"

@@ -44,11 +44,13 @@ class SampleRequest:
 
     def experts_of(self, cached: ExpertIds | None) -> ExpertIds | None:
         """Return the experts of the tokens of the turn at their first computation; None unless these are all tokens but
-        the last.
+        the last, and for a turn without sampled tokens, whose context may not be the one that is cached.
 
         Args:
             cached: experts of the cached tokens.
         """
+        if not self.token_ids:
+            return None
         first, computed = self.first_experts, len(self.prompt_ids) + len(self.token_ids) - 1
         if first is not None:
             cached = first if cached is None else np.concatenate([first, cached[len(first) :]])
