@@ -235,8 +235,8 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--only", nargs="*", choices=WAYS, default=[*WAYS], help="the ways to compare")
     args = parser.parse_args()
-    if args.tokens < TURN or args.tokens % TURN:
-        parser.error(f"--tokens {args.tokens} is no multiple of {TURN}")
+    if args.tokens < 3 * TURN or args.tokens % TURN:
+        parser.error(f"--tokens {args.tokens} is no multiple of {TURN} from {3 * TURN} on")
     if args.way:
         run_way(args.way, args.folder, args.tokens)
         return

@@ -50,14 +50,18 @@ ENOUGH = 1 / 8
 """Share of a step's conversations that the servers should hold at once."""
 PLENTY = 1 / 2
 """Share of a step's conversations beyond which more room in the servers is not preferred."""
-ALWAYS = {"trainer.gradient_checkpointing": True, "trainer.fsdp.param_dtype": "bfloat16"}
+ALWAYS: Change = {
+    "trainer.gradient_checkpointing": True,
+    "trainer.recomputed_layers": None,
+    "trainer.fsdp.param_dtype": "bfloat16",
+}
 """Settings of every layout; the chosen one then recomputes as few layers as fit (`RECOMPUTATION`)."""
 RECOMPUTATION = ("trainer.gradient_checkpointing", "trainer.recomputed_layers")
 """Keys of the number of layers that are recomputed."""
 DIVISION = ("trainer.sequence_parallel", "trainer.tensor_parallel", "trainer.expert_parallel")
 """Keys of the numbers of ranks that compute together."""
-OF_MACHINE = ("placement.", "generator.")
-"""Sections of the settings whose defaults depend on the machine of the command."""
+OF_MACHINE = ("placement.", "generator.", "trainer.gradient_checkpointing")
+"""Sections and keys of the settings whose defaults depend on the machine of the command."""
 ENGINE = "generator=vllm"
 """Engine of a layout if the user chooses none."""
 MOST_REASONS = 4

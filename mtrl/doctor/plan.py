@@ -157,7 +157,9 @@ def _mend(config: Config, model: Architecture, device: Device | None) -> Change 
         apply(changed, change)
         memory = Memory(changed, model, device)
         crowded = gpus is not None and memory.layout.gpus_needed > gpus
-        if not crowded and all(moment.over <= 0 for moment in memory.moments()):
+        is_partial = 0 < memory.recomputed_layers < model.num_hidden_layers  # where one more layer costs little
+        moments = memory.moments()
+        if not crowded and all(m.is_comfortable if is_partial else m.over <= 0 for m in moments):
             return change
     return None
 

@@ -22,7 +22,8 @@ def page(plan: Plan) -> Group:
     """Return the page: facts, the memory of every phase, the parts of the tightest phase, and the verdict."""
     lines = [*_facts(plan), Text(), _moments(plan), Text(), _parts(plan.tightest), Text(), verdict(plan)]
     if faster := plan.faster:
-        words = f"recomputes less, and leaves {100 * COMFORT:.0f} % of the memory free: {as_words(faster)}"
+        free = f"{100 * COMFORT:.0f} % of the memory free in each phase that they affect"
+        words = f"fewer recomputed layers, with {free}: {as_words(faster)}"
         lines.append(Text(words, style="cyan"))
     return Group(*lines)
 

@@ -14,8 +14,8 @@ def fewest_recomputed(memory: Memory) -> Change:
 
     The result is empty if no smaller number of layers than that of the configuration suffices.
     """
-    present = memory.moments()
-    for count in range(memory.recomputed_layers):
+    present, fewest = memory.moments(), int(memory.config.trainer.activation_offload)  # which needs a recomputed layer
+    for count in range(fewest, memory.recomputed_layers):
         change = recomputing(memory.config, count, memory.model)
         changed = copy.deepcopy(memory.config)
         apply(changed, change)

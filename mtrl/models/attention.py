@@ -48,7 +48,10 @@ torch.backends.cuda.enable_cudnn_sdp(False)
 
 MASKED = 2**26
 """Maximum size of the mask of a piece with a context (queries x keys), of which `sdpa` makes a copy in float32 and
-stores it. A larger piece is computed without a mask, as a whole sample."""
+stores it. A larger piece is computed without a mask, as a whole sample, if its padded queries and their results are
+smaller than its mask; attention then computes the pairs of the whole sample."""
+MASK_BYTES = 5
+"""Bytes of a mask for each pair of a query and a key: as a boolean, and in float32."""
 OWN = "mtrl_sdpa"
 """Name of this attention implementation in Transformers."""
 SCORES = 2**22
@@ -218,10 +221,11 @@ def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> Tensor:
     """Compute attention of one sample, of a piece with its context, or of rows with padding."""
-    n, heads, length, _ = query.shape
+    n, heads, length, dim = query.shape
     width = key.shape[2]
     continues = attention_mask is None and 1 < length < width
-    if continues and length * width > MASKED:
+    padded_bytes = 2 * n * heads * width * dim * query.element_size()  # of the queries and of their results
+    if continues and length * width > MASKED and MASK_BYTES * length * width > padded_bytes:
         context = width - length  # with queries for it, the mask is causal, and its results are cut off
         whole = _attend(module, F.pad(query, (0, 0, context, 0)), key, value, None, **kwargs)
         return whole[:, context:]

@@ -179,7 +179,8 @@ def checkpoint_gradients(model: Any, layers: int | None = None, offload: bool = 
 
 def _layers_after(model: Any, count: int) -> list[Any]:
     """Return the layers of a model after the first `count`."""
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else model  # without the layers of an image encoder
+    layers = _outermost(decoder, GradientCheckpointingLayer)
     if not layers:
         raise UserError(
             f"trainer.recomputed_layers={count}: {type(model).__name__} recomputes all its layers or none; set "
@@ -191,6 +192,13 @@ def _layers_after(model: Any, count: int) -> list[Any]:
             "it, or set trainer.recomputed_layers=null for all"
         )
     return layers[count:]
+
+
+def _outermost(module: Any, kind: type) -> list[Any]:
+    """Return the modules of a kind inside of `module` that are not inside of another one of that kind."""
+    if isinstance(module, kind):
+        return [module]
+    return [found for child in module.children() for found in _outermost(child, kind)]
 
 
 def _offload_inputs(model: Any) -> None:

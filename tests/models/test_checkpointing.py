@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Gemma3Config, Gemma3ForConditionalGeneration, Qwen3Config, Qwen3ForCausalLM
 
 from mtrl.errors import UserError
 from mtrl.models.preparation import checkpoint_gradients, prepare_packing
@@ -101,6 +101,17 @@ def test_only_the_layers_are_in_training_mode():
     assert training == {"Qwen3Model", "Qwen3DecoderLayer"}
     _, partly = twins(1)
     assert [layer.training for layer in partly.model.layers] == [True, False]
+
+
+def test_layers_of_an_image_encoder_are_not_counted():
+    text = {**SIZES, "sliding_window": 8}
+    images = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2}
+    images |= {"image_size": 28, "patch_size": 14}
+    model = Gemma3ForConditionalGeneration(Gemma3Config(text_config=text, vision_config=images, mm_tokens_per_image=4))
+    checkpoint_gradients(model.eval(), 1)
+    assert [layer.training for layer in model.get_decoder().layers] == [True, False]
+    with pytest.raises(UserError, match="recomputed_layers=3 is more than the 2 layers of"):
+        checkpoint_gradients(model, 3)
 
 
 def test_packed_samples_stay_apart():
