@@ -1,19 +1,21 @@
 """Ids of the experts that an engine chose for the tokens of a mixture: arrays in engines and samples, text in turns.
 
 A row [layers, k] of an array belongs to one token: in each layer with experts, the k experts that computed it; -1 where
-they are unknown. The ids have the narrowest dtype, since a large model has hundreds of them per token.
+they are unknown. The ids have the narrowest dtype, since a large model has hundreds of them per token. Functions import
+numpy when they are called, so that commands without experts need no numpy.
 """
 
 from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-ExpertIds = NDArray[np.signedinteger]
+ExpertIds: TypeAlias = "NDArray[np.signedinteger]"
 """[tokens, layers, k] ids; -1: unknown."""
 
 DTYPES = ("int8", "int16")
@@ -26,6 +28,8 @@ def dtype_of(experts: int) -> str:
 
 def to_text(ids: ExpertIds) -> str:
     """Return the ids as text, `dtype:layers:k:base64`, little-endian."""
+    import numpy as np
+
     _, layers, k = ids.shape
     data = np.ascontiguousarray(ids, ids.dtype.newbyteorder("<")).tobytes()
     return f"{ids.dtype.name}:{layers}:{k}:{base64.b64encode(data).decode()}"
@@ -37,6 +41,8 @@ def from_text(text: str) -> ExpertIds:
     Raises:
         ValueError: the text is not of that form.
     """
+    import numpy as np
+
     dtype, layers, k, data = text.split(":")
     if dtype not in DTYPES or int(layers) < 1 or int(k) < 1:
         raise ValueError(f"{text[:40]!r} does not describe ids of experts")
@@ -53,6 +59,8 @@ def before_last_tokens(computed: ExpertIds | None, tokens: int) -> str | None:
     """
     if computed is None:
         return None
+    import numpy as np
+
     known = computed[len(computed) - min(tokens, len(computed)) :]
     unknown = np.full((tokens - len(known), *computed.shape[1:]), -1, computed.dtype)
     return to_text(np.concatenate([unknown, known]))
@@ -74,6 +82,8 @@ def joined(parts: Sequence[tuple[str | None, int]]) -> ExpertIds | None:
     known = [ids for ids in found if ids is not None]
     if not known:
         return None
+    import numpy as np
+
     shape, dtype = known[0].shape[1:], max((ids.dtype for ids in known), key=lambda dtype: dtype.itemsize)
     counts = [tokens for _, tokens in parts]
     if any(ids is not None and ids.shape != (tokens, *shape) for ids, tokens in zip(found, counts, strict=True)):

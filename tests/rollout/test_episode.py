@@ -4,7 +4,6 @@ import asyncio
 import threading
 import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.base import StepResult
 from mtrl.environments.results import as_messages, as_step_result
 from mtrl.rollout.conversation import SingleMessageConversation
-from mtrl.types import StopReason
+from mtrl.types import FinishReason, Generation, StopReason
 
 
 @pytest.fixture
@@ -246,7 +245,7 @@ def test_every_turn_and_attempt_has_its_own_random_stream(make_loop, run_episode
 
         async def generate(self, trajectory_id, prompt_ids, sampling):
             seeds.append(sampling.seed)
-            return SimpleNamespace(token_ids=[0], logprobs=[0.0], finish="stop", version_spans=[(0, 1)])
+            return Generation([0], [0.0], FinishReason.STOP, [(0, 1)])
 
     def step(self, response, truth):
         if len(seeds) == 3:

@@ -75,11 +75,11 @@ def short_samples(bench: Bench, vocabulary: int) -> list[Sample]:
 
 
 def _measured(bench: Bench, *overrides: str) -> MeasuredPass:
-    """Measure the second of two passes over one micro-batch, since kernels are loaded in the first."""
+    """Measure the second of two passes over the first micro-batch, since kernels are loaded in the first."""
     learner = new_learner(bench, bench.config("trainer.fsdp.param_dtype=float32", *overrides))
     policy = learner.policy
-    (batch,) = batches_of(bench, short_samples(bench, vocabulary(learner)), learner.layout)
-    batch = batch.to(policy.device)
+    batches = batches_of(bench, short_samples(bench, vocabulary(learner)), learner.layout)
+    batch = batches[0].to(policy.device)
     seconds, peak = 0.0, 0
     for _ in range(2):
         policy.model.zero_grad()
