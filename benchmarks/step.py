@@ -33,7 +33,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mtrl.algorithms.advantages import turn_advantages
 from mtrl.config.algorithm_schema import AlgorithmConfig
-from mtrl.config.derived import sequences
+from mtrl.config.derived import max_logits, sequences
 from mtrl.config.schema import Config
 from mtrl.config.trainer_schema import FsdpConfig, TrainerConfig
 from mtrl.distributed.world import World
@@ -48,7 +48,7 @@ from mtrl.rollout.episode import EpisodeLimits, EpisodeLoop
 from mtrl.rollout.rollouts import RolloutReport, Rollouts
 from mtrl.trainer.data.batching import MicroBatch
 from mtrl.trainer.data.samples import group_samples
-from mtrl.trainer.loading import fit_attention
+from mtrl.trainer.loading import fit_attention, recompute
 from mtrl.trainer.setup.models import prepared
 from mtrl.trainer.setup.placement import has_copy
 from mtrl.trainer.update.learner import Learner, alone
@@ -90,6 +90,8 @@ class Sizes:
     """Data type of the weights."""
     param_dtype: str = "dtype"
     """Data type of forward, backward and sampling (`trainer.fsdp.param_dtype`); `dtype` is that of the weights."""
+    recomputed_layers: int = 0
+    """Value of `trainer.recomputed_layers`; 0: no layer is recomputed."""
     compile: bool = False
     """Value of `trainer.compile`. The model is compiled in the warm-up step."""
     threads: int = 1
@@ -197,13 +199,22 @@ class Bench:
         self.config = Config(
             seed=sizes.seed,
             algorithm=AlgorithmConfig(group_size=sizes.group_size),
-            trainer=TrainerConfig(max_tokens_per_microbatch=sizes.micro_batch_tokens, fsdp=fsdp, compile=sizes.compile),
+            trainer=TrainerConfig(
+                max_tokens_per_microbatch=sizes.micro_batch_tokens,
+                gradient_checkpointing=sizes.recomputed_layers > 0,
+                recomputed_layers=sizes.recomputed_layers or None,
+                fsdp=fsdp,
+                compile=sizes.compile,
+            ),
         )
         model = make_policy(sizes, self.tokenizer, context)
         self.has_copy = has_copy(self.config, World())
         sampled = copy.deepcopy(model).to(getattr(torch, fsdp.param_dtype)) if fsdp.param_dtype else model
         fit_attention(model, self.config)
-        self.policy = TimedPolicy(prepared(model, self.config, World()), self.tokenizer)
+        recompute(model, self.config)
+        self.policy = TimedPolicy(
+            prepared(model, self.config, World()), self.tokenizer, max_logits=max_logits(self.config, "cpu")
+        )
         self.engine = LocalEngine(sampled, self.tokenizer, sequences(self.config), context)
         self.pool = EnvironmentPool(self.config.environment.max_workers)
         make_environment = partial(Hashed, sizes.turns, self._text(sizes.tool_tokens - TOOL_FRAME, 0), sizes.seed)
@@ -401,6 +412,7 @@ def parse(words: Sequence[str] | None = None) -> tuple[Sizes, Path | None]:
         "tool_tokens": TOOL_FRAME,
         "group_size": 2,
         "seed": 0,
+        "recomputed_layers": 0,
         "compile": 0,
     }
     for name, value in values.items():

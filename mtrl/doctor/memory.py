@@ -37,9 +37,9 @@ CPU_SLACK = 0.1
 """Allowance for fragmentation of main memory: share of the other memory, as measured (docs/machines.md)."""
 COMFORT = 0.05
 """Share of a device's memory that must remain free in a proposal, since the plan is an estimate."""
-GATHERED = 3
-"""Number of layers whose weights are gathered at the same time: the current layer, the next layer, and the receive
-buffer of the next layer."""
+GATHERED_FORWARD, GATHERED_BACKWARD = 3, 2
+"""Number of layers whose weights FSDP2 gathers at the same time: the current layer and the receive buffer of the next
+one, and in a forward pass the receive buffer of the current one as well, which is freed after the next copy."""
 
 
 @dataclass(frozen=True)
@@ -216,13 +216,17 @@ class Memory:
 
     # Temporary memory during training
 
-    def gathered(self) -> int:
+    def gathered(self, layers: int = GATHERED_FORWARD) -> int:
         """Return the bytes of gathered weights of a sharded model: embedding and head permanently, layers only while
-        they are used."""
+        they are used.
+
+        Args:
+            layers: number of layers that are gathered at the same time, if they are freed after the forward pass.
+        """
         if not self.layout.sharded:
             return 0
-        fsdp, layers = self.config.trainer.fsdp, self.model.num_hidden_layers
-        whole = GATHERED if fsdp.reshard_after_forward else layers + 1
+        is_freed = self.config.trainer.fsdp.reshard_after_forward
+        whole = layers if is_freed else self.model.num_hidden_layers + 1
         reference = self.part.root + 2 * self.part.layer if needs_reference(self.config) else 0
         teacher = self.teacher_part.root + 2 * self.teacher_part.layer if self.teacher_part else 0
         return (self.part.root + whole * self.part.layer + reference + teacher) * self.layout.computed
@@ -289,10 +293,9 @@ class Memory:
         held = [*self.held(learning=True)]
         if self.layout.colocated:
             held.append(Part("sleeping server", PROCESS))
-        weights, stored = (
-            Part("gathered weights", self.gathered()),
-            Part("stored activations", self.stored_activations()),
-        )
+        weights = Part("gathered weights", self.gathered())
+        weights_of_backward = Part("gathered weights", self.gathered(GATHERED_BACKWARD))
+        stored = Part("stored activations", self.stored_activations())
         work = int((1 + IN_FLIGHT) * self.layer_activations())
         head = 0 if self.adapters else self.part.head * self.layout.computed
         of_layer = self.whole_gradients(self.part.layer) + (head if self.layout.sharded else 0)
@@ -303,12 +306,12 @@ class Memory:
         for when, parts in {
             "log-probs": [weights, stored, Part("logits", self.logits())],
             "backward of a layer": [
-                weights,
+                weights_of_backward,
                 stored,
                 Part("activations of a layer", work),
                 Part("gradients in flight", of_layer),
             ],
-            "end of backward": [weights, Part("gradients in flight", root)],
+            "end of backward": [weights_of_backward, Part("gradients in flight", root)],
             "optimiser step": step,
         }.items():
             found = [part for part in [*held, *parts] if part.bytes]

@@ -15,4 +15,4 @@ def test_the_plan_is_close_to_the_tracked_tensors_of_a_rank():
     done = subprocess.run(command, cwd=CONF.parent, capture_output=True, text=True, check=True)
     found = json.loads(done.stdout)
     assert found["ranks"] == 8
-    assert 1.0 < found["planned_over_tracked"] < 1.15
+    assert 1.0 < found["planned_over_tracked"] < 1.1
