@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -11,6 +12,7 @@ from renderers.configs import DefaultRendererConfig, config_from_name
 
 from mtrl.environments.tool_calls import describe_tools, parse_calls, text_of
 from mtrl.errors import UserError
+from mtrl.models.vision import processor_of
 from mtrl.types import ROLES, Message
 
 END = "<|end|>"
@@ -31,6 +33,8 @@ def make_renderer(tokenizer: Any, name: str = "auto") -> Any:
     """
     if getattr(tokenizer, "chat_template", None) == TINY_TEMPLATE and name == "auto":
         return TinyRenderer(tokenizer)
+    if processor_of(tokenizer) is not None:
+        return make_image_renderer(tokenizer, name)
     if name == "auto":
         name = create_renderer(tokenizer).config.name
     if name == "default":
@@ -46,6 +50,22 @@ def make_renderer(tokenizer: Any, name: str = "auto") -> Any:
     # The reasoning of past turns stays in the context, as sampled; otherwise every user message would start a new
     # sample.
     return create_renderer(tokenizer, kind(thinking_retention="all"))
+
+
+def make_image_renderer(tokenizer: Any, name: str) -> Any:
+    """Return the renderer for the tokenizer of a model that reads images.
+
+    Raises:
+        UserError: `name` is a renderer of the `renderers` package, or the tokenizer has no chat template.
+    """
+    from mtrl.models.tiny_vision import TINY_VISION_TEMPLATE, TinyVisionRenderer
+
+    if name not in ("auto", "default"):
+        raise UserError(f"model.renderer={name} is not for models that read images; set model.renderer=auto")
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
+        raise UserError(f"the tokenizer of model.path={tokenizer.name_or_path} has no chat template; use a chat model")
+    return TinyVisionRenderer(tokenizer) if template == TINY_VISION_TEMPLATE else TemplateRenderer(tokenizer)
 
 
 class TinyRenderer:
@@ -71,8 +91,11 @@ class TinyRenderer:
     ) -> list[int]:
         ids: list[int] = []
         for message in messages:
-            ids += [self.role_ids[message["role"]], *self._encode(text_of(message)), self.end_id]
+            ids += [self.role_ids[message["role"]], *self._content_ids(message), self.end_id]
         return [*ids, self.role_ids["assistant"]] if add_generation_prompt else ids
+
+    def _content_ids(self, message: Message) -> Sequence[int]:
+        return self._encode(text_of(message))
 
     def render(
         self, messages: list[Message], *, tools: Any = None, add_generation_prompt: bool = False
