@@ -73,7 +73,8 @@ def _check(name: str, value: Any, low: int, high: int) -> None:
 
 def _grids(split: str, count: int, seed: int, size: int, steps: int) -> list[dict[str, Any]]:
     """Draw `count` mazes of a split; all are distinct, so there may be fewer of them."""
-    rng, found, misses = random.Random(f"visual_maze/{seed}/{split}"), {}, 0
+    rng, misses = random.Random(f"visual_maze/{seed}/{split}"), 0
+    found: dict[str, dict[str, Any]] = {}
     while len(found) < count and misses < MOST_MISSES:
         truth = draw(rng, size, steps)
         key = _key(truth)

@@ -44,8 +44,8 @@ class Maze:
         grid = truth.get("grid")
         lines = isinstance(grid, list) and all(isinstance(line, str) and set(line) <= set(".#SG") for line in grid)
         drawn = "".join(grid) if lines and isinstance(grid, list) else ""
-        is_maze = drawn.count("S") == drawn.count("G") == 1 and len({len(line) for line in grid}) == 1
-        maze = cls(grid) if is_maze else None
+        is_maze = drawn.count("S") == drawn.count("G") == 1 and len(set(map(len, truth["grid"]))) == 1
+        maze = cls(list(truth["grid"])) if is_maze else None
         if maze is None or maze.here not in maze.distances:
             raise UserError(
                 f"ground_truth={truth} is no maze row; write lines of one length of . and # with one S and a G that "

@@ -12,8 +12,9 @@ from renderers.configs import DefaultRendererConfig, config_from_name
 
 from mtrl.environments.tool_calls import describe_tools, parse_calls, text_of
 from mtrl.errors import UserError
-from mtrl.models.vision import processor_of
+from mtrl.models.vision import PLACEHOLDER, START, STOP, processor_of
 from mtrl.types import ROLES, Message
+from mtrl.utils.images import content_text
 
 END = "<|end|>"
 TINY_TEMPLATE = (
@@ -23,6 +24,16 @@ TINY_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 """The tiny policy's chat template: one token opens a message, and one token closes it."""
+TINY_VISION_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] }}<|end|>{% endgeneration %}"
+    "{% else %}{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""The tiny policy's chat template for messages with images; one placeholder stands for each image."""
 
 
 def make_renderer(tokenizer: Any, name: str = "auto") -> Any:
@@ -58,8 +69,6 @@ def make_image_renderer(tokenizer: Any, name: str) -> Any:
     Raises:
         UserError: `name` is a renderer of the `renderers` package, or the tokenizer has no chat template.
     """
-    from mtrl.models.tiny_vision import TINY_VISION_TEMPLATE, TinyVisionRenderer
-
     if name not in ("auto", "default"):
         raise UserError(f"model.renderer={name} is not for models that read images; set model.renderer=auto")
     template = getattr(tokenizer, "chat_template", None)
@@ -134,6 +143,21 @@ class TinyRenderer:
         close = [] if previous_completion_ids[-1:] == [self.end_id] else [self.end_id]
         new = self.render_ids(new_messages, add_generation_prompt=True)
         return RenderedTokens(token_ids=[*previous_prompt_ids, *previous_completion_ids, *close, *new])
+
+
+class TinyVisionRenderer(TinyRenderer):
+    """Renders messages with images to the same ids as `TINY_VISION_TEMPLATE` (a test compares them)."""
+
+    def __init__(self, tokenizer: Any):
+        super().__init__(tokenizer)
+        self._image = tokenizer.convert_tokens_to_ids([START, PLACEHOLDER, STOP])
+
+    def _content_ids(self, message: Message) -> Sequence[int]:
+        content = message.get("content")
+        if not isinstance(content, list):
+            return super()._content_ids(message)
+        parts = (self._image if part["type"] == "image" else self._encode(content_text([part])) for part in content)
+        return [token for part in parts for token in part]
 
 
 def _parsed_calls(text: str) -> tuple[str, list[ParsedToolCall]]:

@@ -7,27 +7,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen3VLConfig, Qwen3VLForConditionalGeneration
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers import PreTrainedTokenizerFast
 
 from mtrl.config.model_schema import TinyConfig
-from mtrl.models.renderer import TinyRenderer
-from mtrl.models.tiny import train_tokenizer
-from mtrl.models.vision import PLACEHOLDER, ImageProcessor, give_processor, prepare_vision
+from mtrl.models.renderer import TINY_VISION_TEMPLATE
+from mtrl.models.tiny import make_model, train_tokenizer
+from mtrl.models.vision import PLACEHOLDER, START, STOP, VIDEO, ImageProcessor, give_processor, prepare_vision
 from mtrl.types import Message
-from mtrl.utils.images import content_text
 
-START, STOP, VIDEO = "<|vision_start|>", "<|vision_end|>", "<|video_pad|>"
-TINY_VISION_TEMPLATE = (
-    "{% for message in messages %}<|{{ message['role'] }}|>"
-    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] }}<|end|>{% endgeneration %}"
-    "{% else %}{% if message['content'] is string %}{{ message['content'] }}{% else %}"
-    "{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}<|end|>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-"""The tiny policy's chat template for messages with images; one placeholder stands for each image."""
 PATCH, MERGE = 4, 2
 """Side of a patch in pixels, and number of patches along the side of the square that is one token: a token shows 8 x 8
 pixels."""
@@ -35,21 +22,6 @@ PLACES = 16
 """Number of patches along each side of the grid of learned positions, between which Transformers interpolates."""
 LARGEST = 2**18
 """Maximum number of pixels of an image; larger images are scaled down."""
-
-
-class TinyVisionRenderer(TinyRenderer):
-    """Renders messages with images to the same ids as `TINY_VISION_TEMPLATE` (a test compares them)."""
-
-    def __init__(self, tokenizer: Any):
-        super().__init__(tokenizer)
-        self._image = tokenizer.convert_tokens_to_ids([START, PLACEHOLDER, STOP])
-
-    def _content_ids(self, message: Message) -> list[int]:
-        content = message.get("content")
-        if not isinstance(content, list):
-            return super()._content_ids(message)
-        parts = (self._image if part["type"] == "image" else self._encode(content_text([part])) for part in content)
-        return [token for part in parts for token in part]
 
 
 def train_vision_tokenizer(
@@ -61,8 +33,19 @@ def train_vision_tokenizer(
     return give_processor(tokenizer, ImageProcessor(make_processor(), tokenizer))
 
 
+def make_policy(sizes: TinyConfig, tokenizer: Any, seed: int) -> Any:
+    """Return a tiny policy of these sizes with random weights; with a vision tower, its image processor accompanies the
+    tokenizer."""
+    if not sizes.vision_layers:
+        return make_model(sizes, tokenizer, seed)
+    give_processor(tokenizer, ImageProcessor(make_processor(), tokenizer))
+    return make_vision_model(sizes, tokenizer, seed)
+
+
 def make_processor() -> Any:
     """Return the image processor of the tiny policy. It does not scale images whose sides are multiples of 8 pixels."""
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
     return Qwen2VLImageProcessorPil(
         patch_size=PATCH,
         merge_size=MERGE,
@@ -73,12 +56,10 @@ def make_processor() -> Any:
     )
 
 
-def make_vision_model(sizes: TinyConfig, tokenizer: Any, seed: int, freeze: bool = False) -> Any:
-    """Return a model of the Qwen3-VL architecture with random weights.
+def make_vision_model(sizes: TinyConfig, tokenizer: Any, seed: int) -> Any:
+    """Return a model of the Qwen3-VL architecture with random weights, whose vision tower is trained."""
+    from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 
-    Args:
-        freeze: whether the vision tower keeps its weights.
-    """
     head = sizes.hidden_size // sizes.heads
     axis = head // 6
     config = Qwen3VLConfig(
@@ -119,9 +100,8 @@ def make_vision_model(sizes: TinyConfig, tokenizer: Any, seed: int, freeze: bool
         video_token_id=tokenizer.convert_tokens_to_ids(VIDEO),
         vision_start_token_id=tokenizer.convert_tokens_to_ids(START),
         vision_end_token_id=tokenizer.convert_tokens_to_ids(STOP),
-        initializer_range=sizes.init_std,
         tie_word_embeddings=True,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return prepare_vision(Qwen3VLForConditionalGeneration(config), freeze)
+        return prepare_vision(Qwen3VLForConditionalGeneration(config), freeze=False)

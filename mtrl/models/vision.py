@@ -28,7 +28,10 @@ T = TypeVar("T")
 
 FAMILIES = ("qwen2_5_vl", "qwen3_vl")
 """Model types of Transformers whose image inputs mtrl computes."""
-PLACEHOLDER = "<|image_pad|>"
+START, PLACEHOLDER, STOP = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+"""Texts of the tokens before an image, of the image, and after it."""
+VIDEO = "<|video_pad|>"
+"""Text of the placeholder of videos, which configurations name and mtrl does not use."""
 PROCESSOR = "mtrl_image_processor"
 """Attribute of a tokenizer that holds the image processor of its model."""
 CACHED = 1024

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from mtrl.models.renderer import TemplateRenderer
+from mtrl.models.renderer import TemplateRenderer, TinyVisionRenderer
 from mtrl.models.sft import MixedOptimizer, to_image_example, update
 from mtrl.models.tiny import save
-from mtrl.models.tiny_vision import TinyVisionRenderer, make_vision_model
+from mtrl.models.tiny_vision import make_vision_model
 from mtrl.models.vision import has_vision, image_inputs, load_processor, prepare_vision, processor_of, tower
 from mtrl.rollout.image_conversation import ImageConversation
 from mtrl.trainer.data.batching import micro_batches

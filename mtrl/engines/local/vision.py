@@ -8,7 +8,7 @@ that it samples is never negative.
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch import Tensor
 from mtrl.engines.base import ImagePrompt, SamplingParams
 from mtrl.engines.local.cache import SlotCache
 from mtrl.engines.local.engine import LocalEngine
-from mtrl.engines.local.runner import HfRunner, evaluating
+from mtrl.engines.local.runner import HfRunner, ModelRunner, evaluating
 from mtrl.models.logits import logits_at
 from mtrl.models.vision import LONGEST, Patches, image_inputs, processor_of
 from mtrl.types import Generation
@@ -52,8 +52,6 @@ class VisionRunner(HfRunner):
     """Runs the forward of a model of `mtrl.models.vision.FAMILIES` over slots of the cache. Negative ids are the
     placeholders of `images`."""
 
-    cache: PositionedCache
-
     def __init__(self, model: Any):
         self.images: dict[int, Patches] = {}
         """Patches of the images of all open trajectories, by the id of their first placeholder."""
@@ -69,9 +67,10 @@ class VisionRunner(HfRunner):
         shown = [self.images[first] for first in ids[placeholders].tolist() if first in self.images]
         inputs = image_inputs(placeholders, shown)
         ids = ids.masked_fill(placeholders, self.model.config.image_token_id)
-        begin = torch.where(starts > 0, self.cache.following[rows[:, 0], starts - 1], 0)
+        following = cast(PositionedCache, self.cache).following
+        begin = torch.where(starts > 0, following[rows[:, 0], starts - 1], 0)
         positions = begin[:, None] + self._positions(ids, inputs)
-        self.cache.following[rows, columns] = positions.amax(0).cummax(-1).values + 1
+        following[rows, columns] = positions.amax(0).cummax(-1).values + 1
         with evaluating(self.model):
             return logits_at(
                 self.model,
@@ -97,14 +96,19 @@ class VisionEngine(LocalEngine):
     """A `LocalEngine` that takes prompts with images. An image is encoded once for each trajectory that shows it, since
     its keys and values stay in the cache."""
 
-    runner: VisionRunner
-
     def __init__(self, model: Any, tokenizer: Any, *args: Any, **options: Any):
+        """See `LocalEngine`; `fused_decode` and `cuda_graphs` have no effect.
+
+        Args:
+            tokenizer: a tokenizer that the model's image processor accompanies.
+        """
         super().__init__(model, tokenizer, *args, **options)
         self.processor = processor_of(tokenizer)
 
-    def _make_runner(self, model: Any, fused_decode: bool, cuda_graphs: bool) -> VisionRunner:
-        return VisionRunner(model)
+    def _make_runner(self, model: Any, fused_decode: bool, cuda_graphs: bool) -> ModelRunner:
+        runner = VisionRunner(model)
+        self.images = runner.images
+        return runner
 
     async def generate(
         self, trajectory_id: str, prompt: ImagePrompt | list[int], sampling: SamplingParams
@@ -120,10 +124,10 @@ class VisionEngine(LocalEngine):
             patches = self.processor.patches(image)
             digest = hashlib.sha256(image.encode()).digest()
             first = -1 - (int.from_bytes(digest[: KEY_BITS // 8]) * LONGEST)
-            self.runner.images[first] = patches
+            self.images[first] = patches
             ids[start : start + patches.tokens] = range(first, first - patches.tokens, -1)
         return ids
 
     def _discard_rows(self) -> None:
         super()._discard_rows()
-        self.runner.images.clear()
+        self.images.clear()

@@ -81,8 +81,9 @@ def environment_loop(
     Raises:
         UserError: the context cannot be folded so.
     """
-    layout = Conversation if config.generator.use_conversation_multi_turn else SingleMessageConversation
-    layout = ImageConversation if isinstance(codec, ImageCodec) else layout
+    layout: type[Conversation] = ImageConversation
+    if not isinstance(codec, ImageCodec):
+        layout = Conversation if config.generator.use_conversation_multi_turn else SingleMessageConversation
     pool = EnvironmentPool(config.environment.max_workers)
     fold = fold_of(config.generator, limits.max_context_length)
     parts = make_engine(), task.make_environment, partial(layout, codec), pool, limits

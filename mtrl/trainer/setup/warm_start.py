@@ -150,11 +150,9 @@ def make(config: Config, task: Task, folder: Path, measure: Measure, on_step: On
 def random_policy(config: Config, conversations: Sequence[list[Message]], tags: tuple[str, ...]) -> tuple[Any, Any]:
     """Return a tiny policy with random weights, and its tokenizer, trained on these conversations."""
     sizes = config.model.tiny
-    if sizes.vision_layers:
-        tokenizer = tiny_vision.train_vision_tokenizer(conversations, sizes.vocabulary, tags)
-        return tiny_vision.make_vision_model(sizes, tokenizer, config.seed), tokenizer
-    tokenizer = tiny.train_tokenizer(conversations, sizes.vocabulary, tags)
-    return tiny.make_model(sizes, tokenizer, config.seed), tokenizer
+    train_tokenizer = tiny_vision.train_vision_tokenizer if sizes.vision_layers else tiny.train_tokenizer
+    tokenizer = train_tokenizer(conversations, sizes.vocabulary, tags)
+    return tiny_vision.make_policy(sizes, tokenizer, config.seed), tokenizer
 
 
 def to_examples(tokenizer: Any, renderer: Any, conversations: Sequence[list[Message]]) -> list[sft.Example]:
