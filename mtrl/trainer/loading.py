@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from mtrl.command.vision_checks import check_vision
+from mtrl.command.vision_checks import check_vision, reads_images
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
 from mtrl.models.attention import OWN, products_are_faster, use_own_attention
@@ -182,6 +182,19 @@ def _load_module(config: Config, path: str, key: str, dtype: torch.dtype, otherw
         check_vision(config, f"{key}={path}")
         prepare_vision(model, config.model.freeze_vision)
     return model.eval()
+
+
+def is_vision_model(config: Config) -> bool:
+    """Return whether the model of a configuration reads images; False for a model that cannot be loaded."""
+    from transformers import AutoConfig
+
+    known, path = reads_images(config), str(config.model.path)
+    if known is not None:
+        return known
+    try:
+        return has_vision(AutoConfig.from_pretrained(path, **_given(config, path)))
+    except UNREADABLE:
+        return False
 
 
 def _image_processor(config: Config, path: str, key: str, tokenizer: Any) -> ImageProcessor:

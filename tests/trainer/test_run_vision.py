@@ -59,3 +59,11 @@ def test_saved_trajectories_show_their_images(whole):
     shown = [trajectory.images_of(turn) for trajectory in trajectories for turn in range(len(trajectory.turns))]
     assert trajectories and all(pixels_of(image).shape == (16, 16, 3) for images in shown for image in images)
     assert {len(images) for images in shown} == {1}
+
+
+def test_a_model_of_a_folder_is_trained_with_a_frozen_tower(whole, tmp_path):
+    words = ["model=hf", f"model.path={whole}/export", "environment.prompt=short", "generator.max_context_length=800"]
+    finish(start(tmp_path / "run", *MAZE, *words, "trainer.prompts_per_step=6"))
+    before, after = (load_file(folder / "export" / "model.safetensors") for folder in (whole, tmp_path / "run"))
+    moved = {name for name in before if not torch.equal(before[name], after[name])}
+    assert moved and not any("visual" in name for name in moved)

@@ -17,7 +17,7 @@ from mtrl.errors import UserError
 from mtrl.models.plain_tokenizer import plain
 from mtrl.models.renderer import make_renderer
 from mtrl.models.vision import processor_of
-from mtrl.rollout.conversation import Codec, Conversation, SingleMessageConversation
+from mtrl.rollout.conversation import NO_IMAGES, Codec, Conversation, SingleMessageConversation
 from mtrl.rollout.episode import BaseLoop, EpisodeLimits, EpisodeLoop
 from mtrl.rollout.folding import fold_of
 from mtrl.rollout.image_conversation import ImageCodec, ImageConversation
@@ -57,6 +57,8 @@ def connect(
     """
     tokenizer = plain(tokenizer)
     codec = make_codec(tokenizer, config.model.renderer)
+    if task.family.shows_images and not isinstance(codec, ImageCodec):
+        raise UserError(f"environment.name={task.family.name}: {NO_IMAGES}")
     limit = context_limit(config, model_config)
     check_prompts(codec, rows, limit)
     make_loop = partial(agent_loop if runs_agent(config) else environment_loop, config, task, codec)
