@@ -5,6 +5,8 @@ import copy
 import numpy as np
 import pytest
 import torch
+import transformers
+from transformers.processing_utils import ProcessorMixin
 
 from mtrl.models.renderer import TemplateRenderer, TinyVisionRenderer
 from mtrl.models.sft import MixedOptimizer, to_image_example, update
@@ -15,8 +17,8 @@ from mtrl.rollout.image_conversation import ImageConversation
 from mtrl.trainer.data.batching import micro_batches
 from mtrl.trainer.data.samples import trajectory_samples
 from mtrl.trainer.update.policy import Policy
-from mtrl.types import FinishReason, Generation, Trajectory
-from mtrl.utils.images import image_part
+from mtrl.types import FinishReason, Generation, Trajectory, images_in
+from mtrl.utils.images import image_part, pixels_of
 from tests.vision_models import FAMILIES, SIZES, codec, conversations, picture, plain_logits, shown, tokenizer
 
 
@@ -137,6 +139,25 @@ def test_renderers_show_one_placeholder_for_each_image():
     processor = processor_of(tokenizer())
     assert ids.count(processor.placeholder) == 2
     assert codec().render(messages).count(processor.placeholder) == 6 + 1
+
+
+@pytest.mark.parametrize("name", ["Qwen3VLProcessor", "Qwen2_5_VLProcessor"])
+def test_tokens_are_those_of_the_models_own_processor(name, monkeypatch):
+    """The processor of the family expands the same template to the same ids and types, and cuts the same patches. It
+    gets no processor of videos, which would need torchvision."""
+    monkeypatch.setattr(ProcessorMixin, "check_argument_for_proper_class", lambda self, name, value: type(value))
+    own = processor_of(tokenizer())
+    whole = getattr(transformers, name)(own.processor, tokenizer(), None, chat_template=tokenizer().chat_template)
+    messages = [shown("go", picture(0), picture(1, 8, 32), "now"), {"role": "assistant", "content": "up"}, shown("x")]
+    images = images_in(messages)
+    text = whole.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    theirs = whole(text=[text], images=[pixels_of(image) for image in images], return_tensors="pt")
+    ids = torch.tensor([codec().render(messages)])
+    assert torch.equal(theirs["input_ids"], ids)
+    found = image_inputs(ids == own.placeholder, [own.patches(image) for image in images])
+    assert found.keys() == {"mm_token_type_ids", "pixel_values", "image_grid_thw"}
+    for name, value in found.items():
+        assert torch.equal(torch.as_tensor(theirs[name]), value.to(torch.as_tensor(theirs[name]).dtype)), name
 
 
 def test_imitation_learns_from_the_image_alone():
