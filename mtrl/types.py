@@ -325,10 +325,11 @@ class Sample:
 
 
 def images_in(messages: Iterable[Message]) -> list[str]:
-    """Return the images of messages, in order, as they are written in their parts."""
+    """Return the images of messages, in order, as they are written in their parts. A text that is no image is refused
+    when it is read (`mtrl.utils.images.pixels_of`)."""
     contents = (message.get("content") for message in messages)
     parts = (part for content in contents if isinstance(content, list) for part in content)
-    return [part["image"] for part in parts if isinstance(part, dict) and part.get("type") == "image"]
+    return [str(part.get("image")) for part in parts if isinstance(part, dict) and part.get("type") == "image"]
 
 
 def to_json(value: Trajectory | Group | Sample) -> str:

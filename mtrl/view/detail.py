@@ -197,7 +197,7 @@ def message(data: Any) -> Json:
     """Return MESSAGE of `mtrl/view/http_api.py`; `data` may have any type."""
     data = data if isinstance(data, dict) else {"role": "?", "content": data}
     calls = data.get("tool_calls")
-    images = [image for image in images_in([data]) if str(image).startswith((PNG, JPEG))]
+    images = [image for image in images_in([data]) if image.startswith((PNG, JPEG))]
     reasoning = data.get("reasoning_content") or data.get("reasoning") or data.get("thinking")
     return {
         "role": str(data.get("role", "?")),
