@@ -101,8 +101,6 @@ def _unsupported(cfg: DictConfig | Config) -> Iterator[tuple[str, str]]:
         yield "trainer.packing=true", "trainer.packing=false"
     if trainer.compile:
         yield "trainer.compile=true", "trainer.compile=false"
-    if trainer.gradient_checkpointing:
-        yield "trainer.gradient_checkpointing=true", "trainer.gradient_checkpointing=false"
     if model.lora_rank:
         yield f"model.lora_rank={model.lora_rank}", "model.lora_rank=0"
     if algorithm.router_replay:

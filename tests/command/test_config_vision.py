@@ -22,7 +22,6 @@ REFUSED = {
     "rollouts.workers=2": "set rollouts.workers=0",
     "trainer.packing=true": "set trainer.packing=false",
     "trainer.compile=true": "set trainer.compile=false",
-    "trainer.gradient_checkpointing=true": "set trainer.gradient_checkpointing=false",
     "trainer.fsdp.param_dtype=bfloat16": "set trainer.fsdp.param_dtype=null trainer.fsdp.cpu_offload=false",
     "model.lora_rank=4": "set model.lora_rank=0",
     "algorithm.router_replay=true": "set algorithm.router_replay=false",

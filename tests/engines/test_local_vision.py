@@ -9,6 +9,7 @@ import torch
 from mtrl.engines.base import ImagePrompt, SamplingParams
 from mtrl.engines.local.engine import LocalEngine
 from mtrl.engines.local.vision import VisionEngine
+from mtrl.models.preparation import checkpoint_gradients
 from mtrl.rollout.image_conversation import ImageConversation
 from mtrl.types import images_in
 from tests.vision_models import FAMILIES, codec, conversations, picture, plain_logits, shown, tokenizer
@@ -66,6 +67,14 @@ def check(model, conversation):
 def test_logprobs_are_those_of_one_pass_over_the_conversation(family):
     model = FAMILIES[family]()
     for conversation in play(make(model, max_num_seqs=3), conversations()):
+        check(model, conversation)
+
+
+def test_a_model_that_recomputes_its_layers_is_sampled_alike():
+    """In training mode the layers ignore the cache, so that the engine sets them to evaluation mode."""
+    model = FAMILIES["qwen3_vl"]()
+    checkpoint_gradients(model)
+    for conversation in play(make(model), conversations()[:2]):
         check(model, conversation)
 
 

@@ -8,6 +8,7 @@ import torch
 import transformers
 from transformers.processing_utils import ProcessorMixin
 
+from mtrl.models.preparation import checkpoint_gradients
 from mtrl.models.renderer import TemplateRenderer, TinyVisionRenderer
 from mtrl.models.sft import MixedOptimizer, to_image_example, update
 from mtrl.models.tiny import save
@@ -82,6 +83,22 @@ def test_a_batch_equals_its_sequences_alone(family, trajectories):
     assert own.keys() == gradients.keys() and any("visual" in name for name in own)
     for name, gradient in own.items():
         torch.testing.assert_close(gradient, gradients[name], atol=1e-4, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recomputed_layers_have_the_same_gradients(family, trajectories):
+    samples = [sample for trajectory in trajectories for sample in samples_of(trajectory)]
+    (batch,) = micro_batches(samples, [np.ones(len(sample.token_ids)) for sample in samples], 10_000)
+    gradients = []
+    for recomputes in (False, True):
+        model = FAMILIES[family]()
+        if recomputes:
+            checkpoint_gradients(model)
+        Policy(model, tokenizer()).logprobs(batch)[0].sum().backward()
+        gradients.append({name: value.grad for name, value in model.named_parameters() if value.grad is not None})
+    assert gradients[0].keys() == gradients[1].keys()
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient, atol=1e-6, rtol=1e-6, msg=name)
 
 
 def test_chunked_logits_are_the_same(trajectories):
