@@ -26,6 +26,7 @@ REQUIRES = [
     "numpy>=2,<3",
     "rich>=13.7,<16",
     "matplotlib>=3.9,<4",
+    "pillow>=10,<14",  # images in messages; matplotlib brings it
     "sqlglot>=27,<31",
     "bm25s>=0.3,<1",
     "fastapi>=0.115,<1",  # the viewer

@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     ExpertIds = NDArray[np.signedinteger]
 
 Message = dict[str, Any]
-"""One chat message in OpenAI's format: `{"role": "user", "content": "…"}`, optionally with `tool_calls`."""
+"""One chat message in OpenAI's format: `{"role": "user", "content": "…"}`, optionally with `tool_calls`. Messages of
+environments may hold images: their content is then a list of parts, `{"type": "text", "text": "…"}` and
+`{"type": "image", "image": "data:image/png;base64,…"}` (`mtrl.utils.images.image_part`)."""
 
 ROLES = ("system", "user", "assistant", "tool")
 """The roles that a message may have."""
@@ -242,6 +244,14 @@ class Trajectory:
         turns = self.environment_turns
         return self if len(turns) == len(self.turns) else replace(self, turns=turns)
 
+    def images_of(self, index: int) -> list[str]:
+        """Return the images of `turns[index].observation_ids`, in the order of their tokens: those of the turn's
+        observation or, where a break repeats the whole context, those of all observations so far."""
+        turns = self.turns[: index + 1]
+        if turns[-1].break_reason is None:
+            turns = turns[-1:]
+        return [image for turn in turns for image in images_in(turn.observation)]
+
     @property
     def messages(self) -> list[Message]:
         """The messages of the whole conversation, including the last observation."""
@@ -306,10 +316,20 @@ class Sample:
     experts: ExpertIds | None = field(default=None, compare=False, repr=False)
     """[L, layers, k] ids of the experts that computed the token before each token, when that token was sampled; -1
     where they are unknown, None without router replay."""
+    images: list[str] = field(default_factory=list, repr=False)
+    """Images of the messages, in the order of their tokens."""
 
     @property
     def action_tokens(self) -> int:
         return sum(self.loss_mask)
+
+
+def images_in(messages: Iterable[Message]) -> list[str]:
+    """Return the images of messages, in order, as they are written in their parts. A text that is no image is refused
+    when it is read (`mtrl.utils.images.pixels_of`)."""
+    contents = (message.get("content") for message in messages)
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    return [str(part.get("image")) for part in parts if isinstance(part, dict) and part.get("type") == "image"]
 
 
 def to_json(value: Trajectory | Group | Sample) -> str:
@@ -320,10 +340,13 @@ def to_json(value: Trajectory | Group | Sample) -> str:
 
 def to_dict(value: Trajectory | Group | Sample | Turn) -> dict[str, Any]:
     """Return the fields as `dataclasses.asdict` does, but without copying lists and dicts, since copying a million
-    numbers takes a second. Ids of experts are left out where there are none, and always of samples."""
+    numbers takes a second. Ids of experts and images are left out where there are none, and ids of experts always of
+    samples."""
     data = {name: getattr(value, name) for name in value.__dataclass_fields__}
     if data.get("experts", 0) is None:
         del data["experts"]
+    if data.get("images") == []:
+        del data["images"]
     if isinstance(value, Trajectory):
         data["turns"] = [to_dict(turn) for turn in value.turns]
     elif isinstance(value, Group):

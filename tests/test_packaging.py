@@ -29,6 +29,7 @@ MODULES = {
     "pydantic-ai-slim": "pydantic_ai",
     "strands-agents": "strands",
     "PyYAML": "yaml",
+    "pillow": "PIL",
 }
 """Distribution -> module, where the two differ."""
 INSIDE = {

@@ -27,6 +27,7 @@ from mtrl.command.runs import holds_run, settle
 from mtrl.command.scale_checks import check_scale
 from mtrl.command.secret_checks import check_secrets
 from mtrl.command.self_play_checks import check_self_play
+from mtrl.command.vision_checks import check_images
 from mtrl.config import keys
 from mtrl.config.messages import check_values, did_you_mean, unknown_choice
 from mtrl.config.mixture import in_source, source_configs
@@ -357,5 +358,6 @@ _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     check_resources,
     check_rollouts,
     check_local_replicas,
+    check_images,
 )
 """The checks across keys, in order: first those that later ones depend on."""

@@ -59,6 +59,8 @@ class TinyConfig:
     """Maximum length of a conversation, in tokens."""
     init_std: float = number(0.1, above=0)
     """Standard deviation of the random weights."""
+    vision_layers: int = number(0, at_least=0)
+    """Number of layers of a vision tower, with which the policy reads images (Qwen3-VL architecture); 0: text only."""
 
 
 @dataclass
@@ -77,6 +79,9 @@ class ModelConfig:
     renderer: str = "auto"
     """Renderer that turns messages into tokens: auto, or a name of the `renderers` package."""
     trust_remote_code: bool = False
+    freeze_vision: bool = True
+    """Whether the vision tower of a model that reads images keeps its weights in training. The warm start of the tiny
+    policy trains it in any case, since its weights are random at first."""
     lora_rank: int = number(0, at_least=0)
     """Rank of low-rank adapters (LoRA), which are trained instead of the weights; 0: train the weights."""
     lora_alpha: int = number(16, at_least=1)

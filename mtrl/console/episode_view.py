@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mtrl.types import Message, Trajectory, Turn
+from mtrl.utils.images import SHOWN
 from mtrl.utils.text import clean, cut, one_line, short, signed
 
 Decode = Callable[[list[int]], str]
@@ -112,6 +113,8 @@ def message_text(message: Message) -> str:
 def _part_text(part: Any) -> str:
     if isinstance(part, str):
         return part
+    if isinstance(part, dict) and part.get("type") == "image":
+        return SHOWN
     if isinstance(part, dict) and isinstance(part.get("text"), str):
         return part["text"]
     return json.dumps(part.get("function", part) if isinstance(part, dict) else part, ensure_ascii=False, default=str)

@@ -29,6 +29,16 @@ class SamplingParams:
     on which other trajectories are in the batch."""
 
 
+@dataclass(frozen=True)
+class ImagePrompt:
+    """The whole context of a turn, with images."""
+
+    ids: list[int]
+    """Token ids; each image has one placeholder for each of its tokens."""
+    images: tuple[tuple[int, str], ...]
+    """Index of the first placeholder of each image, and the image as in its message, in order."""
+
+
 @dataclass
 class EngineStats:
     """Totals since the engine was created."""
@@ -46,8 +56,8 @@ class TurnSampler(Protocol):
         """Sample one turn after `prompt`.
 
         Args:
-            prompt: the whole context as its conversation gives it: token ids where mtrl holds the weights, messages
-                where the model is behind an endpoint.
+            prompt: the whole context as its conversation gives it: token ids where mtrl holds the weights (an
+                `ImagePrompt` with images), messages where the model is behind an endpoint.
         """
 
 

@@ -80,6 +80,8 @@ class Family:
     called in several threads at once. Episodes are then scored concurrently, and the pre-flight runs them so."""
     tokens: tuple[str, ...] = field(default=())
     """Tags such as `<sql>` that are single tokens of the tiny policy's tokenizer."""
+    shows_images: bool = False
+    """Whether messages hold images (`mtrl.utils.images.image_part`), which only some models read."""
 
     @property
     def has_scorer(self) -> bool:
@@ -89,7 +91,18 @@ class Family:
 
 BUILT_IN = {
     name: f"envs.{name}"
-    for name in ("gsm8k", "text_to_sql", "games", "search", "triviaqa", "mini_swe", "sop", "service", "tic_tac_toe")
+    for name in (
+        "gsm8k",
+        "text_to_sql",
+        "games",
+        "search",
+        "triviaqa",
+        "mini_swe",
+        "sop",
+        "service",
+        "tic_tac_toe",
+        "visual_maze",
+    )
 }
 """Family name -> module that holds its `FAMILY`."""
 
@@ -167,6 +180,7 @@ def family_of_class(cls: type[BaseEnvironment]) -> Family:
         waits_for_processes=getattr(cls, "waits_for_processes", False),
         measure=getattr(cls, "measure", None),
         offline=getattr(cls, "offline", None),
+        shows_images=getattr(cls, "shows_images", False),
     )
 
 

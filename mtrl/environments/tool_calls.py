@@ -20,6 +20,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from mtrl.types import Message
+from mtrl.utils.images import content_text
 from mtrl.utils.strict_json import check_depth, strict_loads
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -73,7 +74,7 @@ def format_call(name: str, arguments: dict[str, Any]) -> str:
 
 def text_of(message: Message) -> str:
     """Return a message as text. Calls that its content does not contain are appended."""
-    content = message.get("content") or ""
+    content = content_text(message.get("content"))
     if OPEN in content or CLOSE in content:
         return content
     functions = (call["function"] for call in message.get("tool_calls") or ())

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 from mtrl.environments.tool_calls import format_call
 from mtrl.types import Message
+from mtrl.utils.images import content_text
 
 HEADING = "Here is an example of a whole episode, for another task:"
 _SPEAKER = re.compile(r"^(User|Tool|Assistant|Assistant calls (?P<tool>[\w-]+)): ", re.MULTILINE)
@@ -76,7 +77,7 @@ def with_example(instructions: str, lines: Sequence[Line]) -> str:
 def read_example(prompt: Sequence[Message]) -> WorkedExample | None:
     """Return the worked example of a prompt; None if the prompt has none."""
     for message in prompt:
-        instructions, heading, transcript = str(message.get("content") or "").partition(HEADING)
+        instructions, heading, transcript = content_text(message.get("content")).partition(HEADING)
         if heading:
             starts = list(_SPEAKER.finditer(transcript))
             ends = [each.start() for each in starts[1:]] + [len(transcript)]

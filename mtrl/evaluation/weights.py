@@ -14,7 +14,7 @@ from mtrl.environments.factory import load_task
 from mtrl.errors import UserError
 from mtrl.evaluation.rollouts import Source
 from mtrl.models.lora import merged_state_of
-from mtrl.models.tiny import make_model
+from mtrl.models.tiny_vision import make_policy
 from mtrl.record.run_dir import RunDir
 from mtrl.trainer.checkpoint.tensors import read_tensors
 from mtrl.trainer.loading import load_model, pick_device
@@ -77,6 +77,6 @@ def architecture(run: Path, config: Config) -> tuple[Any, Any]:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(folder.tokenizer)
-        model = make_model(own.model.tiny, tokenizer, own.seed)
+        model = make_policy(own.model.tiny, tokenizer, own.seed)
         return model.eval().to(pick_device(config.model.device), getattr(torch, config.model.dtype)), tokenizer
     return load_model(config, start_of(own, load_task(own)))

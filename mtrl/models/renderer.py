@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +12,9 @@ from renderers.configs import DefaultRendererConfig, config_from_name
 
 from mtrl.environments.tool_calls import describe_tools, parse_calls, text_of
 from mtrl.errors import UserError
+from mtrl.models.vision import PLACEHOLDER, START, STOP, processor_of
 from mtrl.types import ROLES, Message
+from mtrl.utils.images import content_text
 
 END = "<|end|>"
 TINY_TEMPLATE = (
@@ -21,6 +24,16 @@ TINY_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 """The tiny policy's chat template: one token opens a message, and one token closes it."""
+TINY_VISION_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>"
+    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] }}<|end|>{% endgeneration %}"
+    "{% else %}{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+"""The tiny policy's chat template for messages with images; one placeholder stands for each image."""
 
 
 def make_renderer(tokenizer: Any, name: str = "auto") -> Any:
@@ -31,6 +44,8 @@ def make_renderer(tokenizer: Any, name: str = "auto") -> Any:
     """
     if getattr(tokenizer, "chat_template", None) == TINY_TEMPLATE and name == "auto":
         return TinyRenderer(tokenizer)
+    if processor_of(tokenizer) is not None:
+        return make_image_renderer(tokenizer, name)
     if name == "auto":
         name = create_renderer(tokenizer).config.name
     if name == "default":
@@ -46,6 +61,20 @@ def make_renderer(tokenizer: Any, name: str = "auto") -> Any:
     # The reasoning of past turns stays in the context, as sampled; otherwise every user message would start a new
     # sample.
     return create_renderer(tokenizer, kind(thinking_retention="all"))
+
+
+def make_image_renderer(tokenizer: Any, name: str) -> Any:
+    """Return the renderer for the tokenizer of a model that reads images.
+
+    Raises:
+        UserError: `name` is a renderer of the `renderers` package, or the tokenizer has no chat template.
+    """
+    if name not in ("auto", "default"):
+        raise UserError(f"model.renderer={name} is not for models that read images; set model.renderer=auto")
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
+        raise UserError(f"the tokenizer of model.path={tokenizer.name_or_path} has no chat template; use a chat model")
+    return TinyVisionRenderer(tokenizer) if template == TINY_VISION_TEMPLATE else TemplateRenderer(tokenizer)
 
 
 class TinyRenderer:
@@ -71,8 +100,11 @@ class TinyRenderer:
     ) -> list[int]:
         ids: list[int] = []
         for message in messages:
-            ids += [self.role_ids[message["role"]], *self._encode(text_of(message)), self.end_id]
+            ids += [self.role_ids[message["role"]], *self._content_ids(message), self.end_id]
         return [*ids, self.role_ids["assistant"]] if add_generation_prompt else ids
+
+    def _content_ids(self, message: Message) -> Sequence[int]:
+        return self._encode(text_of(message))
 
     def render(
         self, messages: list[Message], *, tools: Any = None, add_generation_prompt: bool = False
@@ -111,6 +143,21 @@ class TinyRenderer:
         close = [] if previous_completion_ids[-1:] == [self.end_id] else [self.end_id]
         new = self.render_ids(new_messages, add_generation_prompt=True)
         return RenderedTokens(token_ids=[*previous_prompt_ids, *previous_completion_ids, *close, *new])
+
+
+class TinyVisionRenderer(TinyRenderer):
+    """Renders messages with images to the same ids as `TINY_VISION_TEMPLATE` (a test compares them)."""
+
+    def __init__(self, tokenizer: Any):
+        super().__init__(tokenizer)
+        self._image = tokenizer.convert_tokens_to_ids([START, PLACEHOLDER, STOP])
+
+    def _content_ids(self, message: Message) -> Sequence[int]:
+        content = message.get("content")
+        if not isinstance(content, list):
+            return super()._content_ids(message)
+        parts = (self._image if part["type"] == "image" else self._encode(content_text([part])) for part in content)
+        return [token for part in parts for token in part]
 
 
 def _parsed_calls(text: str) -> tuple[str, list[ParsedToolCall]]:

@@ -17,6 +17,8 @@ from mtrl.models.attention import OWN, attention_of
 from mtrl.models.logits import logits_at
 from mtrl.models.logprobs import token_logprobs
 from mtrl.models.packing import Row, pack, partition, shared_prefixes
+from mtrl.models.vision import ImageProcessor, Patches, image_inputs, repeated
+from mtrl.types import images_in
 
 MAX_TOKENS = 4096
 """Default maximum number of tokens of one forward and backward pass, padding included."""
@@ -29,6 +31,8 @@ class Example:
 
     ids: list[int]
     mask: list[bool]
+    images: tuple[Patches, ...] = ()
+    """Patches of the images of the conversation, in the order of their placeholders."""
 
 
 def to_example(renderer: Any, messages: list[dict[str, Any]]) -> Example:
@@ -38,6 +42,14 @@ def to_example(renderer: Any, messages: list[dict[str, Any]]) -> Example:
         messages[i]["role"] == "assistant" if i >= 0 else False for i in rendered.message_indices
     ]
     return Example(rendered.token_ids, list(mask))
+
+
+def to_image_example(renderer: Any, processor: ImageProcessor, messages: list[dict[str, Any]]) -> Example:
+    """Like `to_example`, for a conversation that may hold images. Placeholders are never trained."""
+    plain, images = to_example(renderer, messages), images_in(messages)
+    counts = processor.repeats(plain.ids, images)
+    patches = tuple(processor.patches(image) for image in images)
+    return Example(repeated(plain.ids, counts), repeated(plain.mask, counts), patches)
 
 
 class MixedOptimizer:
@@ -116,7 +128,8 @@ def update(
     loss_sum = 0.0
     for micro in (by_prefix if packs else by_length)(batch, max_tokens):
         grid = packed(micro) if packs else padded(micro)
-        loss = _token_losses(model, grid, max_logits or LOGITS.get(model.device.type, 2**27)).sum() / total
+        images = [image for example in micro for image in example.images]
+        loss = _token_losses(model, grid, images, max_logits or LOGITS.get(model.device.type, 2**27)).sum() / total
         loss.backward()
         loss_sum += loss.item()
     torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
@@ -165,12 +178,14 @@ def packed(examples: Sequence[Example]) -> Grid:
     return torch.from_numpy(ids), torch.from_numpy(mask), torch.from_numpy(positions)
 
 
-def _token_losses(model: Any, grid: Grid, max_logits: int) -> torch.Tensor:
+def _token_losses(model: Any, grid: Grid, images: Sequence[Patches], max_logits: int) -> torch.Tensor:
     """Return the cross-entropy of each assistant token of the examples, [N]."""
     ids, mask, positions = (part if part is None else part.to(model.device) for part in grid)
     chosen = mask[:, 1:]
     placed = {} if positions is None else {"position_ids": positions[:, :-1]}
     inputs, targets = {"input_ids": ids[:, :-1], "use_cache": False, **placed}, ids[:, 1:][chosen]
+    if images:
+        inputs |= image_inputs((ids == model.config.image_token_id)[:, :-1] & ~mask[:, :-1], images)
     if len(targets) * model.get_output_embeddings().weight.shape[0] > max_logits:
         return -token_logprobs(model, chosen, targets, max_logits=max_logits, **inputs)[0]
     return F.cross_entropy(logits_at(model, chosen, **inputs).float(), targets, reduction="none")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from mtrl.config.model_schema import TinyConfig
 from mtrl.models.renderer import END, TINY_TEMPLATE
+from mtrl.models.vision import processor_of
 from mtrl.types import ROLES, Message
 
 
@@ -36,6 +37,8 @@ def save(model: Any, tokenizer: Any, folder: Path) -> None:
         partial, state_dict={name: clones[_place(value)] for name, value in model.state_dict().items()}
     )
     tokenizer.save_pretrained(partial)
+    if (images := processor_of(tokenizer)) is not None:
+        images.save(partial)
     if folder.exists():
         folder.rename(old)
     partial.rename(folder)
@@ -68,10 +71,14 @@ def make_model(sizes: TinyConfig, tokenizer: Any, seed: int) -> Any:
 
 
 def train_tokenizer(
-    conversations: Iterable[list[Message]], vocabulary: int, tags: tuple[str, ...] = ()
+    conversations: Iterable[list[Message]],
+    vocabulary: int,
+    tags: tuple[str, ...] = (),
+    template: str = TINY_TEMPLATE,
+    special_tokens: tuple[str, ...] = (),
 ) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer on the conversations' text. Each digit is a token, role markers are special
-    tokens, and each of `tags` is one token."""
+    """Train a byte-level BPE tokenizer on the conversations' text. Each digit is a token, role markers and
+    `special_tokens` are special tokens, and each of `tags` is one token."""
     tokenizer = Tokenizer(models.BPE())
     words = r"\d| ?[A-Za-z]+| ?[^\sA-Za-z\d]|\s+"
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -81,19 +88,26 @@ def train_tokenizer(
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    special = [END, "<|pad|>", *(f"<|{role}|>" for role in ROLES)]
+    special = [END, "<|pad|>", *(f"<|{role}|>" for role in ROLES), *special_tokens]
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary - len(tags),
         special_tokens=special,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((m["content"] for messages in conversations for m in messages), trainer)
+    tokenizer.train_from_iterator(texts_of(conversations), trainer)
     tokenizer.add_tokens(list(tags))
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token=END,
         pad_token="<|pad|>",
-        chat_template=TINY_TEMPLATE,
+        chat_template=template,
         clean_up_tokenization_spaces=False,
     )
+
+
+def texts_of(conversations: Iterable[list[Message]]) -> Iterator[str]:
+    """Yield the texts of all messages, without images."""
+    for message in (message for messages in conversations for message in messages):
+        content = message["content"]
+        yield from [content] if isinstance(content, str) else (part.get("text", "") for part in content)

@@ -14,6 +14,7 @@ from mtrl.play.choices import Choices, find_row
 from mtrl.play.episode import Rules, TextEpisode, judge
 from mtrl.rewards.mixture import make_composer
 from mtrl.types import Message, Row, write_jsonl
+from mtrl.utils.images import content_text
 
 START, RESPOND = "start_episode", "respond"
 ERROR = "Error: "
@@ -110,7 +111,8 @@ class ServedEpisodes:
                 self.place = find_row(self.rows, str(row), self.choices.split)
             episode = await self._open()
         title = f"Row {episode.row['id']} of {self.choices.split}; at most {self.rules.max_turns} turns."
-        return "\n\n".join([title, *(f"{each['role']}: {each['content']}" for each in episode.observation)])
+        shown = (f"{each['role']}: {content_text(each['content'])}" for each in episode.observation)
+        return "\n\n".join([title, *shown])
 
     async def _open(self) -> TextEpisode:
         """Open an episode on the next row, in place of the episode before.
@@ -144,7 +146,7 @@ class ServedEpisodes:
             await episode.say(*_called(name, arguments, episode))
         if episode.failed:
             return ToolAnswer(f"the environment failed: {episode.problem}", True)
-        said = "\n\n".join(str(each["content"]) for each in episode.observation)
+        said = "\n\n".join(content_text(each["content"]) for each in episode.observation)
         is_error = name != RESPOND and said.startswith(ERROR)
         said = said.removeprefix(ERROR) if is_error else said
         if not episode.over:

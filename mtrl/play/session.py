@@ -20,6 +20,7 @@ from mtrl.play.players import Moves, gold_moves, moves_of
 from mtrl.play.screen import Screen
 from mtrl.rewards.mixture import make_composer
 from mtrl.types import Row, Trajectory, write_jsonl
+from mtrl.utils.images import content_text
 
 T = TypeVar("T")
 EPSILON = 1e-6
@@ -143,7 +144,7 @@ class PlaySession:
             result = self._loop.run(episode.say(response))
             if result is not None:
                 self.screen.turn(len(episode.trajectory.turns), self.rules.max_turns, result, episode.observation)
-                text = "".join(str(message["content"]) for message in episode.observation)
+                text = "".join(content_text(message["content"]) for message in episode.observation)
         return True
 
     def _obey(self, command: PlayerCommand, episode: TextEpisode) -> bool:

@@ -9,6 +9,7 @@ from mtrl.preflight.responses import BOXED, TAGGED, THINKING, json_object, parts
 from mtrl.preflight.result import CheckResult, failed, passed, skipped, warned
 from mtrl.preflight.stage import ScriptedEpisode
 from mtrl.types import Message, Row
+from mtrl.utils.images import content_text
 
 FIELD = re.compile(r'"([^"\n]{1,60})"\s*:')
 OPENED = re.compile(r"<([A-Za-z_][\w-]*)>")
@@ -48,7 +49,7 @@ def _shown(episode: ScriptedEpisode) -> str:
 
 
 def _words(messages: list[Message]) -> str:
-    return "\n".join(str(message.get("content") or "") for message in messages)
+    return "\n".join(content_text(message.get("content")) for message in messages)
 
 
 def _tags(episode: ScriptedEpisode, text: str) -> list[str]:
@@ -121,6 +122,6 @@ def _unused(checked: list[tuple[ScriptedEpisode, str]], others: list[str]) -> li
     shown = set.intersection(*(set(tag_names(text)) for _, text in checked))
     known = set(THINKING)
     for episode, _ in checked:
-        replies = [str(message.get("content")) for turn in episode.trajectory.turns[1:] for message in turn.observation]
+        replies = [_words(turn.observation) for turn in episode.trajectory.turns[1:]]
         known.update(OPENED.findall(" ".join([*episode.responses, *replies])))
     return [f"<{tag}>" for tag in sorted(shown - known) if len(held[tag]) == 1]

@@ -16,6 +16,7 @@ from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
 from mtrl.rewards.compose import RewardComposer
 from mtrl.rollout.stepper import Stepper, TimedCalls, text_message, text_turn
 from mtrl.types import Group, Row, StopReason, Trajectory
+from mtrl.utils.images import content_text
 from mtrl.utils.plain_numbers import finite
 from mtrl.utils.process_guard import exit_as_error
 from mtrl.utils.user_code import reason
@@ -218,7 +219,7 @@ class Stage:
             turn = text_turn(response, observation, message)
             trajectory.turns.append(turn)
             _, observation = await stepper.take(turn)
-            text = "".join(str(message["content"]) for message in observation)
+            text = "".join(content_text(message["content"]) for message in observation)
 
 
 def _tools_of(stepper: Stepper) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from mtrl.preflight.responses import THINKING
 from mtrl.preflight.result import CheckResult, failed, passed, skipped
 from mtrl.preflight.stage import Script, ScriptedEpisode, scripted
 from mtrl.types import Row
+from mtrl.utils.images import content_text
 
 FORM = re.compile(r"<([A-Za-z_][\w-]*)>|(?<!#)(####)(?!#)|(\\boxed)|(```\w+)")
 """A tag, or a marker of an answer or of a command."""
@@ -65,7 +66,7 @@ def _examples(rows: Sequence[Row]) -> list[tuple[Row, WorkedExample]]:
     """Return the different worked examples of the prompts, each with the first row that shows it."""
     found: dict[str, tuple[Row, WorkedExample]] = {}
     for row in rows:
-        first = str(row["prompt"][0].get("content")) if row["prompt"] else ""
+        first = content_text(row["prompt"][0].get("content")) if row["prompt"] else ""
         if first not in found and (example := read_example(row["prompt"][:1])) is not None:
             found[first] = row, example
     return list(found.values())
@@ -135,4 +136,4 @@ def _forms(texts: Iterable[str]) -> set[str]:
 def _observations(episode: ScriptedEpisode) -> list[list[str]]:
     """Return the texts of the environment's reply to each turn but the last."""
     replies = [turn.observation for turn in episode.trajectory.turns[1:]]
-    return [[str(message.get("content") or "") for message in reply] for reply in replies]
+    return [[content_text(message.get("content")) for message in reply] for reply in replies]

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mtrl.environments.tool_calls import TextCall, message_calls
+from mtrl.errors import UserError
 from mtrl.rollout.control_tokens import ControlTokens
-from mtrl.types import Generation, Message, Turn
+from mtrl.types import Generation, Message, Turn, images_in
 from mtrl.utils.expert_ids import before_last_tokens, first_rows
+
+NO_IMAGES = "the environment shows an image, and the model reads text only; take model=tiny_vision or a Qwen-VL model"
 
 
 class Renderer(Protocol):
@@ -81,7 +84,11 @@ class Codec:
         """Return the ids of the whole context of the assistant's next turn after `messages`.
 
         No text in the messages is encoded as a control token.
+
+        Raises:
+            UserError: a message holds an image, and the model reads text only.
         """
+        self.check_images(messages)
         messages = self.control.escape_messages(messages)
         return list(self.renderer.render_ids(messages, tools=tools, add_generation_prompt=True))
 
@@ -97,10 +104,23 @@ class Codec:
         The sampled ids stay unchanged. The closing token of a turn that its length limit cut is added as context.
         The result is None if the renderer cannot tell which ids `messages` add; the caller then renders the whole
         conversation again.
+
+        Raises:
+            UserError: as for `render`.
         """
+        self.check_images(messages)
         messages = self.control.escape_messages(messages)
         bridged = self.renderer.bridge_to_next_turn(prompt_ids, action_ids, messages, tools=tools)
         return None if bridged is None else list(getattr(bridged, "token_ids", bridged))
+
+    def check_images(self, messages: Sequence[Message]) -> None:
+        """Refuse images, which would be silently left out of the context.
+
+        Raises:
+            UserError: a message holds an image.
+        """
+        if images_in(messages):
+            raise UserError(NO_IMAGES)
 
     def without_stop(self, ids: list[int]) -> list[int]:
         """Return the sampled ids without their closing token."""

@@ -16,6 +16,7 @@ from mtrl.environments.family import Family
 from mtrl.errors import UserError
 from mtrl.rollout.stepper import Stepper, text_message, text_turn
 from mtrl.types import Message, Row, Trajectory
+from mtrl.utils.images import content_text
 from mtrl.utils.process_guard import guarded
 from mtrl.utils.user_code import reason
 
@@ -101,7 +102,7 @@ async def _episode(
             trajectory.turns.append(turn)
             _, observed = await stepper.take(turn)
             messages += [{"role": "assistant", "content": text}, *observed]
-            observation = "".join(str(message["content"]) for message in observed)
+            observation = "".join(content_text(message["content"]) for message in observed)
         while messages[-1]["role"] != "assistant":
             messages.pop()
         return messages

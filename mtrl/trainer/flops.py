@@ -62,7 +62,8 @@ def _pairs(length: int, window: int | None) -> float:
 
 
 def model_flops(model: Any) -> ModelFlops:
-    """Count the weights of a causal LM or of a value model, also with adapters, shards or experts."""
+    """Count the weights of a causal LM or of a value model, also with adapters, shards or experts. The weights of a
+    vision tower are left out."""
     text = text_config(model)
     output = getattr(model, "get_output_embeddings", lambda: None)()
     head = [] if output is None else [output.weight]
@@ -70,7 +71,7 @@ def model_flops(model: Any) -> ModelFlops:
     share = _active_experts(text)
     body = trained = 0.0
     for name, weight in model.named_parameters():
-        if weight.dim() > 1 and id(weight) not in apart:
+        if weight.dim() > 1 and id(weight) not in apart and ".visual." not in name:  # the tower computes patches
             size = weight.numel() * (share if ".experts." in name else 1.0)
             body += size
             trained += size * weight.requires_grad

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from mtrl.command.vision_checks import check_vision, reads_images
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
 from mtrl.models.attention import OWN, products_are_faster, use_own_attention
 from mtrl.models.gguf import as_folder
 from mtrl.models.preparation import checkpoint_gradients, keeps_apart, prepare_packing, prepare_parts
+from mtrl.models.vision import ImageProcessor, give_processor, has_vision, load_processor, prepare_vision
 from mtrl.record.checksums import changes
 from mtrl.record.run_dir import RunDir
 from mtrl.utils.gpus import gpu_evidence
@@ -40,7 +42,10 @@ def load_model(config: Config, path: str, key: str = "model.path", device: str |
     dtype = getattr(torch, config.model.dtype)
     if target.type == "meta":
         return make_structure(config, path, key, dtype), tokenizer
-    return _load_module(config, path, key, dtype).to(target), tokenizer
+    model = _load_module(config, path, key, dtype).to(target)
+    if has_vision(model.config):
+        give_processor(tokenizer, _image_processor(config, path, key, tokenizer))
+    return model, tokenizer
 
 
 def load_peer(config: Config, path: str, key: str, policy: Any) -> Any:
@@ -147,13 +152,14 @@ def check_export(path: str, key: str) -> None:
 
 
 def _load_module(config: Config, path: str, key: str, dtype: torch.dtype, otherwise: str = "") -> Any:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     attention = config.model.attn_implementation
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        sees = has_vision(AutoConfig.from_pretrained(path, **_given(config, path)))
+        model = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_pretrained(
             path,
             dtype=dtype,
             attn_implementation=attention,
@@ -172,7 +178,38 @@ def _load_module(config: Config, path: str, key: str, dtype: torch.dtype, otherw
                 "its package, or set model.attn_implementation=sdpa"
             ) from error
         raise _cannot_load(key, path, error, otherwise) from error
+    if sees:
+        check_vision(config, f"{key}={path}")
+        prepare_vision(model, config.model.freeze_vision)
     return model.eval()
+
+
+def is_vision_model(config: Config) -> bool:
+    """Return whether the model of a configuration reads images; False for a model that cannot be loaded."""
+    from transformers import AutoConfig
+
+    known, path = reads_images(config), str(config.model.path)
+    if known is not None:
+        return known
+    try:
+        return has_vision(AutoConfig.from_pretrained(path, **_given(config, path)))
+    except UNREADABLE:
+        return False
+
+
+def _image_processor(config: Config, path: str, key: str, tokenizer: Any) -> ImageProcessor:
+    """Return the image processor of a model that reads images.
+
+    Raises:
+        UserError: it cannot be loaded.
+    """
+    try:
+        return load_processor(path, tokenizer, **_given(config, path))
+    except UNREADABLE as error:
+        raise UserError(
+            f"{key}={path} reads images, and its image processor cannot be loaded ({_first_line(error)}); give a model "
+            "with its preprocessor_config.json"
+        ) from error
 
 
 def make_structure(config: Config, path: str, key: str, dtype: torch.dtype, otherwise: str = "") -> Any:
@@ -223,6 +260,8 @@ def fit_attention(model: Any, config: Config) -> None:
         UserError: `trainer.packing` is true, and the model cannot keep packed samples apart.
     """
     packing = config.trainer.packing
+    if has_vision(model.config):
+        return  # packed samples and mtrl's own attention were not tried with images
     if packing:
         prepare_packing(model)
     elif packing is None and config.model.name != "tiny":

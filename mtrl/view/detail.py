@@ -9,7 +9,8 @@ from statistics import fmean
 from typing import Any
 
 from mtrl.record.tokens import Tokenizer
-from mtrl.types import Trajectory, Turn, trajectory_from_dict
+from mtrl.types import Trajectory, Turn, images_in, trajectory_from_dict
+from mtrl.utils.images import JPEG, PNG, SHOWN
 
 LONGEST_RAW = 20_000
 """Maximum number of characters shown of an unreadable line."""
@@ -196,6 +197,7 @@ def message(data: Any) -> Json:
     """Return MESSAGE of `mtrl/view/http_api.py`; `data` may have any type."""
     data = data if isinstance(data, dict) else {"role": "?", "content": data}
     calls = data.get("tool_calls")
+    images = [image for image in images_in([data]) if image.startswith((PNG, JPEG))]
     reasoning = data.get("reasoning_content") or data.get("reasoning") or data.get("thinking")
     return {
         "role": str(data.get("role", "?")),
@@ -203,6 +205,7 @@ def message(data: Any) -> Json:
         "tool_calls": [_tool_call(call) for call in calls] if isinstance(calls, list) else [],
         "name": str(data["name"]) if data.get("name") is not None else None,
         "reasoning": content_text(reasoning) if reasoning else None,
+        **({"images": images} if images else {}),
     }
 
 
@@ -216,6 +219,8 @@ def content_text(content: Any) -> str:
 
 
 def _part_text(part: Any) -> str:
+    if isinstance(part, dict) and part.get("type") == "image":
+        return SHOWN
     if isinstance(part, dict) and isinstance(part.get("text"), str):
         return str(part["text"])
     return part if isinstance(part, str) else _json(part)

@@ -58,7 +58,8 @@ trajectories without `.jsonl`, and LINE counts from 0. Each of them is percent-e
     meanwhile at positions already passed; only a new search finds them.
 `/api/runs/R/trajectory/FILE/LINE`: `{summary, tokens: text | ids, metrics, error, final_observation: [MESSAGE], turns:
     [TURN], previous, next: {file, line} of its group, group: [SUMMARY], problem, raw (of a line that cannot be read)}`.
-    MESSAGE: `{role, content, tool_calls: [{name, arguments}], name, reasoning}`, all text.
+    MESSAGE: `{role, content, tool_calls: [{name, arguments}], name, reasoning}`, all text; with images also `images:
+    [data URL]`.
     TURN: `{number, observation: {messages, tokens: TOKENS, whole_context}, action: {text, message, tokens: TOKENS},
     reward, components, metrics, advantage (mean), finish, cut, break, summary (whether the policy summarised the
     conversation), parent (number of the turn that it extends, null: the one before), trained, untrained (reason),

@@ -189,3 +189,10 @@ def test_any_answers_can_be_sent(answers):
             assert made["function"]["name"] and isinstance(made["function"]["arguments"], str)
             called.add(made["id"])
         assert message["role"] != "tool" or message["tool_call_id"] in called
+
+
+def test_images_are_sent_in_the_form_of_the_api():
+    text = {"type": "text", "text": "see"}
+    messages = [{"role": "user", "content": [text, {"type": "image", "image": "data:image/png;base64,AA=="}]}]
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    assert to_wire(messages) == [{"role": "user", "content": [text, image]}]

@@ -45,7 +45,7 @@ def test_a_bare_class_becomes_a_family():
 
 OPTIONAL = (
     *("demonstrate", "gold", "decoys", "answered", "worked_example", "explain", "measure"),
-    *("waits_for_processes", "offline"),
+    *("waits_for_processes", "offline", "shows_images"),
 )
 
 

@@ -13,6 +13,7 @@ from mtrl.config.schema import DataConfig
 from mtrl.environments.family import BUILT_IN, get_family
 from mtrl.environments.worked_example import read_example
 from mtrl.rollout.stepper import text_message
+from mtrl.utils.images import pixels_of
 from tests.envs.episodes import trajectory_of
 from tests.envs.full_prompts import FOLDER, TASKS, rows, text_of
 
@@ -26,8 +27,9 @@ SHORT_ROWS = {
     "sop": "145caa14727f280d",
     "service": "1007511ed311cea5",
     "tic_tac_toe": "fe28aa21fc95e84c",
+    "visual_maze": "e00f6f9ef67439f1",
 }
-"""SHA-256 of the generated rows of each family, from before full prompts had worked examples."""
+"""SHA-256 of the generated rows of each family, of most from before full prompts had worked examples."""
 
 
 def results_of(family, config, row, responses):
@@ -103,6 +105,8 @@ def test_worked_examples_are_no_rows_of_the_task(name):
 def test_short_prompts_are_unchanged(name):
     splits = get_family(name).load(DataConfig(synthetic_train_rows=40, synthetic_test_rows=20), 0)
     text = json.dumps([splits.train, splits.test], sort_keys=True, default=str)
+    # Other versions of zlib write other bytes for the same pixels.
+    text = re.sub(r"data:image/png[^\"]+", lambda image: pixels_of(image[0]).tobytes().hex(), text)
     assert sha256(text.encode()).hexdigest()[:16] == SHORT_ROWS[name]
 
 

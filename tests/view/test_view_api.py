@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from mtrl.record.trajectories import kind_and_step, write_groups
 from mtrl.scoring.agreement import Thresholds
 from mtrl.types import Group, StopReason, read_trajectories, to_json
+from mtrl.utils.images import image_part
 from mtrl.view.query import Query, QueryRefusal
 from mtrl.view.select import SORT_NAMES
 from mtrl.view.server import to_json as to_strict_json
@@ -298,6 +300,18 @@ def test_messages_of_every_sort(api_of, tmp_path):
     ]  # fmt: skip
     assert found[4]["reasoning"] == "hm" and found[2]["name"] == "look"
     assert [m["role"] for m in answer["final_observation"]] == ["user"]
+
+
+def test_images_of_messages_are_shown_and_addresses_are_not(api_of, tmp_path):
+    """The page loads nothing from elsewhere, so that only data URLs become images."""
+    part = image_part(np.zeros((2, 2, 3), np.uint8))
+    parts = [part, {"type": "text", "text": "a"}]
+    odd = [{"type": "image", "image": "http://a/b.png"}, {"type": "image"}, {"type": "image", "image": [1]}]
+    messages = [{"role": "user", "content": parts}, {"role": "user", "content": odd}]
+    answer = one(api_of, tmp_path, make_trajectory(turns=[make_turn(observation=messages)]))
+    first, second = answer["turns"][0]["observation"]["messages"]
+    assert first["content"] == "[image]\na" and first["images"] == [part["image"]]
+    assert second["content"] == "[image]\n[image]\n[image]" and "images" not in second
 
 
 def test_neighbours_are_those_of_the_group(api_of, tmp_path):

@@ -48,6 +48,7 @@ def to_wire(messages: list[Message]) -> list[Message]:
     for message in messages:
         role, content = message["role"], message.get("content")
         content = content if isinstance(content, str | list) else "" if content is None else json.dumps(content)
+        content = [_part_to_wire(part) for part in content] if isinstance(content, list) else content
         sent: Message = {"role": role, "content": content}
         calls = message.get("tool_calls") or []
         if role == "assistant" and calls and not (isinstance(content, str) and OPEN in content):
@@ -59,6 +60,12 @@ def to_wire(messages: list[Message]) -> list[Message]:
             sent["role"] = "user"
         wire.append(sent)
     return wire
+
+
+def _part_to_wire(part: Any) -> Any:
+    """Return a part of a message in the form that OpenAI's API takes, which has another form for images."""
+    is_image = isinstance(part, dict) and part.get("type") == "image" and "image" in part
+    return {"type": "image_url", "image_url": {"url": part["image"]}} if is_image else part
 
 
 def calls_from_wire(calls: Any) -> list[TextCall]:

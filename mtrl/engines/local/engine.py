@@ -108,7 +108,7 @@ class LocalEngine:
         Raises:
             UserError: the engine cannot run this model.
         """
-        self.runner = make_runner(model, fused_decode, cuda_graphs)
+        self.runner = self._make_runner(model, fused_decode, cuda_graphs)
         self.model, self.stops = model, StopStrings(tokenizer)
         self._routers = routers_of(model) if record_experts else []
         if cache_bytes is not None:
@@ -135,6 +135,9 @@ class LocalEngine:
         meanwhile."""
         self._wake, self._idle = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+
+    def _make_runner(self, model: Any, fused_decode: bool, cuda_graphs: bool) -> ModelRunner:
+        return make_runner(model, fused_decode, cuda_graphs)
 
     def open(self, trajectory_id: str) -> None:
         self._sessions[trajectory_id] = EngineSession(trajectory_id, self._opened)

@@ -63,7 +63,7 @@ class HfRunner:
         if not set(kinds or ()) <= {"full_attention", "sliding_attention"} or self._attention() not in ATTENTION:
             raise self._cannot(f"layers {sorted(set(kinds or ()))}, {self._attention()} attention")
         heads = config.num_attention_heads
-        self.cache = SlotCache(
+        self.cache = self._make_cache(
             config.num_hidden_layers,
             getattr(config, "num_key_value_heads", None) or heads,
             getattr(config, "head_dim", None) or config.hidden_size // heads,
@@ -76,8 +76,7 @@ class HfRunner:
         n, t = ids.shape
         positions = starts[:, None] + torch.arange(t, device=ids.device)
         rows = torch.arange(first_slot, first_slot + n, device=ids.device)[:, None]
-        layers = [_SlotLayer(self.cache, i, rows, positions, width, first_slot) for i in range(len(self.cache.keys))]
-        with _evaluating(self.model):
+        with evaluating(self.model):
             return logits_at(
                 self.model,
                 (rows[:, 0] - first_slot, lengths - 1),
@@ -86,10 +85,19 @@ class HfRunner:
                 # Padding may lie beyond the last position of a learned position embedding.
                 position_ids=torch.minimum(positions, (starts + lengths).max() - 1),
                 use_cache=True,
-                **{self.cache_key: Cache(layers=layers)},
+                **self._cache_of(rows, positions, width, first_slot),
             )
 
     def refresh(self) -> None: ...
+
+    def _make_cache(self, *sizes: Any) -> SlotCache:
+        return SlotCache(*sizes)
+
+    def _cache_of(self, rows: Tensor, columns: Tensor, width: int, first_slot: int) -> dict[str, Cache]:
+        """Return the argument of the module's forward that writes the new tokens to `columns` [n, t] of the slots
+        `rows` [n, 1]."""
+        layers = [_SlotLayer(self.cache, i, rows, columns, width, first_slot) for i in range(len(self.cache.keys))]
+        return {self.cache_key: Cache(layers=layers)}
 
     def _masks(self, positions: Tensor, width: int) -> Tensor | dict[str, Tensor]:
         """Return the attention mask [n, 1, t, width] to add to the scores: 0, or minus infinity where a token must not
@@ -115,7 +123,7 @@ class HfRunner:
         ids = torch.arange(7, device=device)[None] % self.model.config.get_text_config().vocab_size
         self.cache.reserve(1, ids.shape[1])
         try:
-            with _evaluating(self.model):
+            with evaluating(self.model):
                 expected = self.model(input_ids=ids, use_cache=False).logits[0, -1].float()
             for start, end in ((0, 4), (4, 7)):
                 length = torch.tensor([end - start], device=device)
@@ -133,7 +141,7 @@ class HfRunner:
 
 
 @contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
+def evaluating(model: Any) -> Iterator[None]:
     """Set the model to evaluation mode within the context: under gradient checkpointing, layers in training mode ignore
     the cache.
 

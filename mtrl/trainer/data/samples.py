@@ -100,6 +100,7 @@ def trajectory_samples(trajectory: Trajectory, advantages: Sequence[float]) -> l
         sample.advantages += [0.0] * observed + [advantage] * sampled
         sample.versions += [-1] * observed + turn.versions
         sample.turns += [-1] * observed + [index] * sampled
+        sample.images += trajectory.images_of(index)
         experts.setdefault(id(sample), []).append((turn.experts, observed + sampled))
     for sample in samples:
         sample.experts = joined(experts[id(sample)])

@@ -16,11 +16,13 @@ from mtrl.environments.pool import EnvironmentPool
 from mtrl.errors import UserError
 from mtrl.models.plain_tokenizer import plain
 from mtrl.models.renderer import make_renderer
-from mtrl.rollout.conversation import Codec, Conversation, SingleMessageConversation
+from mtrl.models.vision import processor_of
+from mtrl.rollout.conversation import NO_IMAGES, Codec, Conversation, SingleMessageConversation
 from mtrl.rollout.episode import BaseLoop, EpisodeLimits, EpisodeLoop
 from mtrl.rollout.folding import fold_of
+from mtrl.rollout.image_conversation import ImageCodec, ImageConversation
 from mtrl.rollout.self_play import SelfPlayLoop
-from mtrl.types import Row
+from mtrl.types import Row, images_in
 
 
 @dataclass
@@ -54,7 +56,9 @@ def connect(
         UserError: a prompt does not fit, or the engine cannot run the model.
     """
     tokenizer = plain(tokenizer)
-    codec = Codec(tokenizer, make_renderer(tokenizer, config.model.renderer))
+    codec = make_codec(tokenizer, config.model.renderer)
+    if task.family.shows_images and not isinstance(codec, ImageCodec):
+        raise UserError(f"environment.name={task.family.name}: {NO_IMAGES}")
     limit = context_limit(config, model_config)
     check_prompts(codec, rows, limit)
     make_loop = partial(agent_loop if runs_agent(config) else environment_loop, config, task, codec)
@@ -65,6 +69,12 @@ def connect(
     return ConnectedModel(codec, loop.engine, loop, sampling, eval_sampling_params(config, codec.stop_token_ids))
 
 
+def make_codec(tokenizer: Any, renderer: str) -> Codec:
+    """Return the codec of a tokenizer, which reads images if an image processor accompanies it."""
+    kind = Codec if processor_of(tokenizer) is None else ImageCodec
+    return kind(tokenizer, make_renderer(tokenizer, renderer))
+
+
 def environment_loop(
     config: Config, task: Task, codec: Codec, limits: EpisodeLimits, make_engine: Callable[[], Engine]
 ) -> EpisodeLoop:
@@ -73,7 +83,9 @@ def environment_loop(
     Raises:
         UserError: the context cannot be folded so.
     """
-    layout = Conversation if config.generator.use_conversation_multi_turn else SingleMessageConversation
+    layout: type[Conversation] = ImageConversation
+    if not isinstance(codec, ImageCodec):
+        layout = Conversation if config.generator.use_conversation_multi_turn else SingleMessageConversation
     pool = EnvironmentPool(config.environment.max_workers)
     fold = fold_of(config.generator, limits.max_context_length)
     parts = make_engine(), task.make_environment, partial(layout, codec), pool, limits
@@ -168,7 +180,10 @@ def check_prompts(codec: Codec, rows: Sequence[Row], limit: int) -> None:
 def prompt_tokens(codec: Codec, row: Row, limit: int) -> int:
     """Return the number of tokens of a row's prompt, or an upper bound from its bytes if that already shows that the
     prompt fits."""
+    shows = bool(images_in(row["prompt"]))
     characters = sum(len(str(message.get("content") or "").encode()) for message in row["prompt"])
-    if characters + 64 * (len(row["prompt"]) + 1) < limit:
+    if not shows and characters + 64 * (len(row["prompt"]) + 1) < limit:
         return characters  # a text has at most as many tokens as bytes; 64 covers the template's tokens per message
+    if shows:
+        return len(codec.render(row["prompt"]))
     return len(codec.renderer.render_ids(row["prompt"], add_generation_prompt=True))

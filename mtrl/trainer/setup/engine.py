@@ -20,7 +20,9 @@ from mtrl.engines.local.engine import LocalEngine, copy_weights
 from mtrl.engines.local.memory import EngineMemory
 from mtrl.engines.local.process import ProcessEngine
 from mtrl.engines.local.replicas import ReplicatedEngine
+from mtrl.engines.local.vision import VisionEngine
 from mtrl.models.lora import LoraWeights
+from mtrl.models.vision import has_vision
 from mtrl.record.run_dir import RunDir
 from mtrl.trainer.loading import cast_parameters, compute_dtype, load_model, pick_device
 from mtrl.trainer.setup.placement import bytes_to_come, cache_bytes, has_copy
@@ -40,7 +42,7 @@ def shared_engine(
         record_experts: see `LocalEngine`.
     """
     local = config.generator.local
-    return LocalEngine(
+    return (VisionEngine if has_vision(model.config) else LocalEngine)(
         model,
         tokenizer,
         sequences(config),

@@ -9,16 +9,16 @@ import torch
 from mtrl.config.derived import prefers_bfloat16
 from mtrl.config.schema import Config
 from mtrl.models.attention import multiplies
-from mtrl.trainer.loading import pick_device
+from mtrl.trainer.loading import is_vision_model, pick_device
 
 
 def with_machine_settings(config: Config) -> Config:
     """Return the configuration with `trainer.fsdp.param_dtype` for this machine, if it is null.
 
     A pretrained model computes in bfloat16 on a GPU, and on a CPU that multiplies bfloat16; its weights stay in
-    `model.dtype`. The tiny policy computes in `model.dtype`.
+    `model.dtype`. The tiny policy, and models that read images, compute in `model.dtype`.
     """
-    if not prefers_bfloat16(config):
+    if not prefers_bfloat16(config) or is_vision_model(config):
         return config
     device = pick_device(config.model.device)
     if device.type == "cpu" and not multiplies(torch.bfloat16):

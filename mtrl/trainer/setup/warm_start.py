@@ -15,7 +15,7 @@ import inspect
 import json
 import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -32,9 +32,10 @@ from mtrl.environments.factory import Task
 from mtrl.environments.family import reward_is_success
 from mtrl.environments.mixture import interleaved
 from mtrl.errors import UserError
-from mtrl.models import sft, tiny
+from mtrl.models import sft, tiny, tiny_vision
 from mtrl.models.gguf import as_folder
 from mtrl.models.renderer import TinyRenderer, make_renderer
+from mtrl.models.vision import processor_of
 from mtrl.record.checksums import SUMS, changes, write_checksums
 from mtrl.rewards.mixture import make_composer
 from mtrl.rollout.demonstrations import demonstrate, demonstrations
@@ -124,9 +125,8 @@ def make(config: Config, task: Task, folder: Path, measure: Measure, on_step: On
     rng = random.Random(config.seed)
     conversations = list(training_demonstrations(config, task, rng))
     if config.model.name == "tiny":
-        sizes = config.model.tiny
-        tokenizer = tiny.train_tokenizer(conversations, sizes.vocabulary, task.family.tokens)
-        model, success = tiny.make_model(sizes, tokenizer, config.seed), None  # random weights, so not measured
+        model, tokenizer = random_policy(config, conversations, task.family.tokens)
+        success = None  # random weights, so not measured
     else:
         model, tokenizer = load_model(config, str(config.model.path))
         fit_attention(model, config)
@@ -137,7 +137,7 @@ def make(config: Config, task: Task, folder: Path, measure: Measure, on_step: On
         folder.mkdir(parents=True, exist_ok=True)
     else:
         renderer = make_renderer(tokenizer, config.model.renderer)
-        examples = [sft.to_example(renderer, messages) for messages in conversations]
+        examples = to_examples(tokenizer, renderer, conversations)
         imitation = Imitation(config, model, sft.batches(examples, min(settings.batch_size, len(examples)), rng))
         success = imitate(config, imitation, lambda policy: measure(policy, tokenizer), on_step)
         result = WarmStartResult(success, settings.episodes, imitation.steps, band)
@@ -145,6 +145,21 @@ def make(config: Config, task: Task, folder: Path, measure: Measure, on_step: On
     replace_text(folder / RECORD, json.dumps(asdict(result)) + "\n")
     write_checksums(folder, [file for file in folder.iterdir() if file.is_file() and file.name != SUMS])
     return result
+
+
+def random_policy(config: Config, conversations: Sequence[list[Message]], tags: tuple[str, ...]) -> tuple[Any, Any]:
+    """Return a tiny policy with random weights, and its tokenizer, trained on these conversations."""
+    sizes = config.model.tiny
+    train_tokenizer = tiny_vision.train_vision_tokenizer if sizes.vision_layers else tiny.train_tokenizer
+    tokenizer = train_tokenizer(conversations, sizes.vocabulary, tags)
+    return tiny_vision.make_policy(sizes, tokenizer, config.seed), tokenizer
+
+
+def to_examples(tokenizer: Any, renderer: Any, conversations: Sequence[list[Message]]) -> list[sft.Example]:
+    """Return the conversations as examples of fine-tuning."""
+    if (images := processor_of(tokenizer)) is not None:
+        return [sft.to_image_example(renderer, images, messages) for messages in conversations]
+    return [sft.to_example(renderer, messages) for messages in conversations]
 
 
 State = tuple[int, list[IO[bytes]]]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from mtrl.models.attention import takes_boundaries
 from mtrl.models.logprobs import token_logprobs, top_logprobs
 from mtrl.models.router_replay import RouterReplay
 from mtrl.models.sequence_parallel import HeadExchange, SequenceGroup
+from mtrl.models.vision import image_inputs, processor_of
 from mtrl.trainer.data.batching import MicroBatch
 
 
@@ -61,6 +62,8 @@ class Policy:
         """Device on which weights for the engine are gathered. None: CPU memory."""
         self.sequence_group = sequence_group
         """The ranks that share each micro-batch, and call the methods with the same ones. None: this rank alone."""
+        self.images = processor_of(tokenizer)
+        """The image processor of a model that reads images. None: the model reads text only."""
         self.router_replay = router_replay
         """The routers that replay the engine's choices of experts. None: each pass chooses by itself."""
 
@@ -104,7 +107,7 @@ class Policy:
 
     def _logprobs_of(self, batch: MicroBatch, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return the log-probs of `ids`, [N] or [N, C], at the sampled tokens, and the entropies [N]."""
-        part = part_of(batch, self.model, self.sequence_group)
+        part = self._part(batch)
         logprobs, entropy = token_logprobs(
             self.model,
             part.mask,
@@ -116,6 +119,16 @@ class Policy:
             **part.inputs,
         )
         return part.join(logprobs), part.join(entropy)
+
+    def _part(self, batch: MicroBatch) -> WholeBatch:
+        """Return the part of a micro-batch that this rank computes, with the images of its samples."""
+        part = part_of(batch, self.model, self.sequence_group)
+        if self.images is None:
+            return part
+        patches = [self.images.patches(image) for sample in batch.samples for image in sample.images]
+        shown = batch.token_ids[:, :-1] == self.images.placeholder
+        shown[:, 1:] &= ~batch.action_mask[:, :-1]  # a placeholder that was sampled is an ordinary token
+        return replace(part, inputs={**part.inputs, **image_inputs(shown, patches)})
 
     def replaying(self, batch: MicroBatch) -> AbstractContextManager[None]:
         """Return a context in which passes over this micro-batch, and their backward passes, send tokens to the experts
@@ -134,7 +147,7 @@ class Policy:
 
     def top_logprobs(self, batch: MicroBatch, k: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return the log-probs [N] without gradients, and ids and log-probs [N, k] of the most probable tokens."""
-        part = part_of(batch, self.model, self.sequence_group)
+        part = self._part(batch)
         logprobs, ids, top = top_logprobs(
             self.model,
             part.mask,

@@ -56,6 +56,7 @@ export function messageView(message) {
       message.name ? h("b", {}, ` ${visible.plain(message.name)}`) : null),
     message.reasoning ? h("details", { class: "reasoning", open: true }, h("summary", {}, "Reasoning"),
       textView(message.reasoning)) : null,
+    (message.images || []).map((src) => h("img", { class: "picture", src, alt: "image of the message" })),
     text ? textView(text) : calls.length || message.reasoning ? null : h("div", { class: "text nothing" }, "(empty)"),
     calls.map(callView));
 }

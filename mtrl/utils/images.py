@@ -1,0 +1,92 @@
+"""Images in messages: a part of a message holds an image as a data URL of PNG or JPEG bytes, so that a message stays
+plain JSON, and a trajectory that is saved and read again has the same image.
+
+Only data URLs are read: a message comes from an environment, and must not make mtrl open a file or a network address.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import struct
+import zlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Pixels = NDArray[np.uint8]
+
+PNG, JPEG = "data:image/png;base64,", "data:image/jpeg;base64,"
+SHOWN = "[image]"
+"""Text that stands for an image where only text can be shown."""
+LARGEST = 64_000_000
+"""Maximum number of pixels of an image, since a small file can describe a very large image."""
+
+
+def image_part(pixels: Pixels) -> dict[str, str]:
+    """Return the part of a message that shows an image.
+
+    Args:
+        pixels: [height, width, 3] uint8 values of red, green and blue.
+
+    Raises:
+        ValueError: the array has another shape or dtype.
+    """
+    return {"type": "image", "image": PNG + base64.b64encode(png(pixels)).decode()}
+
+
+def png(pixels: Pixels) -> bytes:
+    """Return [height, width, 3] uint8 pixels as the bytes of a PNG file (PNG specification, 3rd edition): truecolour,
+    8 bits, without filters. The same pixels give the same bytes in every process with the same zlib.
+
+    Raises:
+        ValueError: the array has another shape or dtype.
+    """
+    if pixels.ndim != 3 or pixels.shape[2] != 3 or pixels.dtype != "uint8" or not pixels.size:
+        raise ValueError(f"an image is uint8 [height, width, 3], and this array is {pixels.dtype} {pixels.shape}")
+    height, width, _ = pixels.shape
+    lines = b"".join(b"\0" + line.tobytes() for line in pixels)
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(lines, 9)), (b"IEND", b""))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(map(_chunk, *zip(*chunks, strict=True)))
+
+
+def _chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def pixels_of(image: str) -> Pixels:
+    """Return the pixels [height, width, 3] of an image in a message.
+
+    Raises:
+        ValueError: the text is no data URL of a PNG or JPEG file, or the image is larger than `LARGEST` pixels.
+    """
+    import numpy as np
+    from PIL import Image, UnidentifiedImageError
+
+    head = next((head for head in (PNG, JPEG) if isinstance(image, str) and image.startswith(head)), None)
+    if head is None:
+        raise ValueError(f"an image in a message is {str(image)[:60]!r}; it must begin with {PNG} or {JPEG}")
+    try:
+        file = Image.open(io.BytesIO(base64.b64decode(image[len(head) :], validate=True)), formats=("PNG", "JPEG"))
+        if file.width * file.height > LARGEST:
+            raise ValueError(f"an image of {file.width} x {file.height} pixels is larger than {LARGEST:,} pixels")
+        return np.array(file.convert("RGB"))
+    except (binascii.Error, UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(f"an image in a message cannot be read ({error}); give the bytes of a PNG file") from error
+
+
+def content_text(content: Any) -> str:
+    """Return the content of a message as text: parts are joined, and `[image]` stands for an image."""
+    if isinstance(content, list):
+        return "".join(_part_text(part) for part in content)
+    return "" if content is None else str(content)
+
+
+def _part_text(part: Any) -> str:
+    if isinstance(part, dict):
+        return SHOWN if part.get("type") == "image" else str(part.get("text", ""))
+    return str(part)
