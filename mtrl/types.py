@@ -247,10 +247,9 @@ class Trajectory:
     def images_of(self, index: int) -> list[str]:
         """Return the images of `turns[index].observation_ids`, in the order of their tokens: those of the turn's
         observation or, where a break repeats the whole context, those of all observations so far."""
-        turns = self.turns[: index + 1]
-        if turns[-1].break_reason is None:
-            turns = turns[-1:]
-        return [image for turn in turns for image in images_in(turn.observation)]
+        turn = self.turns[index]
+        shown = [turn] if turn.break_reason is None else self.turns[: index + 1]
+        return images_in(message for each in shown for message in each.observation)
 
     @property
     def messages(self) -> list[Message]:

@@ -27,7 +27,7 @@ def check_images(cfg: DictConfig) -> list[str]:
         UserError: they do not fit together.
     """
     sees, shows = reads_images(cfg), _shown(cfg)
-    if shows and sees is False:
+    if shows and sees is False and "@http" not in str(cfg.evaluation.model):  # else the model is behind an API
         named = "model.name=tiny" if cfg.model.name == "tiny" else f"model.path={cfg.model.path}"
         raise UserError(
             f"environment.name={shows} shows images, and {named} reads text only; set model=tiny_vision, or "
@@ -44,7 +44,10 @@ def reads_images(cfg: DictConfig | Config) -> bool | None:
     """Return whether the model reads images; None if its configuration is not in a folder on this machine."""
     if cfg.model.name == "tiny":
         return cfg.model.tiny.vision_layers > 0
-    file = Path(cfg.model.path or "") / "config.json"
+    path = str(cfg.model.path or "")
+    if path.lower().endswith(".gguf"):
+        return False
+    file = Path(path) / "config.json"
     if not file.is_file():
         return None
     try:

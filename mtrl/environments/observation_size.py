@@ -42,6 +42,8 @@ def bounded(messages: list[Message]) -> list[Message]:
 
 def _noted(message: Message, note: str) -> Message:
     content = message["content"]
+    if isinstance(content, list):
+        return {**message, "content": [*content, {"type": "text", "text": f"\n[{note}]"}]}
     return {**message, "content": f"{content}\n[{note}]"} if _is_text("content", content) else message
 
 

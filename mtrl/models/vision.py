@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from types import MethodType
 from typing import Any, TypeVar
@@ -34,8 +33,8 @@ VIDEO = "<|video_pad|>"
 """Text of the placeholder of videos, which configurations name and mtrl does not use."""
 PROCESSOR = "mtrl_image_processor"
 """Attribute of a tokenizer that holds the image processor of its model."""
-CACHED = 1024
-"""Number of images whose patches are kept, since the turns of a group show the same images."""
+CACHED_BYTES = 2**29
+"""Maximum size of the patches that are kept, in bytes, since the turns of a group show the same images."""
 LONGEST = 1 << 14
 """Maximum number of tokens of one image."""
 
@@ -77,19 +76,30 @@ class ImageProcessor:
                 f"the tokenizer {tokenizer.name_or_path} has no token {PLACEHOLDER}, which stands for images; give the "
                 "tokenizer of the model"
             )
-        self.patches = lru_cache(maxsize=CACHED)(self._patches)
+        self._kept: dict[str, Patches] = {}
+        self._kept_bytes = 0
 
     def save(self, folder: Path) -> None:
         """Write the settings of the processor, which `AutoImageProcessor` reads."""
         self.processor.save_pretrained(folder)
 
-    def _patches(self, image: str) -> Patches:
+    def patches(self, image: str) -> Patches:
         """Return the patches of an image in a message.
 
         Raises:
             ValueError: the image cannot be read, or has too many tokens.
         """
-        found = self.processor(images=[pixels_of(image)], return_tensors="pt")
+        found = self._kept.pop(image, None)
+        if found is None:
+            found = self._patches(image)
+            self._kept_bytes += found.values.nbytes
+        self._kept[image] = found  # the last one is the one that was used last
+        while self._kept_bytes > CACHED_BYTES and len(self._kept) > 1:
+            self._kept_bytes -= self._kept.pop(next(iter(self._kept))).values.nbytes
+        return found
+
+    def _patches(self, image: str) -> Patches:
+        found = self.processor(images=[pixels_of(image)], input_data_format="channels_last", return_tensors="pt")
         time, height, width = (int(size) for size in found["image_grid_thw"][0])
         tokens = time * height * width // self.processor.merge_size**2
         if tokens > LONGEST:

@@ -15,8 +15,12 @@ from mtrl.errors import UserError
 from mtrl.rollout.control_tokens import ControlTokens
 from mtrl.types import Generation, Message, Turn, images_in
 from mtrl.utils.expert_ids import before_last_tokens, first_rows
+from mtrl.utils.images import content_text, refuse_other_parts
 
-NO_IMAGES = "the environment shows an image, and the model reads text only; take model=tiny_vision or a Qwen-VL model"
+NO_IMAGES = (
+    "a message holds an image, and only text is read here; take model=tiny_vision, or a Qwen-VL model with "
+    "generator=local"
+)
 
 
 class Renderer(Protocol):
@@ -117,8 +121,9 @@ class Codec:
         """Refuse images, which would be silently left out of the context.
 
         Raises:
-            UserError: a message holds an image.
+            UserError: a message holds an image, or a part in the form of another program.
         """
+        refuse_other_parts(messages)
         if images_in(messages):
             raise UserError(NO_IMAGES)
 
@@ -249,7 +254,8 @@ class SingleMessageConversation(Conversation):
     """
 
     def _extend(self, prompt_ids: list[int], action_ids: list[int], messages: list[Message]) -> list[int]:
-        text = "".join(str(message.get("content") or "") for message in messages)
+        self.codec.check_images(messages)
+        text = "".join(content_text(message.get("content")) for message in messages)
         return prompt_ids + action_ids + self.codec.encode(self.codec.control.escape(text))
 
     def add_observation(self, messages: list[Message]) -> None:

@@ -9,6 +9,7 @@ from mtrl.engines.base import ImagePrompt
 from mtrl.models.vision import ImageProcessor, processor_of
 from mtrl.rollout.conversation import Codec, Conversation
 from mtrl.types import Generation, Message, Turn, images_in
+from mtrl.utils.images import refuse_other_parts
 
 
 class ImageCodec(Codec):
@@ -26,7 +27,8 @@ class ImageCodec(Codec):
         self.processor: ImageProcessor = processor
 
     def check_images(self, messages: Sequence[Message]) -> None:
-        """Accept images."""
+        """Accept images, and refuse those in the form of another program."""
+        refuse_other_parts(messages)
 
     def render(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
         return self.processor.expand(super().render(messages, tools), images_in(messages))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,12 @@ def load_peer(config: Config, path: str, key: str, policy: Any) -> Any:
         raise UserError(
             f"{key}={path} has a vocabulary of {own} and the policy one of {wanted}, so their tokens "
             "differ; give a model with the policy's tokenizer, or null for the policy's own weights"
+        )
+    if has_vision(model.config) != has_vision(policy.config):
+        one, other = ("images", "text only") if has_vision(policy.config) else ("text only", "images")
+        raise UserError(
+            f"{key}={path} reads {other} and the policy {one}; give a model of the same kind, or null for the policy's "
+            "own weights"
         )
     return model
 
@@ -152,13 +159,14 @@ def check_export(path: str, key: str) -> None:
 
 
 def _load_module(config: Config, path: str, key: str, dtype: torch.dtype, otherwise: str = "") -> Any:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()
     attention = config.model.attn_implementation
+    if sees := _reads_images(path, config.model.trust_remote_code):
+        check_vision(config, f"{key}={path}")
     try:
-        sees = has_vision(AutoConfig.from_pretrained(path, **_given(config, path)))
         model = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_pretrained(
             path,
             dtype=dtype,
@@ -179,20 +187,28 @@ def _load_module(config: Config, path: str, key: str, dtype: torch.dtype, otherw
             ) from error
         raise _cannot_load(key, path, error, otherwise) from error
     if sees:
-        check_vision(config, f"{key}={path}")
         prepare_vision(model, config.model.freeze_vision)
     return model.eval()
 
 
 def is_vision_model(config: Config) -> bool:
     """Return whether the model of a configuration reads images; False for a model that cannot be loaded."""
+    known = reads_images(config)
+    return _reads_images(str(config.model.path), config.model.trust_remote_code) if known is None else known
+
+
+@cache  # a Hub name would be asked again by each caller
+def _reads_images(path: str, trust_remote_code: bool) -> bool:
+    """Return whether the model of a folder or Hub name reads images; False where there is no configuration of a model,
+    as in a folder of adapters."""
     from transformers import AutoConfig
 
-    known, path = reads_images(config), str(config.model.path)
-    if known is not None:
-        return known
     try:
-        return has_vision(AutoConfig.from_pretrained(path, **_given(config, path)))
+        return has_vision(
+            AutoConfig.from_pretrained(
+                path, trust_remote_code=trust_remote_code, local_files_only=is_out_of_reach(path)
+            )
+        )
     except UNREADABLE:
         return False
 

@@ -11,7 +11,10 @@ import binascii
 import io
 import struct
 import zlib
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from mtrl.errors import UserError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,7 +25,9 @@ if TYPE_CHECKING:
 PNG, JPEG = "data:image/png;base64,", "data:image/jpeg;base64,"
 SHOWN = "[image]"
 """Text that stands for an image where only text can be shown."""
-LARGEST = 64_000_000
+OTHER_FORMS = ("image_url", "input_image", "video", "audio", "input_audio", "file")
+"""Types of parts that show something in the forms of other programs."""
+LARGEST = 2**24
 """Maximum number of pixels of an image, since a small file can describe a very large image."""
 
 
@@ -59,10 +64,11 @@ def _chunk(name: bytes, data: bytes) -> bytes:
 
 
 def pixels_of(image: str) -> Pixels:
-    """Return the pixels [height, width, 3] of an image in a message.
+    """Return the pixels [height, width, 3] of an image in a message. What is transparent becomes white.
 
     Raises:
-        ValueError: the text is no data URL of a PNG or JPEG file, or the image is larger than `LARGEST` pixels.
+        ValueError: the text is no data URL of a PNG or JPEG file, the image is larger than `LARGEST` pixels, or it has
+            16 bits for each of them.
     """
     import numpy as np
     from PIL import Image, UnidentifiedImageError
@@ -74,9 +80,30 @@ def pixels_of(image: str) -> Pixels:
         file = Image.open(io.BytesIO(base64.b64decode(image[len(head) :], validate=True)), formats=("PNG", "JPEG"))
         if file.width * file.height > LARGEST:
             raise ValueError(f"an image of {file.width} x {file.height} pixels is larger than {LARGEST:,} pixels")
+        if file.mode.startswith("I"):  # Pillow would cut the values instead of scaling them
+            raise ValueError("an image has 16 bits for each pixel; show one with 8 bits")
+        if file.has_transparency_data:
+            file = Image.alpha_composite(Image.new("RGBA", file.size, "white"), file.convert("RGBA"))
         return np.array(file.convert("RGB"))
     except (binascii.Error, UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f"an image in a message cannot be read ({error}); give the bytes of a PNG file") from error
+
+
+def refuse_other_parts(messages: Iterable[Mapping[str, Any]]) -> None:
+    """Refuse parts of messages that show something in another form than `image_part`, which templates and renderers
+    would leave out silently.
+
+    Raises:
+        UserError: there is such a part.
+    """
+    contents = (message.get("content") for message in messages)
+    parts = (part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict))
+    for part in parts:
+        if part.get("type") in OTHER_FORMS or ("image" in part and part.get("type") != "image"):
+            raise UserError(
+                f"a message holds a part of type {part.get('type')}, which is not supported; an image is {{'type': "
+                f"'image', 'image': '{PNG}…'}} (mtrl.utils.images.image_part)"
+            )
 
 
 def content_text(content: Any) -> str:

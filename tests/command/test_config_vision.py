@@ -52,6 +52,10 @@ def test_the_configuration_of_a_folder_tells_whether_the_model_reads_images(name
             check(compose([MAZE, *words]))
 
 
+def test_a_model_behind_an_api_may_play_a_task_with_images():
+    check(compose([MAZE, "model=tiny", "evaluation.model=name@http://127.0.0.1:8000/v1"]))
+
+
 def test_a_model_that_is_not_here_is_checked_when_it_is_loaded():
     check(compose([MAZE, "model=hf", "model.path=owner/name"]))
 

@@ -6,17 +6,29 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from omegaconf import OmegaConf
 from transformers.processing_utils import ProcessorMixin
 
+from mtrl.command.compose import compose
+from mtrl.command.vision_checks import reads_images
 from mtrl.models.preparation import checkpoint_gradients
 from mtrl.models.renderer import TemplateRenderer, TinyVisionRenderer
 from mtrl.models.sft import MixedOptimizer, to_image_example, update
 from mtrl.models.tiny import save
 from mtrl.models.tiny_vision import make_vision_model
-from mtrl.models.vision import has_vision, image_inputs, load_processor, prepare_vision, processor_of, tower
+from mtrl.models.vision import (
+    ImageProcessor,
+    has_vision,
+    image_inputs,
+    load_processor,
+    prepare_vision,
+    processor_of,
+    tower,
+)
 from mtrl.rollout.image_conversation import ImageConversation
 from mtrl.trainer.data.batching import micro_batches
 from mtrl.trainer.data.samples import trajectory_samples
+from mtrl.trainer.loading import is_vision_model
 from mtrl.trainer.update.policy import Policy
 from mtrl.types import FinishReason, Generation, Trajectory, images_in
 from mtrl.utils.images import image_part, pixels_of
@@ -205,3 +217,31 @@ def test_a_saved_model_is_read_by_transformers(family, tmp_path):
     image = picture(3)["image"]
     processor = load_processor(str(tmp_path / "model"), tokenizer())
     assert torch.equal(processor.patches(image).values, processor_of(tokenizer()).patches(image).values)
+
+
+@pytest.mark.parametrize("height", [1, 3])
+def test_a_flat_image_is_not_transposed(height):
+    """An array of height 3 could also be three channels of an image."""
+    flat = processor_of(tokenizer()).patches(picture(0, height, 24)["image"])
+    _, rows, columns = flat.grid
+    assert columns > rows
+
+
+def test_patches_are_kept_up_to_a_number_of_bytes(monkeypatch):
+    processor = ImageProcessor(processor_of(tokenizer()).processor, tokenizer())
+    images = [picture(seed)["image"] for seed in range(4)]
+    size = processor.patches(images[0]).values.nbytes
+    monkeypatch.setattr("mtrl.models.vision.CACHED_BYTES", 2 * size)
+    computed = []
+    monkeypatch.setattr("mtrl.models.vision.pixels_of", lambda image: computed.append(image) or pixels_of(image))
+    for index in (0, 1, 0, 2, 0, 1):  # 1 is used before 0, so that 2 takes its place
+        processor.patches(images[index])
+    assert computed == [images[1], images[2], images[1]]
+
+
+def test_a_folder_of_adapters_and_a_gguf_file_are_models_of_text(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    (tmp_path / "model.gguf").write_text("no JSON")
+    for path, known in ((tmp_path, None), (tmp_path / "model.gguf", False)):
+        config = OmegaConf.to_object(compose(["model=hf", f"model.path={path}"]))
+        assert reads_images(config) is known and is_vision_model(config) is False

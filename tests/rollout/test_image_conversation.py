@@ -5,9 +5,10 @@ import pytest
 from mtrl.engines.base import ImagePrompt
 from mtrl.errors import UserError
 from mtrl.models.renderer import TemplateRenderer
-from mtrl.rollout.conversation import Codec
+from mtrl.rollout.conversation import Codec, SingleMessageConversation
 from mtrl.rollout.image_conversation import ImageCodec, ImageConversation
 from mtrl.trainer.data.samples import trajectory_samples
+from mtrl.trainer.setup.connect import check_prompts
 from mtrl.types import FinishReason, Generation, Trajectory, to_json, trajectory_from_dict
 from tests.vision_models import codec, picture, shown, tokenizer
 
@@ -85,12 +86,29 @@ def test_a_trajectory_is_saved_with_its_images():
 
 
 def test_a_model_of_text_refuses_images(tiny_codec):
-    with pytest.raises(UserError, match="shows an image, and the model reads text only; take model=tiny_vision"):
+    with pytest.raises(UserError, match="holds an image, and only text is read here; take model=tiny_vision"):
         tiny_codec.render([shown(picture(0))])
-    with pytest.raises(UserError, match="reads text only"):
+    with pytest.raises(UserError, match="only text is read here"):
         tiny_codec.extend([1], [2], [shown("see", picture(0))])
+    single = SingleMessageConversation(tiny_codec, [shown("see")])
+    single.add_action(sampled(1, 2))
+    with pytest.raises(UserError, match="only text is read here"):
+        single.add_observation([shown(picture(0))])
     assert isinstance(tiny_codec, Codec)
     assert tiny_codec.render([shown("see")])  # text in parts is no image
+
+
+def test_an_image_in_the_form_of_another_program_is_refused(tiny_codec):
+    message = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,"}}]}
+    for either in (tiny_codec, codec()):
+        with pytest.raises(UserError, match="part of type image_url"):
+            either.render([message])
+
+
+def test_a_row_whose_image_cannot_be_read_is_named():
+    row = {"id": "7", "prompt": [shown({"type": "image", "image": "data:image/gif;base64,AAAA"})]}
+    with pytest.raises(UserError, match="row 7 cannot be shown to the model: an image in a message is"):
+        check_prompts(codec(), [row], 1000)
 
 
 def test_an_image_that_cannot_be_read_is_refused():

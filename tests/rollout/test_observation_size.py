@@ -22,6 +22,12 @@ def test_the_limit_applies_to_all_messages_together():
     assert messages[0]["content"] == "x" * 400_000 and messages[2]["content"].endswith("[2 more messages were cut]")
 
 
+def test_a_cut_after_an_image_is_noted():
+    image = {"type": "image", "image": "data:image/png;base64," + "A" * 600_000}
+    messages = as_messages([{"role": "user", "content": [image]} for _ in range(2)])
+    assert messages == [{"role": "user", "content": [image, {"type": "text", "text": "\n[1 more messages were cut]"}]}]
+
+
 def test_excess_messages_are_dropped_without_a_failure():
     """One turn of a policy may hold tens of thousands of calls, each answered by a message."""
     calls = [{"role": "tool", "content": "no such tool", "tool_call_id": f"call_{n}"} for n in range(30_000)]

@@ -12,9 +12,11 @@ from hypothesis import given, settings
 from hypothesis.extra.numpy import arrays
 from PIL import Image
 
+from mtrl.errors import UserError
 from mtrl.types import images_in
-from mtrl.utils.images import JPEG, LARGEST, PNG, content_text, image_part, pixels_of, png
+from mtrl.utils.images import JPEG, LARGEST, PNG, content_text, image_part, pixels_of, png, refuse_other_parts
 
+PICTURE = np.zeros((2, 2, 3), np.uint8)
 PIXELS = arrays(np.uint8, (3, 5, 3))
 
 
@@ -59,6 +61,30 @@ def test_jpeg_is_read_as_well():
 def test_other_images_are_refused(image, said):
     with pytest.raises(ValueError, match=said):
         pixels_of(image)
+
+
+def as_png(image):
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return PNG + base64.b64encode(file.getvalue()).decode()
+
+
+def test_what_is_transparent_is_white_and_16_bits_are_refused():
+    half = Image.new("RGBA", (2, 1), (10, 20, 30, 255))
+    half.putpixel((1, 0), (10, 20, 30, 0))
+    assert pixels_of(as_png(half)).tolist() == [[[10, 20, 30], [255, 255, 255]]]
+    with pytest.raises(ValueError, match="16 bits"):
+        pixels_of(as_png(Image.fromarray(np.full((2, 2), 30000, np.uint16))))
+
+
+@pytest.mark.parametrize(
+    "part", [{"type": "image_url", "image_url": {"url": "u"}}, {"type": "video", "video": "v"},
+             {"type": "text", "text": "a", "image": "data:image/png;base64,"}],
+)  # fmt: skip
+def test_parts_that_would_be_left_out_are_refused(part):
+    refuse_other_parts([{"role": "user", "content": ["a", {"type": "text", "text": "b"}, image_part(PICTURE)]}])
+    with pytest.raises(UserError, match=f"part of type {part['type']}, which is not supported"):
+        refuse_other_parts([{"role": "user", "content": "a"}, {"role": "user", "content": [part]}])
 
 
 def test_a_small_file_of_a_huge_image_is_refused():

@@ -8,6 +8,7 @@ that it samples is never negative.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -53,8 +54,10 @@ class VisionRunner(HfRunner):
     placeholders of `images`."""
 
     def __init__(self, model: Any):
-        self.images: dict[int, Patches] = {}
-        """Patches of the images of all open trajectories, by the id of their first placeholder."""
+        self.images: dict[int, str] = {}
+        """The images of all open trajectories, by the id of their first placeholder."""
+        self.patches: Callable[[str], Patches]
+        """Returns the patches of an image; it is set by the engine."""
         super().__init__(model)
 
     def _make_cache(self, *sizes: Any) -> PositionedCache:
@@ -64,7 +67,7 @@ class VisionRunner(HfRunner):
         columns = starts[:, None] + torch.arange(ids.shape[1], device=ids.device)
         rows = torch.arange(first_slot, first_slot + len(ids), device=ids.device)[:, None]
         placeholders = ids < 0
-        shown = [self.images[first] for first in ids[placeholders].tolist() if first in self.images]
+        shown = [self.patches(self.images[first]) for first in ids[placeholders].tolist() if first in self.images]
         inputs = image_inputs(placeholders, shown)
         ids = ids.masked_fill(placeholders, self.model.config.image_token_id)
         following = cast(PositionedCache, self.cache).following
@@ -103,7 +106,9 @@ class VisionEngine(LocalEngine):
             tokenizer: a tokenizer that the model's image processor accompanies.
         """
         super().__init__(model, tokenizer, *args, **options)
-        self.processor = processor_of(tokenizer)
+        processor = processor_of(tokenizer)
+        assert processor is not None
+        self.patches = cast(VisionRunner, self.runner).patches = processor.patches
 
     def _make_runner(self, model: Any, fused_decode: bool, cuda_graphs: bool) -> ModelRunner:
         runner = VisionRunner(model)
@@ -118,14 +123,13 @@ class VisionEngine(LocalEngine):
 
     def _with_images(self, prompt: ImagePrompt) -> list[int]:
         """Return the context of a prompt, in which the numbers of placeholders identify their images."""
-        assert self.processor is not None
         ids = list(prompt.ids)
         for start, image in prompt.images:
-            patches = self.processor.patches(image)
+            tokens = self.patches(image).tokens
             digest = hashlib.sha256(image.encode()).digest()
             first = -1 - (int.from_bytes(digest[: KEY_BITS // 8]) * LONGEST)
-            self.images[first] = patches
-            ids[start : start + patches.tokens] = range(first, first - patches.tokens, -1)
+            self.images[first] = image
+            ids[start : start + tokens] = range(first, first - tokens, -1)
         return ids
 
     def _discard_rows(self) -> None:

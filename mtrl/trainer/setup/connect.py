@@ -166,10 +166,16 @@ def check_prompts(codec: Codec, rows: Sequence[Row], limit: int) -> None:
     """Check the lengths of all prompts before anything runs.
 
     Raises:
-        UserError: a prompt leaves no room for a response; the message names the first such row.
+        UserError: a prompt leaves no room for a response, or has an image that cannot be read; the message names the
+            first such row.
     """
     for row in rows:
-        tokens = prompt_tokens(codec, row, limit)
+        try:
+            tokens = prompt_tokens(codec, row, limit)
+        except ValueError as error:
+            raise UserError(
+                f"row {row['id']} cannot be shown to the model: {error}; give a PNG or JPEG image"
+            ) from error
         if tokens >= limit:
             raise UserError(
                 f"row {row['id']} has a prompt of {tokens} tokens, which does not fit "
