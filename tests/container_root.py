@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 PROGRAMS = ("bash", "cat", "chmod", "find", "head", "ls", "mkdir", "mv", "rm", "sleep", "timeout", "tr", "wc", "yes")
+ENGINES = ("podman", "docker")
 IMAGE = "localhost/mtrl-test-root:1"
 WRITE_ON = "for ((i = 0; ; i++)); do head -c 4000000 /dev/zero > /app/$i || exit; sleep 0.1; done"
 """Command that writes files until it is stopped."""
@@ -29,21 +30,27 @@ def fill(root):
 
 
 @cache
-def why_no_podman():
-    """The reason why Podman cannot run a container on this machine; empty if it can."""
-    if shutil.which("podman") is None:
-        return "podman is not installed"
+def why_not(engine):
+    """The reason why an engine cannot run a container on this machine; empty if it can."""
+    if shutil.which(engine) is None:
+        return f"{engine} is not installed"
     limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
-    command = ["podman", "run", "--rm", "--network", "none", "--memory", "64m", *limits, "--entrypoint", "sleep"]
+    command = [engine, "run", "--rm", "--network", "none", "--memory", "64m", *limits, "--entrypoint", "sleep"]
     done = subprocess.run([*command, IMAGE, "0"], capture_output=True, text=True)  # not by mtrl, whose faults must fail
-    return f"podman cannot run a container here: {done.stderr.strip()[-300:]}" if done.returncode else ""
+    return (
+        f"{engine} cannot run a container here: {done.stderr.strip().splitlines()[0][-300:]}" if done.returncode else ""
+    )
 
 
-def need_podman(folder):
-    """Import the image of the tests into Podman if it is missing, and skip the test if Podman cannot run it."""
-    if shutil.which("podman") and subprocess.run(["podman", "image", "exists", IMAGE]).returncode != 0:
+def need_engine(engine, folder):
+    """Import the image of the tests into an engine if it is missing, and skip the test if the engine cannot run it.
+
+    Args:
+        engine: podman, or docker, whose daemon is found by the variable `DOCKER_HOST` or at its usual place.
+    """
+    if shutil.which(engine) and subprocess.run([engine, "image", "inspect", IMAGE], capture_output=True).returncode:
         fill(folder / "root")
         with subprocess.Popen(["tar", "-C", folder / "root", "-c", "."], stdout=subprocess.PIPE) as packed:
-            subprocess.run(["podman", "import", "-q", "-", IMAGE], stdin=packed.stdout, capture_output=True)
-    if reason := why_no_podman():
+            subprocess.run([engine, "import", "-", IMAGE], stdin=packed.stdout, capture_output=True)
+    if reason := why_not(engine):
         pytest.skip(reason)

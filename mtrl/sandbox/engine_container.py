@@ -10,15 +10,17 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
 from mtrl.errors import UserError
-from mtrl.sandbox.bounded_client import SLACK_SECONDS, run_bounded
+from mtrl.sandbox.bounded_client import SLACK_SECONDS, run_bounded, run_client
 from mtrl.sandbox.container import CommandResult, ContainerError, ContainerLimits, ContainerRemovedError
+from mtrl.sandbox.container_files import ContainerFiles, container_files
 from mtrl.sandbox.container_supervisor import owner_label
-from mtrl.sandbox.disk_watch import WatchedContainer, changes_folder, disk_watch
+from mtrl.sandbox.disk_watch import WatchedContainer, disk_watch
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +43,14 @@ without a time limit would not end, and bash removes ended processes only after 
 _FAILURES = (1, 125, 126, 255)
 """Exit codes of docker and podman for errors of their own. Commands use the same codes, so the container is checked."""
 
+_ONE_STREAM = ("bash", "-c", 'exec bash -c "$1" 2>&1', "bash")
+"""Program that runs its argument as a command whose standard error is its standard output: an engine transports two
+streams, whose order gets lost."""
+_BEING_REMOVED = "is already in progress"
+"""Text of Docker's error for the removal of a container whose removal has begun, because it has ended."""
+PAUSE = 0.1
+"""Seconds between two attempts to remove such a container."""
+
 
 class EngineContainer:
     """A container that runs nothing but `WAIT`, and the commands that `run` adds to it.
@@ -62,12 +72,10 @@ class EngineContainer:
         what = f"{self.engine} cannot start a container of {self.image}"
         # Podman's monitor of the container writes a file `oom` into its working directory if memory runs out.
         with tempfile.TemporaryDirectory(prefix="mtrl-") as folder:
-            pid_file = Path(folder) / "pid"
-            call_engine(self._start_command(pid_file), START_SECONDS, what, folder)
-            if self.limits.disk_mb is not None:
-                changes = changes_folder(pid_file)
-                watched = WatchedContainer(self.limits.disk_mb * 2**20, changes, self._stop_for_disk)
-                disk_watch(self._program).add(self.name, watched)
+            call_engine(self._start_command(), START_SECONDS, what, folder)
+        if self.limits.disk_mb is not None:
+            watched = WatchedContainer(self.limits.disk_mb * 2**20, self._files(), self._stop_for_disk)
+            disk_watch(self._program).add(self.name, watched)
 
     def run(
         self, command: str, seconds: float, env: Mapping[str, str] | None = None, stdin: bytes | None = None
@@ -83,7 +91,7 @@ class EngineContainer:
         client = [self._program, "exec", *(["-i"] if stdin is not None else [])]
         client += ["-w", self.cwd] if self.cwd else []
         client += [word for name, value in (env or {}).items() for word in ("-e", f"{name}={value}")]
-        inside = ["timeout", "-s", "KILL", f"{seconds:g}", "bash", "-c", command]
+        inside = ["timeout", "-s", "KILL", f"{seconds:g}", *_ONE_STREAM, command]
         done = run_bounded([*client, self.name, *inside], seconds, stdin)
         if self._disk_is_full.is_set():
             return CommandResult(done.output, -1, self._disk_reason())
@@ -119,37 +127,40 @@ class EngineContainer:
 
     def _delete(self) -> bool:
         """Remove the container, and return whether it is gone."""
-        command = [self._program, "rm", "-f", self.name]
-        try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=CLIENT_SECONDS,
+        deadline = time.monotonic() + CLIENT_SECONDS
+        problem = self._problem_of_removal()
+        while _BEING_REMOVED in problem and time.monotonic() < deadline:
+            time.sleep(PAUSE)
+            problem = self._problem_of_removal()
+        if problem:
+            log.warning(
+                "%s did not remove the container %s (%s); its supervisor removes it after the run",
+                self.engine,
+                self.name,
+                problem,
             )
-        except subprocess.TimeoutExpired:
-            reason = f"it took longer than {CLIENT_SECONDS} s"
-        else:
-            if done.returncode == 0 or "no such container" in done.stderr.lower():
-                return True
-            reason = _last_line(done.stderr)
-        log.warning(
-            "%s did not remove the container %s (%s); its supervisor removes it after the run",
-            self.engine,
-            self.name,
-            reason,
-        )
-        return False
+        return not problem
 
-    def _start_command(self, pid_file: Path) -> list[str]:
+    def _problem_of_removal(self) -> str:
+        """Ask the engine to remove the container, and return why it did not; empty if the container is gone."""
+        try:
+            done = run_client([self._program, "rm", "-f", self.name], CLIENT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"it took longer than {CLIENT_SECONDS} s"
+        is_gone = done.returncode == 0 or "no such container" in done.stderr.lower()
+        return "" if is_gone else _last_line(done.stderr)
+
+    def _start_command(self) -> list[str]:
         command = [self._program, "run", "-d", "--name", self.name, "--label", owner_label(self._program)]
-        if self.limits.disk_mb is not None and self.engine == "podman":
-            command += ["--pidfile", str(pid_file)]
         command += [*_limit_words(self.limits), "--stop-signal", "KILL", "--entrypoint", "bash"]
         command += ["-w", self.cwd] if self.cwd else []
-        return [*command, self.image, "-c", WAIT, "bash", str(math.ceil(self.limits.seconds))]
+        return [*command, self.image, "-c", WAIT, self.name, str(math.ceil(self.limits.seconds))]
+
+    def _files(self) -> ContainerFiles | None:
+        """Return where the files of the container are on this machine; None if they can be measured by the engine
+        alone. The first process of the container has its name as an argument."""
+        process = self._inspect("{{.State.Pid}}")
+        return container_files(int(process), self.name) if process.isdecimal() else None
 
     def _stop_for_disk(self) -> bool:
         """End the container, whose files are too large, and delete them, without waiting for other calls. Return
@@ -162,11 +173,16 @@ class EngineContainer:
         return f"the files of the container exceeded {size} or were too many to measure, and the container was removed"
 
     def _is_running(self) -> bool:
-        command = [self._program, "container", "inspect", "--format", "{{.State.Running}}", self.name]
-        found = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CLIENT_SECONDS
-        )
-        return found.stdout.strip() == "true"
+        return self._inspect("{{.State.Running}}") == "true"
+
+    def _inspect(self, template: str) -> str:
+        """Return what the engine says of the container, in the form of a template of Go; empty if it says nothing
+        in time."""
+        try:
+            command = [self._program, "container", "inspect", "--format", template, self.name]
+            return run_client(command, CLIENT_SECONDS).stdout.strip()
+        except subprocess.TimeoutExpired:
+            return ""
 
 
 def engine_path(engine: str) -> str:
@@ -197,15 +213,7 @@ def call_engine(command: list[str], seconds: float, what: str, cwd: str | None =
     """
     try:
         with _slots:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=seconds,
-                cwd=cwd,
-            )
+            done = run_client(command, seconds, cwd)
     except subprocess.TimeoutExpired as error:
         raise ContainerError(f"{what}: it took longer than {seconds:g} s") from error
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Containers of Podman, for real where this machine can run them, and their removal after SIGKILL."""
+"""Containers of Podman and Docker, for real where this machine can run them, and their removal after SIGKILL."""
 
 import os
 import signal
@@ -13,23 +13,28 @@ import pytest
 from mtrl.errors import UserError
 from mtrl.sandbox import disk_watch, engine_container
 from mtrl.sandbox.container import CommandResult, ContainerError, ContainerLimits, copy_out
-from mtrl.sandbox.engine_container import EngineContainer, engine_path
-from tests.container_root import IMAGE, WRITE_ON, need_podman
+from mtrl.sandbox.engine_container import EngineContainer
+from tests.container_root import ENGINES, IMAGE, WRITE_ON, need_engine
 from tests.sandbox.container_kills import kill_once
 
 LIMITS = ContainerLimits(memory="64m", cpus=1.0, processes=32)
 
 
-@pytest.fixture(scope="module")
-def container(tmp_path_factory):
-    """A running container of Podman."""
-    need_podman(tmp_path_factory.mktemp("podman"))
-    started = EngineContainer("podman", IMAGE, LIMITS, cwd="/app")
+def remaining(container):
+    """What the engine prints of a container that may be gone."""
+    command = [container.engine, "ps", "-aq", "--filter", f"name={container.name}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def container(request, tmp_path_factory):
+    """A running container of each engine."""
+    need_engine(request.param, tmp_path_factory.mktemp(request.param))
+    started = EngineContainer(request.param, IMAGE, LIMITS, cwd="/app")
     started.start()
     yield started
     started.remove()
-    left = subprocess.run(["podman", "ps", "-aq", "--filter", f"name={started.name}"], capture_output=True, text=True)
-    assert left.stdout == ""
+    assert remaining(started) == ""
 
 
 def test_commands_keep_files_and_get_variables(container):
@@ -37,6 +42,13 @@ def test_commands_keep_files_and_get_variables(container):
     assert (first.output, first.exit_code, first.stopped) == ("out\nerr\n", 3, "")
     assert copy_out(container, "/app/a.txt") == "it's $HOME\n"
     assert copy_out(container, "/app") is None and copy_out(container, "/nothing") is None
+
+
+def test_both_outputs_are_in_the_order_of_their_lines(container):
+    """Engines transport two streams, whose order Docker 28 lost in the first of two lines."""
+    lines = container.run("for i in {1..40}; do echo $i; echo $i >&2; done", 20).output.splitlines()
+    assert lines == [str(number) for number in range(1, 41) for _ in range(2)]
+    assert container.run("echo )", 20).output.startswith("bash: -c: line 1: syntax error")
 
 
 def test_a_folder_is_copied_in(container, tmp_path):
@@ -57,16 +69,16 @@ def test_limits_hold(container):
     assert [line.split(":")[0].strip() for line in network] == ["lo"]
 
 
-@pytest.mark.parametrize("measured_by", ["du", "engine"])
+@pytest.mark.parametrize("measured_by", ["host", "engine"])
 def test_a_container_that_fills_its_disk_is_removed(container, monkeypatch, measured_by):
     """One file ends at the limit of the kernel, and many files end the container: no host is filled."""
     if measured_by == "engine":
-        monkeypatch.setattr(engine_container, "changes_folder", lambda pid_file: None)
+        monkeypatch.setattr(engine_container, "container_files", lambda process, name: None)
     elif os.geteuid() != 0:
         pytest.skip("only root may read the folders of all containers")
     else:
         monkeypatch.setattr(disk_watch, "engine_sizes", None)
-    small = EngineContainer("podman", IMAGE, replace(LIMITS, disk_mb=16), cwd="/app")
+    small = EngineContainer(container.engine, IMAGE, replace(LIMITS, disk_mb=16), cwd="/app")
     reason = "the files of the container exceeded 16 MiB or were too many to measure, and the container was removed"
     try:
         small.start()
@@ -76,8 +88,7 @@ def test_a_container_that_fills_its_disk_is_removed(container, monkeypatch, meas
         assert small.run("ls", 20) == CommandResult("", -1, reason)
     finally:
         small.remove()
-    left = subprocess.run(["podman", "ps", "-aq", "--filter", f"name={small.name}"], capture_output=True, text=True)
-    assert left.stdout == "" and container.run("echo other", 20).output == "other\n"
+    assert remaining(small) == "" and container.run("echo other", 20).output == "other\n"
 
 
 KILL_SLEEPS = 'for p in /proc/[0-9]*; do if [ "$(cat $p/comm)" = sleep ]; then kill -9 ${p#/proc/}; fi; done'
@@ -101,9 +112,9 @@ def test_a_command_cannot_end_the_main_process(container):
 
 
 def test_a_container_ends_by_itself(container):
-    short = EngineContainer("podman", IMAGE, replace(LIMITS, seconds=0.5))
+    short = EngineContainer(container.engine, IMAGE, replace(LIMITS, seconds=0.5))
     short.start()
-    with pytest.raises(ContainerError, match="podman cannot run a command in .*: Error: "):
+    with pytest.raises(ContainerError, match="cannot run a command in .*: Error"):
         while short.run("sleep 10", 20).output == "":
             continue
     short.remove()
@@ -115,19 +126,18 @@ def test_a_command_cannot_pretend_that_the_engine_failed(container):
 
 
 def test_a_missing_image_and_a_removed_container_are_one_sentence(container):
-    missing = EngineContainer("podman", "localhost/mtrl-no-such-image:1", LIMITS)
-    with pytest.raises(ContainerError, match="podman cannot start a container of localhost/mtrl-no-such-image:1: .+"):
+    missing = EngineContainer(container.engine, "localhost/mtrl-no-such-image:1", LIMITS)
+    with pytest.raises(ContainerError, match=f"{container.engine} cannot start a container of {missing.image}: .+"):
         missing.start()
     missing.remove()
-    with pytest.raises(ContainerError, match="podman cannot run a command in localhost/mtrl-no-such-image:1: Error"):
+    with pytest.raises(ContainerError, match=f"{container.engine} cannot run a command in {missing.image}: Error"):
         missing.run("ls", 20)
 
 
 def test_a_killed_process_leaves_no_container(container):
     """The first kill falls into the start of the containers, and the second into their commands."""
-    program = engine_path("podman")
-    assert kill_once(program, 0.3)[1] == 0
-    before, left = kill_once(program, 0.5, started=2)
+    assert kill_once(container.engine, 0.3)[1] == 0
+    before, left = kill_once(container.engine, 0.5, started=2)
     assert before > 0 and left == 0
 
 
