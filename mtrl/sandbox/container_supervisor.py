@@ -27,8 +27,8 @@ CLIENT_SECONDS = 300.0
 LONGEST_START = 1500.0
 """Maximum number of seconds that the supervisor waits for clients that create containers: more than a pull may take."""
 LONGEST_SILENCE = 300.0
-"""Number of seconds without an answer of the engine, after which the supervisor ends if no client is left. A daemon that
-restarts answers sooner, and a container that is left ends by itself (`ContainerLimits.seconds`)."""
+"""Number of seconds without an answer of the engine, after which the supervisor ends if no client is left. A daemon
+that restarts answers sooner, and a container that is left ends by itself (`ContainerLimits.seconds`)."""
 PAUSE = 0.2
 """Seconds between two looks at the containers that are left."""
 FAILURE_PAUSE = 2.0
