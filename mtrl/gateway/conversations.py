@@ -45,19 +45,35 @@ def conversations_of(calls: Sequence[ModelCall]) -> list[CallSequence]:
     return conversations
 
 
+def main_conversation(conversations: Sequence[CallSequence]) -> CallSequence | None:
+    """Return the main conversation; None if there is none.
+
+    A conversation that begins and ends between two calls of another one is beside that, however many calls it has: the
+    program waits for it, as for a sub-agent. Of the others, the main one has the most calls; of several, it is the
+    first with tools, or else the first.
+
+    Args:
+        conversations: all conversations, in the order in which they began.
+    """
+    outer: list[CallSequence] = []
+    for each in conversations:
+        if not outer or each.calls[-1].index > outer[-1].calls[-1].index:
+            outer.append(each)
+    return min(outer, key=lambda each: (-len(each.calls), not each.tools), default=None)
+
+
 def kinds_of(calls: Sequence[ModelCall]) -> dict[ModelCall, str | None]:
     """Return the kind of each call, one of `CALL_KINDS`, and None for those of the main conversation.
 
-    side: a conversation of one call, such as the request for a title. sub_agent: another conversation of several calls.
-    retried: a call whose request was sent again and whose answer no call continues.
-
-    The main conversation is that with the most calls; of several, the first with tools, or else the first.
+    side: a conversation of one call, such as the request for a title, or for a summary without the tools. sub_agent:
+    another conversation of several calls. retried: a call whose request was sent again and whose answer no call
+    continues.
 
     Args:
         calls: all calls of a trajectory, in the order in which they began.
     """
     conversations = conversations_of(calls)
-    main = min(conversations, key=lambda each: (-len(each.calls), not each.tools), default=None)
+    main = main_conversation(conversations)
     latest = {call.key: call for call in calls if not call.choice}
     kinds: dict[ModelCall, str | None] = {}
     for each in conversations:

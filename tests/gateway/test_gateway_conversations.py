@@ -103,6 +103,29 @@ def test_one_call_is_the_main_conversation(tiny_codec):
     assert trajectory_of(Program(tiny_codec, *ALL).session).turns == []
 
 
+def test_a_sub_agent_with_more_calls_than_the_main_conversation(tiny_codec):
+    """The main conversation waits for it, and for the agent that it starts itself."""
+    program = Program(tiny_codec, "sub_agent")
+    main = program.ask(SYSTEM, USER, tools=TOOLS)
+    agent = program.ask(user("find the file"), tools=TOOLS)
+    for _ in range(3):
+        agent = program.ask(*agent, user("more"), tools=TOOLS)
+    inner = program.ask(user("look again"))
+    program.ask(*inner, user("go on"))
+    program.ask(*agent, user("found it"), tools=TOOLS)
+    program.ask(*main, user("a.py"), tools=TOOLS)
+    assert program.kinds() == [None, *["sub_agent"] * 7, None]
+    assert [turn.text for turn in trajectory_of(program.session).turns] == ["answer 0", "answer 8"]
+
+
+def test_a_conversation_after_another_is_the_main_one_if_it_has_more_calls(tiny_codec):
+    program = Program(tiny_codec)
+    program.ask(*program.ask(USER, tools=TOOLS), user("the plan is good"), tools=TOOLS)
+    doing = program.ask(user("follow the plan"), tools=TOOLS)
+    program.ask(*program.ask(*doing, user("go on"), tools=TOOLS), user("go on"), tools=TOOLS)
+    assert program.kinds() == ["sub_agent", "sub_agent", None, None, None]
+
+
 def test_votes_of_one_request_are_not_retried(tiny_codec):
     program = Program(tiny_codec, *ALL)
     program.send(USER, n=3)
