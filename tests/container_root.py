@@ -15,11 +15,11 @@ WRITE_ON = "for ((i = 0; ; i++)); do head -c 4000000 /dev/zero > /app/$i || exit
 """Command that writes files until it is stopped."""
 
 
-def fill(root):
-    """Copy `PROGRAMS` and their libraries into a folder."""
+def fill(root, programs=PROGRAMS):
+    """Copy programs and their libraries into a folder."""
     for folder in ("app", "bin", "etc", "proc", "root", "sys", "dev", "tmp"):
         (root / folder).mkdir(parents=True)
-    for name in PROGRAMS:
+    for name in programs:
         program = Path(shutil.which(name)).resolve()
         shutil.copy2(program, root / "bin" / name)
         for library in re.findall(r"(/\S+) \(0x", subprocess.check_output(["ldd", program], text=True)):
@@ -42,15 +42,24 @@ def why_not(engine):
     )
 
 
+def has_image(engine, image):
+    return subprocess.run([engine, "image", "inspect", image], capture_output=True).returncode == 0
+
+
+def import_image(engine, root, image):
+    """Make an image of a folder."""
+    with subprocess.Popen(["tar", "-C", root, "-c", "."], stdout=subprocess.PIPE) as packed:
+        subprocess.run([engine, "import", "-", image], stdin=packed.stdout, capture_output=True)
+
+
 def need_engine(engine, folder):
     """Import the image of the tests into an engine if it is missing, and skip the test if the engine cannot run it.
 
     Args:
         engine: podman, or docker, whose daemon is found by the variable `DOCKER_HOST` or at its usual place.
     """
-    if shutil.which(engine) and subprocess.run([engine, "image", "inspect", IMAGE], capture_output=True).returncode:
+    if shutil.which(engine) and not has_image(engine, IMAGE):
         fill(folder / "root")
-        with subprocess.Popen(["tar", "-C", folder / "root", "-c", "."], stdout=subprocess.PIPE) as packed:
-            subprocess.run([engine, "import", "-", IMAGE], stdin=packed.stdout, capture_output=True)
+        import_image(engine, folder / "root", IMAGE)
     if reason := why_not(engine):
         pytest.skip(reason)
