@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mtrl.gateway.calls import ModelCall
+from mtrl.gateway.calls import ModelCall, message_key
 
 
 @dataclass
@@ -20,11 +20,15 @@ class CallSequence:
     tools: list[dict[str, Any]] | None
     calls: list[ModelCall] = field(default_factory=list)
     seen: set[bytes | int] = field(default_factory=set)
-    """Keys and content hashes of the calls."""
+    """Keys and content hashes of the calls, and hashes of their answers."""
+    answers: set[int] = field(default_factory=set)
+    """Hashes of the answers, comparable with content hashes."""
 
     def add(self, call: ModelCall) -> None:
+        answer = hash(message_key(call.message))
         self.calls.append(call)
-        self.seen |= {call.key, *call.content_hashes}
+        self.answers.add(answer)
+        self.seen |= {call.key, answer, *call.content_hashes}
 
     def shares(self, call: ModelCall) -> bool:
         """Whether a call without a parent belongs to this conversation."""
@@ -48,17 +52,21 @@ def conversations_of(calls: Sequence[ModelCall]) -> list[CallSequence]:
 def main_conversation(conversations: Sequence[CallSequence]) -> CallSequence | None:
     """Return the main conversation; None if there is none.
 
-    A conversation that begins and ends between two calls of another one is beside that, however many calls it has: the
-    program waits for it, as for a sub-agent. Of the others, the main one has the most calls; of several, it is the
-    first with tools, or else the first.
+    A conversation is beside another one, however many calls it has, if it begins and ends between two calls of that,
+    since the program waits for it as for a sub-agent, or if its first call repeats an answer of that with other tools,
+    as the search of a finished conversation for what to remember. Of the others, the main one has the most calls; of
+    several, it is the first with tools, or else the first.
 
     Args:
         conversations: all conversations, in the order in which they began.
     """
     outer: list[CallSequence] = []
+    answers: set[int] = set()
     for each in conversations:
-        if not outer or each.calls[-1].index > outer[-1].calls[-1].index:
+        is_within = bool(outer) and each.calls[-1].index < outer[-1].calls[-1].index
+        if not is_within and answers.isdisjoint(each.calls[0].content_hashes):
             outer.append(each)
+        answers |= each.answers
     return min(outer, key=lambda each: (-len(each.calls), not each.tools), default=None)
 
 

@@ -118,6 +118,23 @@ def test_a_sub_agent_with_more_calls_than_the_main_conversation(tiny_codec):
     assert [turn.text for turn in trajectory_of(program.session).turns] == ["answer 0", "answer 8"]
 
 
+def test_a_conversation_about_another_one(tiny_codec):
+    """As Qwen Code's search for what to remember: other tools, and the whole conversation with its answer."""
+    program = Program(tiny_codec)
+    main = program.ask(SYSTEM, USER, tools=TOOLS)
+    memory = program.ask(*main, user("what is worth remembering?"))
+    program.ask(*memory, user("go on"))
+    assert program.kinds() == [None, "sub_agent", "sub_agent"]
+
+
+def test_an_answer_that_a_compaction_keeps(tiny_codec):
+    """No message of the user remains, and the tools are the same: the conversation goes on."""
+    program = Program(tiny_codec)
+    main = program.ask(SYSTEM, USER, tools=TOOLS)
+    program.ask(SYSTEM, user("so far: a.py"), main[-1], user("go on"), tools=TOOLS)
+    assert program.kinds() == [None, None]
+
+
 def test_a_conversation_after_another_is_the_main_one_if_it_has_more_calls(tiny_codec):
     program = Program(tiny_codec)
     program.ask(*program.ask(USER, tools=TOOLS), user("the plan is good"), tools=TOOLS)
