@@ -40,8 +40,11 @@ WAIT = 'trap "" INT; exec 3<> <(:); sleep $1 & wait $!; until ((SECONDS >= $1));
 ended: otherwise they would count as processes until the end. A command that kills the sleep does not end it: it then
 reads from a pipe into which it writes nothing, because at the limit on processes no second sleep could start. A read
 without a time limit would not end, and bash removes ended processes only after a read that has one."""
-_FAILURES = (1, 125, 126, 255)
-"""Exit codes of docker and podman for errors of their own. Commands use the same codes, so the container is checked."""
+_FAILURES = (125, 126, 255)
+"""Exit codes of docker and podman for errors of their own, such as 255 if Docker's daemon ends during a command.
+Commands use the same codes, so the container is checked."""
+_FAILURE_WORDS = ("error", "cannot connect", "failed to connect")
+"""Beginnings of their output, in lower case, if the exit code is 1, which too many commands use for a check of each."""
 
 _ONE_STREAM = ("bash", "-c", 'exec bash -c "$1" 2>&1', "bash")
 """Program that runs its argument as a command whose standard error is its standard output: an engine transports two
@@ -95,8 +98,11 @@ class EngineContainer:
         done = run_bounded([*client, self.name, *inside], seconds, stdin)
         if self._disk_is_full.is_set():
             return CommandResult(done.output, -1, self._disk_reason())
-        if done.exit_code in _FAILURES and done.output.startswith("Error") and not self._is_running():
-            raise ContainerError(f"{self.engine} cannot run a command in {self.image}: {_last_line(done.output)}")
+        says_so = done.output[:100].lower().startswith(_FAILURE_WORDS)
+        may_have_failed = done.exit_code in _FAILURES or (done.exit_code == 1 and says_so)
+        if may_have_failed and not self._is_running():
+            reason = _last_line(done.output) if says_so else f"its client ended with exit code {done.exit_code}"
+            raise ContainerError(f"{self.engine} cannot run a command in {self.image}: {reason}")
         return done
 
     def copy_in(self, source: Path, target: str) -> None:

@@ -117,9 +117,37 @@ def test_a_container_ends_by_itself(container):
     short.remove()
 
 
-def test_a_command_cannot_pretend_that_the_engine_failed(container):
-    done = container.run("echo 'Error: no such container' >&2; exit 125", 20)
-    assert (done.output, done.exit_code) == ("Error: no such container\n", 125)
+@pytest.mark.parametrize("code", [1, 125, 255])
+def test_a_command_cannot_pretend_that_the_engine_failed(container, code):
+    done = container.run(f"echo 'Error: no such container' >&2; exit {code}", 20)
+    assert (done.output, done.exit_code) == ("Error: no such container\n", code)
+
+
+LOST = """#!/bin/bash
+case $1 in
+    exec) echo "$PRINTED"; exit $CODE ;;
+    container) echo "Cannot connect to the Docker daemon" >&2; exit 1 ;;
+esac
+"""
+
+
+CANNOT = "Cannot connect to the Docker daemon at unix:///x"
+
+
+@pytest.mark.parametrize(
+    ("printed", "code", "reason"), [("begun", 255, "its client ended with exit code 255"), (CANNOT, 1, CANNOT)]
+)
+def test_a_daemon_that_is_lost_fails_the_episode(tmp_path, monkeypatch, printed, code, reason):
+    """A program in place of docker prints what Docker 20.10 printed when its daemon was killed during a command, and
+    before one."""
+    engine = tmp_path / "docker"
+    engine.write_text(LOST)
+    engine.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("PRINTED", printed)
+    monkeypatch.setenv("CODE", str(code))
+    with pytest.raises(ContainerError, match=f"docker cannot run a command in {IMAGE}: {reason}"):
+        EngineContainer("docker", IMAGE, LIMITS).run("echo begun; sleep 5", 20)
 
 
 def test_a_missing_image_and_a_removed_container_are_one_sentence(container):
