@@ -34,6 +34,18 @@ class CallSequence:
         """Whether a call without a parent belongs to this conversation."""
         return call.tools == self.tools and not self.seen.isdisjoint({call.key, *call.content_hashes})
 
+    def is_beside(self, other: CallSequence) -> bool:
+        """Whether it is beside an earlier conversation, however many calls it has: if it has a history of its own,
+        begins after an answer of that with a call of a tool, and ends before that goes on, as a sub-agent; or if it
+        repeats an answer of that under other instructions and with fewer tools, as the search of a finished
+        conversation for what to remember. A program that changes the tools of a conversation repeats answers too, but
+        keeps the instructions or adds tools."""
+        begin, earlier = self.calls[0], other.calls[0]
+        if other.answers.isdisjoint(begin.content_hashes):
+            before = [call for call in other.calls if call.index < begin.index]
+            return bool(before[-1].message.get("tool_calls")) and self.calls[-1].index < other.calls[-1].index
+        return _instructions(begin) != _instructions(earlier) and len(self.tools or ()) < len(other.tools or ())
+
 
 def conversations_of(calls: Sequence[ModelCall]) -> list[CallSequence]:
     """Return the conversations, in the order in which they began."""
@@ -52,21 +64,16 @@ def conversations_of(calls: Sequence[ModelCall]) -> list[CallSequence]:
 def main_conversation(conversations: Sequence[CallSequence]) -> CallSequence | None:
     """Return the main conversation; None if there is none.
 
-    A conversation is beside another one, however many calls it has, if it begins and ends between two calls of that,
-    since the program waits for it as for a sub-agent, or if its first call repeats an answer of that with other tools,
-    as the search of a finished conversation for what to remember. Of the others, the main one has the most calls; of
-    several, it is the first with tools, or else the first.
+    Of those that are beside no other one, it has the most calls; of several, it is the first with tools, or else the
+    first.
 
     Args:
         conversations: all conversations, in the order in which they began.
     """
     outer: list[CallSequence] = []
-    answers: set[int] = set()
     for each in conversations:
-        is_within = bool(outer) and each.calls[-1].index < outer[-1].calls[-1].index
-        if not is_within and answers.isdisjoint(each.calls[0].content_hashes):
+        if not any(each.is_beside(other) for other in outer):
             outer.append(each)
-        answers |= each.answers
     return min(outer, key=lambda each: (-len(each.calls), not each.tools), default=None)
 
 
@@ -105,3 +112,8 @@ def rewards_of(calls: Sequence[ModelCall], kept: Sequence[ModelCall]) -> list[fl
     if rewards:
         rewards[-1] += carried
     return rewards
+
+
+def _instructions(call: ModelCall) -> list[Any]:
+    """Return the contents of the system messages of a call that continues none."""
+    return [message["content"] for message in call.observation if message["role"] == "system"]

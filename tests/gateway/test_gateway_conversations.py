@@ -20,8 +20,7 @@ def user(content):
 class Program:
     """A program at a session: `ask` sends messages, and returns them with the answer."""
 
-    def __init__(self, codec, *leave_out):
-        texts = [f"answer {number}" for number in range(20)]
+    def __init__(self, codec, *leave_out, texts=tuple(f"answer {number}" for number in range(20))):
         self.session = session_of(WatchedEngine(replies(codec, *texts)), codec)
         self.session.limits = replace(self.session.limits, leave_out=leave_out)
         self.calls = []
@@ -103,9 +102,13 @@ def test_one_call_is_the_main_conversation(tiny_codec):
     assert trajectory_of(Program(tiny_codec, *ALL).session).turns == []
 
 
+LOOK = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+
+
 def test_a_sub_agent_with_more_calls_than_the_main_conversation(tiny_codec):
-    """The main conversation waits for it, and for the agent that it starts itself."""
-    program = Program(tiny_codec, "sub_agent")
+    """The main conversation waits for it after a call of a tool, and it waits for the agent that it starts itself."""
+    texts = [LOOK, *["found"] * 3, LOOK, "more", "done", "found it", "the end"]
+    program = Program(tiny_codec, "sub_agent", texts=texts)
     main = program.ask(SYSTEM, USER, tools=TOOLS)
     agent = program.ask(user("find the file"), tools=TOOLS)
     for _ in range(3):
@@ -115,16 +118,48 @@ def test_a_sub_agent_with_more_calls_than_the_main_conversation(tiny_codec):
     program.ask(*agent, user("found it"), tools=TOOLS)
     program.ask(*main, user("a.py"), tools=TOOLS)
     assert program.kinds() == [None, *["sub_agent"] * 7, None]
-    assert [turn.text for turn in trajectory_of(program.session).turns] == ["answer 0", "answer 8"]
+    assert [turn.text for turn in trajectory_of(program.session).turns] == [LOOK, "the end"]
+
+
+def test_titles_before_and_after_the_main_conversation(tiny_codec):
+    """Both requests for a title are one conversation, which calls no tool."""
+    program = Program(tiny_codec)
+    title = program.ask(user("a title for it"))
+    main = program.ask(SYSTEM, USER, tools=TOOLS)
+    program.ask(*program.ask(*main, user("go on"), tools=TOOLS), user("go on"), tools=TOOLS)
+    program.ask(*title, user("a better title"))
+    assert program.kinds() == ["sub_agent", None, None, None, "sub_agent"]
 
 
 def test_a_conversation_about_another_one(tiny_codec):
-    """As Qwen Code's search for what to remember: other tools, and the whole conversation with its answer."""
+    """As Qwen Code's search for what to remember: other instructions, fewer tools, and the whole conversation."""
     program = Program(tiny_codec)
     main = program.ask(SYSTEM, USER, tools=TOOLS)
-    memory = program.ask(*main, user("what is worth remembering?"))
+    memory = program.ask({**SYSTEM, "content": "remember"}, *main[1:], user("what is worth remembering?"))
     program.ask(*memory, user("go on"))
     assert program.kinds() == [None, "sub_agent", "sub_agent"]
+
+
+@pytest.mark.parametrize(
+    ("system", "tools"), [(SYSTEM, None), ({**SYSTEM, "content": "be brief today"}, [*TOOLS, *TOOLS])]
+)
+def test_a_conversation_whose_tools_change_is_not_about_itself(tiny_codec, system, tools):
+    """The program finds further tools, or loses them: the part with the most calls is the main conversation."""
+    program = Program(tiny_codec)
+    main = program.ask(SYSTEM, USER, tools=TOOLS)
+    main = program.ask(system, *main[1:], user("go on"), tools=tools)
+    program.ask(*main, user("go on"), tools=tools)
+    assert program.kinds() == ["side", None, None]
+
+
+def test_a_conversation_that_goes_on_with_other_tools_for_a_while(tiny_codec):
+    """Its part with the most calls is the main conversation, though it begins and ends within the other one."""
+    program = Program(tiny_codec)
+    main = program.ask(SYSTEM, USER, tools=TOOLS)
+    for _ in range(3):
+        main = program.ask(*main, user("go on"), tools=[*TOOLS, *TOOLS])
+    program.ask(*main, user("back"), tools=TOOLS)
+    assert program.kinds() == ["sub_agent", None, None, None, "sub_agent"]
 
 
 def test_an_answer_that_a_compaction_keeps(tiny_codec):
