@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from mtrl.errors import BackendError
+
 LARGEST_COPY = 2**16
 """Maximum number of bytes that are read of a file."""
 COPY_SECONDS = 30.0
 """Time limit for reading a file, in seconds."""
 
 
-class ContainerError(RuntimeError):
+class ContainerError(BackendError):
     """The backend failed, not a command in the container; the episode is invalid."""
 
 

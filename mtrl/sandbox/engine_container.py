@@ -95,13 +95,17 @@ class EngineContainer:
         client += ["-w", self.cwd] if self.cwd else []
         client += [word for name, value in (env or {}).items() for word in ("-e", f"{name}={value}")]
         inside = ["timeout", "-s", "KILL", f"{seconds:g}", *_ONE_STREAM, command]
+        begun = time.monotonic()
         done = run_bounded([*client, self.name, *inside], seconds, stdin)
+        was_late = time.monotonic() - begun >= seconds
         if self._disk_is_full.is_set():
             return CommandResult(done.output, -1, self._disk_reason())
         says_so = done.output[:100].lower().startswith(_FAILURE_WORDS)
-        may_have_failed = done.exit_code in _FAILURES or (done.exit_code == 1 and says_so)
+        # A daemon that SIGTERM stops kills the containers: the command is killed, and not because of its time limit.
+        was_killed = bool(done.stopped) and not was_late
+        may_have_failed = done.exit_code in _FAILURES or was_killed or (done.exit_code == 1 and says_so)
         if may_have_failed and not self._is_running():
-            reason = _last_line(done.output) if says_so else f"its client ended with exit code {done.exit_code}"
+            reason = _last_line(done.output) if says_so else f"the container has ended, or {self.engine} is lost"
             raise ContainerError(f"{self.engine} cannot run a command in {self.image}: {reason}")
         return done
 

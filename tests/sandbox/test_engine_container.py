@@ -135,11 +135,16 @@ CANNOT = "Cannot connect to the Docker daemon at unix:///x"
 
 
 @pytest.mark.parametrize(
-    ("printed", "code", "reason"), [("begun", 255, "its client ended with exit code 255"), (CANNOT, 1, CANNOT)]
+    ("printed", "code", "reason"),
+    [
+        ("begun", 255, "the container has ended, or docker is lost"),
+        ("begun", 137, "the container has ended, or docker is lost"),
+        (CANNOT, 1, CANNOT),
+    ],
 )
 def test_a_daemon_that_is_lost_fails_the_episode(tmp_path, monkeypatch, printed, code, reason):
-    """A program in place of docker prints what Docker 20.10 printed when its daemon was killed during a command, and
-    before one."""
+    """A program in place of docker prints what Docker 20.10 printed when its daemon was killed during a command, was
+    stopped during one, which kills the containers, and was killed before one."""
     engine = tmp_path / "docker"
     engine.write_text(LOST)
     engine.chmod(0o755)

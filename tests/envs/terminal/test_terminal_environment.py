@@ -1,6 +1,7 @@
 """Episodes in the sandbox of this machine, and in containers of Podman and Docker where they run."""
 
 import asyncio
+import os
 import subprocess
 
 import pytest
@@ -169,3 +170,25 @@ def test_a_missing_image_fails_the_episode_and_leaves_no_container(engine, tmp_p
     row = image_row(tmp_path / "missing", "[environment]\ndocker_image = 'localhost/mtrl-no-such-image:1'")
     with pytest.raises(ContainerError, match=f"{engine} cannot start a container of localhost/mtrl-no-such-image:1"):
         play(row, ["done"], backend=engine)
+
+
+LOST = """#!/bin/bash
+case "$*" in
+    exec*begun*) echo begun; exit $CODE ;;
+    container*) echo "Cannot connect to the Docker daemon" >&2; exit 1 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("code", [137, 255])
+def test_a_daemon_that_is_lost_during_a_command_fails_the_episode(tmp_path, monkeypatch, code):
+    """A program in place of docker ends as Docker's client does: 255 after SIGKILL of the daemon, and 137 after SIGTERM,
+    by which the daemon kills the containers too. The model must not see the loss as the output of its command."""
+    engine = tmp_path / "docker"
+    engine.write_text(LOST)
+    engine.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CODE", str(code))
+    row = image_row(tmp_path / "lost", f"[environment]\ndocker_image = '{IMAGE}'")
+    with pytest.raises(ContainerError, match=f"cannot run a command in {IMAGE}: the container has ended"):
+        play(row, [bash("echo begun; sleep 5"), "done"], backend="docker")
