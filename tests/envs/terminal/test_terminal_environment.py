@@ -182,8 +182,8 @@ esac
 
 @pytest.mark.parametrize("code", [137, 255])
 def test_a_daemon_that_is_lost_during_a_command_fails_the_episode(tmp_path, monkeypatch, code):
-    """A program in place of docker ends as Docker's client does: 255 after SIGKILL of the daemon, and 137 after SIGTERM,
-    by which the daemon kills the containers too. The model must not see the loss as the output of its command."""
+    """A program in place of docker ends as Docker's client does: 255 after SIGKILL of the daemon, 137 after SIGTERM,
+    by which it kills the containers too. The model must not see the loss as the output of its command."""
     engine = tmp_path / "docker"
     engine.write_text(LOST)
     engine.chmod(0o755)
