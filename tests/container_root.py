@@ -8,9 +8,25 @@ from pathlib import Path
 
 import pytest
 
-PROGRAMS = ("bash", "cat", "chmod", "find", "head", "ls", "mkdir", "mv", "rm", "sleep", "timeout", "tr", "wc", "yes")
+PROGRAMS = (
+    "bash",
+    "cat",
+    "chmod",
+    "find",
+    "head",
+    "ls",
+    "mkdir",
+    "mv",
+    "rm",
+    "sleep",
+    "timeout",
+    "tr",
+    "unshare",
+    "wc",
+    "yes",
+)
 ENGINES = ("podman", "docker")
-IMAGE = "localhost/mtrl-test-root:1"
+IMAGE = "localhost/mtrl-test-root:2"
 WRITE_ON = "for ((i = 0; ; i++)); do head -c 4000000 /dev/zero > /app/$i || exit; sleep 0.1; done"
 """Command that writes files until it is stopped."""
 
@@ -37,9 +53,8 @@ def why_not(engine):
     limits = ["--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
     command = [engine, "run", "--rm", "--network", "none", "--memory", "64m", *limits, "--entrypoint", "sleep"]
     done = subprocess.run([*command, IMAGE, "0"], capture_output=True, text=True)  # not by mtrl, whose faults must fail
-    return (
-        f"{engine} cannot run a container here: {done.stderr.strip().splitlines()[0][-300:]}" if done.returncode else ""
-    )
+    printed = [*done.stderr.strip().splitlines(), "it printed nothing"][0]
+    return f"{engine} cannot run a container here: {printed[-300:]}" if done.returncode else ""
 
 
 def has_image(engine, image):

@@ -1,10 +1,10 @@
 """The size of the files that containers have written: a thread per container program, which stops those above a limit.
 
 Engines limit the size by quotas of the file system, which default installations do not have. Therefore the sizes are
-measured: on this machine (`mtrl/sandbox/container_files.py`) if this process may read the files of the container, else
-by `ps --size` of the engine. The latter waits for all containers that the engine is changing, which took minutes with
-200 of them, and does not count files that a process holds open after their removal. Volumes that an image declares are
-not counted by either.
+measured: on this machine (`mtrl/sandbox/container_files.py`) if this process may read the files of the container, else,
+or if that takes too long, by `ps --size` of the engine. The engine waits for all containers that it is changing, which
+took minutes with 200 of them, and does not count files that a process holds open after their removal. Volumes that an
+image declares are not counted by either.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import re
 import subprocess
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mtrl.sandbox.bounded_client import run_client
-from mtrl.sandbox.container_files import ContainerFiles, files_size, processes_by_namespace
+from mtrl.sandbox.container_files import ContainerFiles, files_size
 from mtrl.sandbox.container_supervisor import owner_label
 
 log = logging.getLogger(__name__)
@@ -29,11 +28,13 @@ PAUSE = 1.0
 """Minimum number of seconds between two measurements."""
 SHARE = 0.2
 """Maximum share of the wall time that measurements take."""
+LONGEST_PAUSE = 60.0
+"""Maximum number of seconds between two measurements, however long they take."""
+ROUND_SECONDS = 30.0
+"""Time limit of a measurement of all containers on this machine, in seconds. Each container may take an equal share of
+the time that is left, so that one with millions of files does not delay the others."""
 ENGINE_SECONDS = 120.0
 """Time limit of a measurement of all containers by the engine, in seconds."""
-MOST_FAILURES = 3
-"""Number of failed measurements of one container on this machine in a row, after which the container counts as above
-its limit: a command that makes or opens millions of files prolongs each measurement."""
 _SIZE = re.compile(r"(\S+) ([0-9.]+) ?([kMGT]?)B\b")
 """Name of a container and size of its files, such as `name 1.09kB (virtual 7.5MB)`."""
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -61,7 +62,6 @@ class DiskWatch:
         self._program = program
         self._containers: dict[str, WatchedContainer] = {}
         self._stopping: set[str] = set()
-        self._failures: Counter[str] = Counter()
         self._reasons: set[str] = set()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -79,7 +79,6 @@ class DiskWatch:
         """Watch a container no longer, if it was watched."""
         with self._lock:
             self._containers.pop(name, None)
-            self._failures.pop(name, None)
 
     def _watch(self) -> None:
         """Measure until no container is left."""
@@ -96,7 +95,7 @@ class DiskWatch:
                 if sizes.get(name, 0) > container.most_bytes:
                     self._stopping.add(name)
                     threading.Thread(target=self._stop, args=(name, container), daemon=True).start()
-            time.sleep(max(PAUSE, taken / SHARE - taken))
+            time.sleep(min(LONGEST_PAUSE, max(PAUSE, taken / SHARE - taken)))
 
     def _stop(self, name: str, container: WatchedContainer) -> None:
         """Stop a container; if it remains, the next measurement finds it again."""
@@ -108,27 +107,26 @@ class DiskWatch:
         finally:
             self._stopping.discard(name)
 
-    def _sizes(self, watched: Mapping[str, WatchedContainer]) -> dict[str, float]:
-        """Return the sizes that could be measured, in bytes, by the name of the container."""
-        sizes: dict[str, float] = {}
+    def _sizes(self, watched: Mapping[str, WatchedContainer]) -> dict[str, int]:
+        """Return the sizes that could be measured, in bytes, by the name of the container. The files with a name that
+        this machine cannot measure, or not in time, are measured by the engine."""
+        sizes: dict[str, int] = {}
         try:
-            processes = processes_by_namespace()
-            for name, container in watched.items():
-                if container.files is not None:
-                    sizes[name] = self._measured(name, files_size(container.files, processes))
-            if len(sizes) < len(watched):
-                sizes |= engine_sizes(self._program)
+            by_engine = set(watched)
+            local = {name: each.files for name, each in watched.items() if each.files is not None}
+            end = time.monotonic() + ROUND_SECONDS
+            for place, (name, files) in enumerate(local.items()):
+                share = (end - time.monotonic()) / (len(local) - place)
+                named, sizes[name] = files_size(files, share)
+                if named is not None:
+                    sizes[name] += named
+                    by_engine.discard(name)
+            found = engine_sizes(self._program) if by_engine else {}
+            for name in by_engine & found.keys():
+                sizes[name] = sizes.get(name, 0) + found[name]
         except Exception as error:  # the next measurement tries again
             self._warn(error)
         return sizes
-
-    def _measured(self, name: str, size: int | None) -> float:
-        """Return the size of a container's files in bytes; infinity after several failures, and 0 after fewer."""
-        if size is not None:
-            self._failures.pop(name, None)
-            return size
-        self._failures[name] += 1
-        return float("inf") if self._failures[name] >= MOST_FAILURES else 0.0
 
     def _warn(self, error: Exception) -> None:
         """Warn once of each reason why sizes cannot be measured."""

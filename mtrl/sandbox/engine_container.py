@@ -18,7 +18,7 @@ from pathlib import Path
 from mtrl.errors import UserError
 from mtrl.sandbox.bounded_client import SLACK_SECONDS, run_bounded, run_client
 from mtrl.sandbox.container import CommandResult, ContainerError, ContainerLimits, ContainerRemovedError
-from mtrl.sandbox.container_files import ContainerFiles, container_files
+from mtrl.sandbox.container_files import ContainerFiles, container_files, may_measure
 from mtrl.sandbox.container_supervisor import owner_label
 from mtrl.sandbox.disk_watch import WatchedContainer, disk_watch
 
@@ -164,13 +164,15 @@ class EngineContainer:
         command = [self._program, "run", "-d", "--name", self.name, "--label", owner_label(self._program)]
         command += [*_limit_words(self.limits), "--stop-signal", "KILL", "--entrypoint", "bash"]
         command += ["-w", self.cwd] if self.cwd else []
-        return [*command, self.image, "-c", WAIT, self.name, str(math.ceil(self.limits.seconds))]
+        return [*command, self.image, "-c", WAIT, "bash", str(math.ceil(self.limits.seconds))]
 
     def _files(self) -> ContainerFiles | None:
         """Return where the files of the container are on this machine; None if they can be measured by the engine
-        alone. The first process of the container has its name as an argument."""
-        process = self._inspect("{{.State.Pid}}")
-        return container_files(int(process), self.name) if process.isdecimal() else None
+        alone."""
+        if not may_measure():
+            return None
+        container, _, process = self._inspect("{{.Id}} {{.State.Pid}}").partition(" ")
+        return container_files(int(process), container) if process.isdecimal() else None
 
     def _stop_for_disk(self) -> bool:
         """End the container, whose files are too large, and delete them, without waiting for other calls. Return
@@ -179,8 +181,7 @@ class EngineContainer:
         return self._delete()
 
     def _disk_reason(self) -> str:
-        size = f"{self.limits.disk_mb} MiB"
-        return f"the files of the container exceeded {size} or were too many to measure, and the container was removed"
+        return f"the files of the container exceeded {self.limits.disk_mb} MiB, and the container was removed"
 
     def _is_running(self) -> bool:
         return self._inspect("{{.State.Running}}") == "true"

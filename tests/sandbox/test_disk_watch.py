@@ -4,10 +4,11 @@ import os
 import signal
 import threading
 import warnings
+from functools import partial
 
 import pytest
 
-from mtrl.sandbox import container_files, disk_watch
+from mtrl.sandbox import disk_watch
 from mtrl.sandbox.container_files import ContainerFiles
 from mtrl.sandbox.disk_watch import DiskWatch, WatchedContainer, parse_sizes
 from tests.sandbox.swerex_servers import until
@@ -24,7 +25,7 @@ def files(tmp_path, monkeypatch):
     monkeypatch.setattr(disk_watch, "PAUSE", 0.02)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_bytes(b"x" * 50_000)
-    return ContainerFiles(str(tmp_path / "full"), frozenset(), (0, 0))
+    return ContainerFiles(str(tmp_path / "full"), frozenset(), "mtrl-no-such-group")
 
 
 def test_sizes_of_containers_are_read_in_the_words_of_the_engines():
@@ -56,18 +57,27 @@ def test_a_container_is_stopped_until_it_is_gone_and_holds_up_no_other(files):
     assert other.wait(60)
 
 
-def test_a_container_that_cannot_be_measured_in_time_is_stopped(files, monkeypatch):
-    monkeypatch.setattr(container_files, "MEASURE_SECONDS", 1e-6)
-    stopped, other = threading.Event(), threading.Event()
-    watch = DiskWatch("false")
-    watch.add("slow", WatchedContainer(2**40, files, lambda: stopped.set() is None))
-    assert stopped.wait(60)
-    monkeypatch.setattr(container_files, "MEASURE_SECONDS", 60.0)
-    watch.add("small", WatchedContainer(2**40, files, lambda: other.set() is None))
-    watch.add("large", WatchedContainer(1, files, lambda: stopped.clear() is None))
-    until(lambda: not stopped.is_set())
-    assert not other.is_set()
+ENGINE = """#!/bin/bash
+case "$*" in *--size*) echo "large 3MB (virtual 9MB)"; echo "small 1kB"; echo "not-watched 9MB" ;; esac
+"""
+
+
+def test_a_container_that_cannot_be_measured_in_time_is_measured_by_the_engine(files, tmp_path, monkeypatch):
+    """A measurement that does not end does not remove a container by itself."""
+    monkeypatch.setattr(disk_watch, "ROUND_SECONDS", 1e-6)
+    engine = tmp_path / "engine"
+    engine.write_text(ENGINE)
+    engine.chmod(0o755)
+    stopped = []
+    watch = DiskWatch(str(engine))
+    for name in ("unknown", "small", "large"):
+        watch.add(name, WatchedContainer(2 * 10**6, files, partial(lambda name: stopped.append(name) is None, name)))
+    until(lambda: stopped)
+    assert watch._sizes(watch._containers) == {"unknown": 0, "small": 1000}
+    watch.discard("unknown")
     watch.discard("small")
+    until(lambda: not watching())
+    assert stopped == ["large"]
 
 
 def test_an_engine_that_fails_is_reported_once_for_each_reason(files, tmp_path, caplog):
