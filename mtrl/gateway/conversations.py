@@ -6,6 +6,7 @@ conversation if it has the same tools and shares a message with it beyond the sy
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,16 +36,20 @@ class CallSequence:
         return call.tools == self.tools and not self.seen.isdisjoint({call.key, *call.content_hashes})
 
     def is_beside(self, other: CallSequence) -> bool:
-        """Whether it is beside an earlier conversation, however many calls it has: if it has a history of its own,
-        begins after an answer of that with a call of a tool, and ends before that goes on, as a sub-agent; or if it
-        repeats an answer of that under other instructions and with fewer tools, as the search of a finished
-        conversation for what to remember. A program that changes the tools of a conversation repeats answers too, but
-        keeps the instructions or adds tools."""
-        begin, earlier = self.calls[0], other.calls[0]
-        if other.answers.isdisjoint(begin.content_hashes):
-            before = [call for call in other.calls if call.index < begin.index]
-            return bool(before[-1].message.get("tool_calls")) and self.calls[-1].index < other.calls[-1].index
-        return _instructions(begin) != _instructions(earlier) and len(self.tools or ()) < len(other.tools or ())
+        """Whether an earlier conversation waits for this one, as a program waits for its sub-agent.
+
+        It waits if the latest of its calls that began before this conversation was answered by then with a call of a
+        tool, and if it goes on after the end of this conversation or never. A conversation that repeats an answer of
+        the other in its first request, as after a handoff, continues the other one and is not beside it.
+        """
+        first, last = self.calls[0], self.calls[-1]
+        place = bisect_left(other.calls, first.index, key=lambda call: call.index)
+        if place == 0 or not other.answers.isdisjoint(first.content_hashes):
+            return False
+        latest = other.calls[place - 1]
+        if not latest.message.get("tool_calls") or latest.ended > first.asked:
+            return False
+        return place == len(other.calls) or other.calls[-1].index > last.index
 
 
 def conversations_of(calls: Sequence[ModelCall]) -> list[CallSequence]:
@@ -64,8 +69,8 @@ def conversations_of(calls: Sequence[ModelCall]) -> list[CallSequence]:
 def main_conversation(conversations: Sequence[CallSequence]) -> CallSequence | None:
     """Return the main conversation; None if there is none.
 
-    Of those that are beside no other one, it has the most calls; of several, it is the first with tools, or else the
-    first.
+    A conversation that an earlier one waits for is not the main one. The main one has the most calls of the others. If
+    several have as many, it is the first with tools, or else the first.
 
     Args:
         conversations: all conversations, in the order in which they began.
@@ -112,8 +117,3 @@ def rewards_of(calls: Sequence[ModelCall], kept: Sequence[ModelCall]) -> list[fl
     if rewards:
         rewards[-1] += carried
     return rewards
-
-
-def _instructions(call: ModelCall) -> list[Any]:
-    """Return the contents of the system messages of a call that continues none."""
-    return [message["content"] for message in call.observation if message["role"] == "system"]
