@@ -27,8 +27,14 @@ CLIENT_SECONDS = 300.0
 LONGEST_START = 1500.0
 """Maximum number of seconds that the supervisor waits for clients that create containers: more than a pull may take."""
 LONGEST_SILENCE = 300.0
-"""Number of seconds without an answer of the engine, after which the supervisor ends if no client is left. A daemon
-that restarts answers sooner, and a container that is left ends by itself (`ContainerLimits.seconds`)."""
+"""Number of seconds without an answer of the engine after which the supervisor ends if no client is left; a daemon that
+hangs adds up to `CLIENT_SECONDS`. A daemon that restarts answers sooner, and a container that is left ends by
+itself (`ContainerLimits.seconds`)."""
+EMPTY_LOOKS = 3
+"""Number of looks in a row without a container or a client, after which the supervisor ends. A daemon may create the
+container of a client that has been killed a moment later."""
+EMPTY_PAUSE = 1.5
+"""Seconds between two of these looks."""
 PAUSE = 0.2
 """Seconds between two looks at the containers that are left."""
 FAILURE_PAUSE = 2.0
@@ -81,6 +87,7 @@ def remove_all(program: str, label: str) -> bool:
     """Remove the containers with the label, until none is left and no client can still create one. Return whether that
     was reached before the engine was silent for `LONGEST_SILENCE` seconds, and within `LONGEST_START` seconds."""
     begun = answered = time.monotonic()
+    empty = 0
     while (now := time.monotonic()) < begun + LONGEST_START:
         waiting = has_clients(label)  # before the look at the containers, since a client may end in between
         try:
@@ -91,12 +98,13 @@ def remove_all(program: str, label: str) -> bool:
                 return False
             time.sleep(FAILURE_PAUSE)
             continue
-        if not found and not waiting:
+        empty = 0 if found or waiting else empty + 1
+        if empty == EMPTY_LOOKS:
             return True
         if found:
             with suppress(OSError, subprocess.SubprocessError):  # the next round tries again
                 _call(program, "rm", "-f", *found)
-        time.sleep(PAUSE)
+        time.sleep(EMPTY_PAUSE if empty else PAUSE)
     return False
 
 

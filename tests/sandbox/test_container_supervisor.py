@@ -61,6 +61,7 @@ esac
 def silent(tmp_path, monkeypatch):
     """Makes a program in place of an engine that has one container and fails in its first calls."""
     monkeypatch.setattr(container_supervisor, "FAILURE_PAUSE", 0.01)
+    monkeypatch.setattr(container_supervisor, "EMPTY_PAUSE", 0.01)
     monkeypatch.setattr(container_supervisor, "LONGEST_SILENCE", 0.2)
 
     def make(failures):
@@ -83,7 +84,7 @@ def test_an_engine_that_does_not_answer_is_given_up(silent, tmp_path):
 def test_an_engine_that_restarts_is_waited_for(silent, tmp_path, monkeypatch):
     monkeypatch.setattr(container_supervisor, "LONGEST_SILENCE", 60.0)
     assert remove_all(silent(3), LABEL)
-    assert (tmp_path / "calls").read_text().split() == ["ps", "ps", "ps", "ps", "rm", "ps"]
+    assert (tmp_path / "calls").read_text().split() == ["ps", "ps", "ps", "ps", "rm", "ps", "ps", "ps"]
     assert not (tmp_path / "container").exists()
 
 
@@ -91,6 +92,26 @@ def test_a_client_that_may_create_a_container_is_waited_for_in_silence(silent, t
     """Without the client, which ends when the engine answers, the engine would be given up at its second failure."""
     monkeypatch.setattr(container_supervisor, "LONGEST_SILENCE", 0.0)
     until_it_answers = "until [ -e calls ] && (($(wc -l < calls) > 5)); do sleep 0.05; done"
-    with subprocess.Popen(["bash", "-c", until_it_answers, LABEL], cwd=tmp_path):
-        assert remove_all(silent(5), LABEL)
+    with subprocess.Popen(["bash", "-c", until_it_answers, LABEL], cwd=tmp_path) as client:
+        try:
+            assert remove_all(silent(5), LABEL)
+        finally:
+            client.kill()
     assert not (tmp_path / "container").exists()
+
+
+LATE = """#!/bin/bash
+cd "$(dirname "$0")"
+echo "$1" >> calls
+if [ "$1" = ps ] && [ "$(grep -c ps calls)" = 3 ]; then echo name; fi
+"""
+
+
+def test_a_container_that_appears_after_an_empty_look_is_removed(tmp_path, monkeypatch):
+    """The daemon creates the container of a client that was killed while no client is left."""
+    monkeypatch.setattr(container_supervisor, "EMPTY_PAUSE", 0.01)
+    engine = tmp_path / "engine"
+    engine.write_text(LATE)
+    engine.chmod(0o755)
+    assert remove_all(str(engine), LABEL)
+    assert (tmp_path / "calls").read_text().split() == ["ps", "ps", "ps", "rm", "ps", "ps", "ps"]
