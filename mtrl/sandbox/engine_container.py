@@ -48,7 +48,9 @@ _FAILURE_WORDS = ("error", "cannot connect", "failed to connect")
 
 _ONE_STREAM = ("bash", "-c", 'exec bash -c "$1" 2>&1', "bash")
 """Program that runs its argument as a command whose standard error is its standard output: an engine transports two
-streams, whose order gets lost."""
+streams, whose order gets lost. An image that sets BASH_ENV has this file read by both programs."""
+_LARGEST_COMMAND = 2**17 - 1
+"""Maximum length of one argument of a program, in bytes (MAX_ARG_STRLEN of Linux without the last byte)."""
 _BEING_REMOVED = "is already in progress"
 """Text of Docker's error for the removal of a container whose removal has begun, because it has ended."""
 PAUSE = 0.1
@@ -91,6 +93,8 @@ class EngineContainer:
         """
         if self._disk_is_full.is_set():
             return CommandResult("", -1, self._disk_reason())
+        if problem := problem_of(command):
+            return CommandResult(f"{problem}\n", 126)
         client = [self._program, "exec", *(["-i"] if stdin is not None else [])]
         client += ["-w", self.cwd] if self.cwd else []
         client += [word for name, value in (env or {}).items() for word in ("-e", f"{name}={value}")]
@@ -105,7 +109,7 @@ class EngineContainer:
         was_killed = bool(done.stopped) and not was_late
         may_have_failed = done.exit_code in _FAILURES or was_killed or (done.exit_code == 1 and says_so)
         if may_have_failed and not self._is_running():
-            reason = _last_line(done.output) if says_so else f"the container has ended, or {self.engine} is lost"
+            reason = reason_of(done.output) if says_so else f"the container has ended, or {self.engine} is lost"
             raise ContainerError(f"{self.engine} cannot run a command in {self.image}: {reason}")
         return done
 
@@ -158,7 +162,7 @@ class EngineContainer:
         except subprocess.TimeoutExpired:
             return f"it took longer than {CLIENT_SECONDS} s"
         is_gone = done.returncode == 0 or "no such container" in done.stderr.lower()
-        return "" if is_gone else _last_line(done.stderr)
+        return "" if is_gone else reason_of(done.stderr)
 
     def _start_command(self) -> list[str]:
         command = [self._program, "run", "-d", "--name", self.name, "--label", owner_label(self._program)]
@@ -196,6 +200,19 @@ class EngineContainer:
             return ""
 
 
+def problem_of(command: str) -> str:
+    """Return why a text, which a model may have written, cannot be an argument of a program; empty if it can."""
+    if "\0" in command:
+        return "bash: the command has a NUL character, which no command may have"
+    try:
+        size = len(command.encode())
+    except UnicodeEncodeError:
+        return "bash: the command has a lone surrogate, which is no character of UTF-8"
+    if size > _LARGEST_COMMAND:
+        return f"bash: the command has {size} bytes, and may have {_LARGEST_COMMAND}"
+    return ""
+
+
 def engine_path(engine: str) -> str:
     """Return the path of the program of a container engine.
 
@@ -230,7 +247,7 @@ def call_engine(command: list[str], seconds: float, what: str, cwd: str | None =
     except OSError as error:
         raise ContainerError(f"{what}: {error.strerror}") from error
     if done.returncode != 0:
-        raise ContainerError(f"{what}: {_last_line(done.stderr or done.stdout)}")
+        raise ContainerError(f"{what}: {reason_of(done.stderr or done.stdout)}")
     return done.stdout
 
 
@@ -253,6 +270,13 @@ def _limit_word(name: str, kind: int, wanted: int) -> list[str]:
     most = resource.getrlimit(kind)[1]
     count = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
     return ["--ulimit", f"{name}={count}:{count}"]
+
+
+def reason_of(printed: str) -> str:
+    """Return the reason that an engine printed for a failure: the last line that begins like one, else the last line.
+    Docker's client 28 prints a hint to its help after the reason."""
+    reasons = [line for line in printed.splitlines() if line.startswith(("docker:", "Error", "ERROR"))]
+    return _last_line(reasons[-1] if reasons else printed)
 
 
 def _last_line(output: str) -> str:

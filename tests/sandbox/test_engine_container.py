@@ -11,7 +11,7 @@ from mtrl.errors import UserError
 from mtrl.sandbox import disk_watch, engine_container
 from mtrl.sandbox.container import CommandResult, ContainerError, ContainerLimits, copy_out
 from mtrl.sandbox.container_files import may_measure
-from mtrl.sandbox.engine_container import EngineContainer
+from mtrl.sandbox.engine_container import EngineContainer, reason_of
 from tests.container_root import ENGINES, IMAGE, WRITE_ON, need_engine
 from tests.sandbox.container_kills import kill_once
 
@@ -156,9 +156,40 @@ def test_a_daemon_that_is_lost_fails_the_episode(tmp_path, monkeypatch, printed,
         EngineContainer("docker", IMAGE, LIMITS).run("echo begun; sleep 5", 20)
 
 
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [("a\0b", "a NUL character"), ("\ud800", "a lone surrogate"), ("é" * 2**16, "131072 bytes")],
+    ids=["NUL", "surrogate", "long"],
+)
+def test_a_command_that_no_program_can_be_given_is_a_failed_command(tmp_path, monkeypatch, command, reason):
+    """A model cannot void its episode by it. The program in place of docker would raise ContainerError."""
+    engine = tmp_path / "docker"
+    engine.write_text("#!/bin/bash\nexit 255\n")
+    engine.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    container = EngineContainer("docker", IMAGE, LIMITS)
+    done = container.run(command, 20)
+    assert done.exit_code == 126 and f"bash: the command has {reason}" in done.output and not done.stopped
+    with pytest.raises(ContainerError):
+        container.run("x" * (2**17 - 1), 20)
+
+
+def test_the_longest_command_runs(container):
+    assert container.run(f"echo one # {'x' * (2**17 - 1 - 11)}", 20).output == "one\n"
+
+
+def test_the_reason_of_a_failed_start():
+    hint = "\nRun 'docker run --help' for more information\n"
+    assert reason_of(f"Unable to find image\ndocker: no such image\n{hint}") == "docker: no such image"
+    assert reason_of("Trying to pull\nError: no registry\n") == "Error: no registry"
+    assert reason_of("first\nlast\n") == "last" and reason_of(" \n") == "the program printed nothing"
+
+
 def test_a_missing_image_and_a_removed_container_are_one_sentence(container):
     missing = EngineContainer(container.engine, "localhost/mtrl-no-such-image:1", LIMITS)
-    with pytest.raises(ContainerError, match=f"{container.engine} cannot start a container of {missing.image}: .+"):
+    with pytest.raises(
+        ContainerError, match=f"{container.engine} cannot start a container of {missing.image}: (docker:|Error)"
+    ):
         missing.start()
     missing.remove()
     with pytest.raises(ContainerError, match=f"{container.engine} cannot run a command in {missing.image}: Error"):
