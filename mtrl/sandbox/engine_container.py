@@ -46,9 +46,9 @@ Commands use the same codes, so the container is checked."""
 _FAILURE_WORDS = ("error", "cannot connect", "failed to connect")
 """Beginnings of their output, in lower case, if the exit code is 1, which too many commands use for a check of each."""
 
-_ONE_STREAM = ("bash", "-c", 'exec bash -c "$1" 2>&1', "bash")
+_ONE_STREAM = ("bash", "--posix", "-c", 'exec bash -c "$1" 2>&1', "bash")
 """Program that runs its argument as a command whose standard error is its standard output: an engine transports two
-streams, whose order gets lost. An image that sets BASH_ENV has this file read by both programs."""
+streams, whose order gets lost. The first bash is POSIX's, which does not read the file that BASH_ENV names."""
 _LARGEST_COMMAND = 2**17 - 1
 """Maximum length of one argument of a program, in bytes (MAX_ARG_STRLEN of Linux without the last byte)."""
 _BEING_REMOVED = "is already in progress"
