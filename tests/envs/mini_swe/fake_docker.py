@@ -45,8 +45,9 @@ def execute():
 
 
 def container():
-    """Answer `container inspect`, which asks for the number of a process on this machine: there is none."""
-    print(0)
+    """Answer `container inspect`: whether a container runs, or the number of its process, which this machine lacks."""
+    asks_whether_it_runs = "Running" in values("--format")[0]
+    print(str((HOME / "containers" / ARGUMENTS[-1]).exists()).lower() if asks_whether_it_runs else 0)
 
 
 def ps():
