@@ -157,9 +157,9 @@ def _held(processes: Iterable[int]) -> Iterator[os.DirEntry[str]]:
         for thread in _numbers(f"/proc/{process}/task"):
             if not any(share_open_files(thread, other) for other in readers):
                 readers.append(thread)
-                yield from _entries(f"/proc/{process}/task/{thread}/fd")
+                yield from entries_of(f"/proc/{process}/task/{thread}/fd")
             if not has_memory:
-                for entry in _entries(f"/proc/{thread}/map_files"):
+                for entry in entries_of(f"/proc/{thread}/map_files"):
                     has_memory = True
                     yield entry
 
@@ -170,10 +170,10 @@ def share_open_files(one: int, other: int) -> bool:
 
 
 def _numbers(folder: str) -> list[int]:
-    return [int(entry.name) for entry in _entries(folder) if entry.name.isdigit()]
+    return [int(entry.name) for entry in entries_of(folder) if entry.name.isdigit()]
 
 
-def _entries(folder: str) -> Iterator[os.DirEntry[str]]:
+def entries_of(folder: str) -> Iterator[os.DirEntry[str]]:
     """Yield the entries of a folder of /proc, until it is gone."""
     with suppress(OSError), os.scandir(folder) as entries:
         yield from entries

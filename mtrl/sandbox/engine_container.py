@@ -46,7 +46,7 @@ Commands use the same codes, so the container is checked."""
 _FAILURE_WORDS = ("error", "cannot connect", "failed to connect")
 """Beginnings of their output, in lower case, if the exit code is 1, which too many commands use for a check of each."""
 
-_ONE_STREAM = ("bash", "--posix", "-c", 'exec bash -c "$1" 2>&1', "bash")
+ONE_STREAM = ("bash", "--posix", "-c", 'exec bash -c "$1" 2>&1', "bash")
 """Program that runs its argument as a command whose standard error is its standard output: an engine transports two
 streams, whose order gets lost. The first bash is POSIX's, which does not read the file that BASH_ENV names."""
 _LARGEST_COMMAND = 2**17 - 1
@@ -79,7 +79,7 @@ class EngineContainer:
         with tempfile.TemporaryDirectory(prefix="mtrl-") as folder:
             call_engine(self._start_command(), START_SECONDS, what, folder)
         if self.limits.disk_mb is not None:
-            watched = WatchedContainer(self.limits.disk_mb * 2**20, self._files(), self._stop_for_disk)
+            watched = WatchedContainer(self.limits.disk_mb * 2**20, self.files(), self._stop_for_disk)
             disk_watch(self._program).add(self.name, watched)
 
     def run(
@@ -98,7 +98,7 @@ class EngineContainer:
         client = [self._program, "exec", *(["-i"] if stdin is not None else [])]
         client += ["-w", self.cwd] if self.cwd else []
         client += [word for name, value in (env or {}).items() for word in ("-e", f"{name}={value}")]
-        inside = ["timeout", "-s", "KILL", f"{seconds:g}", *_ONE_STREAM, command]
+        inside = ["timeout", "-s", "KILL", f"{seconds:g}", *ONE_STREAM, command]
         begun = time.monotonic()
         done = run_bounded([*client, self.name, *inside], seconds, stdin)
         was_late = time.monotonic() - begun >= seconds
@@ -170,7 +170,7 @@ class EngineContainer:
         command += ["-w", self.cwd] if self.cwd else []
         return [*command, self.image, "-c", WAIT, "bash", str(math.ceil(self.limits.seconds))]
 
-    def _files(self) -> ContainerFiles | None:
+    def files(self) -> ContainerFiles | None:
         """Return where the files of the container are on this machine; None if they can be measured by the engine
         alone."""
         if not may_measure():

@@ -97,8 +97,8 @@ def test_a_table_of_open_files_that_threads_share_is_read_once(holder, tmp_path,
         pytest.skip("this machine has no kcmp, so the table of every thread is read")
     assert shared == [True, False] and not share_open_files(holder, os.getpid())
     read = []
-    entries = module._entries
-    monkeypatch.setattr(module, "_entries", lambda folder: read.append(folder) or entries(folder))
+    entries = module.entries_of
+    monkeypatch.setattr(module, "entries_of", lambda folder: read.append(folder) or entries(folder))
     unnamed_size([holder, holder], frozenset(), 60)
     assert [name for name in read if name.endswith("/fd")] == [f"/proc/{holder}/task/{each}/fd" for each in threads]
 
@@ -129,9 +129,9 @@ def test_a_user_who_may_not_measure_asks_no_engine(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setattr(engine_container, "may_measure", lambda: False)
     container = EngineContainer("docker", IMAGE, ContainerLimits(disk_mb=16))
-    assert container._files() is None and not (tmp_path / "docker.calls").exists()
+    assert container.files() is None and not (tmp_path / "docker.calls").exists()
     monkeypatch.setattr(engine_container, "may_measure", lambda: True)
-    assert container._files() is None and (tmp_path / "docker.calls").exists()
+    assert container.files() is None and (tmp_path / "docker.calls").exists()
 
 
 HIDE = "for i in {1..200}; do exec {file}> hidden; rm hidden; head -c 1000000 /dev/zero >&$file; sleep 0.05; done"
@@ -151,7 +151,7 @@ def test_a_container_that_hides_its_files_is_removed(engine, command, tmp_path, 
         container.start()
         mine = container.run("echo $$; sleep 0.1; cat /proc/1/cmdline", 20).output
         assert container.name not in mine, "the text that a command sees is another one in each episode"
-        assert len(processes_in(container._files().cgroup)) == 2, "bash and sleep"
+        assert len(processes_in(container.files().cgroup)) == 2, "bash and sleep"
         assert "exceeded 16 MiB" in container.run(command, 60).stopped
     finally:
         container.remove()

@@ -177,7 +177,7 @@ def test_a_command_that_no_program_can_be_given_is_a_failed_command(tmp_path, mo
 def test_the_file_of_bash_env_is_read_once(tmp_path):
     """Images set this variable, for example to activate an environment of Python."""
     (tmp_path / "env").write_text("echo read; f() { echo function; }")
-    command = [*engine_container._ONE_STREAM, "f; echo $POSIXLY_CORRECT; echo error >&2"]
+    command = [*engine_container.ONE_STREAM, "f; echo $POSIXLY_CORRECT; echo error >&2"]
     done = subprocess.run(
         command, env={**os.environ, "BASH_ENV": str(tmp_path / "env")}, capture_output=True, text=True
     )
