@@ -1,6 +1,6 @@
-"""Seconds of the start of a container, of one command and of a whole episode of terminal in Podman, one after another.
+"""Seconds of the start of a container, of one command and of a whole episode of terminal, one after another.
 
-    python -m benchmarks.containers [--repeats 10]
+    python -m benchmarks.containers [--repeats 10] [--engine docker]
 
 An episode has three commands and its tests, and no sampling. Starts, commands and episodes are timed alternately in one
 process. The start is the part that containers started in advance would save.
@@ -23,26 +23,27 @@ from experiments.containers.tasks import Task, write_tasks
 from mtrl.sandbox.container import ContainerLimits
 from mtrl.sandbox.engine_container import EngineContainer
 from mtrl.utils.process import usable_cores
-from tests.container_root import IMAGE, need_podman
+from tests.container_root import ENGINES, IMAGE, need_engine
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=10, help="measurements of each kind")
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0], help="program of the containers")
+    args = parser.parse_args()
     taken: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        need_podman(Path(folder) / "image")
-        for task in write_tasks(Path(folder) / "tasks", repeats):
-            container = EngineContainer("podman", IMAGE, ContainerLimits(memory="64m"), "/app")
+        need_engine(args.engine, Path(folder) / "image")
+        for task in write_tasks(Path(folder) / "tasks", args.repeats, args.engine):
+            container = EngineContainer(args.engine, IMAGE, ContainerLimits(memory="64m"), "/app")
             for name, work in (
                 ("start", container.start),
                 ("command", lambda one=container: one.run("true", 60)),
                 ("removal", container.remove),
-                ("episode", lambda one=task: play(one)),
+                ("episode", lambda one=task: play(one, args.engine)),
             ):
                 taken.setdefault(name, []).append(timed(work))
-    print(f"{platform.machine()}, {usable_cores()} cores; medians of {repeats} repeats")
+    print(f"{platform.machine()}, {usable_cores()} cores; {args.engine}, medians of {args.repeats} repeats")
     whole = [median(times) for times in zip(*taken["episode"], strict=True)]
     for name, measured in taken.items():
         wall, cpu = (median(times) for times in zip(*measured, strict=True))
@@ -52,11 +53,11 @@ def main() -> None:
         )
 
 
-def play(task: Task) -> None:
+def play(task: Task, engine: str) -> None:
     """Run an episode and check that it solves its task."""
 
     async def run() -> float:
-        environment = FAMILY.environment(backend="podman")
+        environment = FAMILY.environment(backend=engine)
         try:
             await environment.reset(task.row)
             results = [await environment.step(response, task.row["ground_truth"]) for response in task.responses]

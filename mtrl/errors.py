@@ -28,6 +28,11 @@ class PrunedError(RunEndedError):
         self.score = score
 
 
+class BackendError(RuntimeError):
+    """What an environment runs on has failed, such as the daemon of its containers, and not an action of the model. The
+    episode is invalid, so a tool that raises this error fails it."""
+
+
 class Interrupted(SystemExit):
     """A signal ended the run after it was saved.
 

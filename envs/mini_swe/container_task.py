@@ -1,6 +1,6 @@
 """A task in containers of docker or podman: one for the agent's commands, and a fresh one for the hidden tests.
 
-The tests of this module use no real engine: a program replaces it and records its arguments.
+In most tests of this module a program replaces the engine and records its arguments.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from itertools import count, islice
 from typing import Any
 
+from envs.mini_swe.backends import check_backend
 from envs.mini_swe.bugs import Bug, is_held_out, pairs
 from envs.mini_swe.calls import Call, check_calls
 from envs.mini_swe.functions import EXPRESSIONS, FOLDER, NAMINGS, Function, make, place, results
@@ -47,6 +48,7 @@ def load(
     Raises:
         UserError: a row lacks a column or does not fit the backend, or a setting is invalid.
     """
+    check_backend(backend)
     _refuse_idle_settings(backend, config)
     full = prompt == "full"
     if data.path is not None:

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any, Protocol
 
+from envs.mini_swe.backends import check_backend
 from envs.mini_swe.container_task import ContainerTask
 from envs.mini_swe.prompts import SUBMIT, style_of
 from envs.mini_swe.sandbox_task import SandboxTask
@@ -13,7 +14,6 @@ from mtrl.environments.base import BaseEnvironment, StepResult
 from mtrl.errors import UserError
 from mtrl.types import Message, Row
 
-BACKENDS = ("sandbox", "docker", "podman")
 _OPENING = re.compile(r"^```(?:bash|mswea_bash_command)[ \t\r]*$", re.MULTILINE)
 
 
@@ -80,8 +80,7 @@ class MiniSweEnv(BaseEnvironment):
         super().__init__(max_turns)  # the other keys of environment.config are for the loader
         if max_turns < 1:
             raise UserError(f"generator.max_turns={max_turns} leaves no turn to act; set it to 1 or more")
-        if backend not in BACKENDS:
-            raise UserError(f"environment.config.backend={backend} is not known; choose one of {', '.join(BACKENDS)}")
+        check_backend(backend)
         _check_positive("command_seconds", command_seconds, int | float)
         _check_positive("grading_seconds", grading_seconds, int | float)
         _check_positive("container_processes", container_processes, int)

@@ -15,26 +15,24 @@ system prompt has 15,000 characters.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 from examples.agents.command_line import issue, repair
 from examples.agents.command_line_sandbox import inside
-from mtrl.errors import UserError
+from examples.agents.own_interpreter import own_interpreter
 from mtrl.types import Row
 
 PROGRAM = Path(__file__).parent.absolute() / "openhands_program" / "mtrl_openhands.py"
 VARIABLE = "MTRL_OPENHANDS_PYTHON"
 INSTALL = (
-    "python3.12 -m venv openhands && openhands/bin/pip install 'openhands-sdk>=1.58,<2' 'openhands-tools>=1.58,<2' && "
-    f"export {VARIABLE}=$PWD/openhands/bin/python"
+    "python3.12 -m venv openhands && openhands/bin/pip install 'openhands-sdk>=1.58,<2' 'openhands-tools>=1.58,<2'"
 )
 
 
 async def run(row: Row, client: Any) -> dict[str, Any]:
     """Run one episode for `generator.agent.target`."""
-    python = interpreter()
+    python = own_interpreter(VARIABLE, "the OpenHands SDK", INSTALL)
     folders = [python.parents[1], python.resolve().parents[1], PROGRAM.parent]
     variables = {
         "OPENAI_BASE_URL": inside(client.base_url),
@@ -44,17 +42,3 @@ async def run(row: Row, client: Any) -> dict[str, Any]:
         "OPENHANDS_SUPPRESS_BANNER": "1",
     }
     return await repair(row, client, folders, [str(python), str(PROGRAM), issue(row)], variables)
-
-
-def interpreter() -> Path:
-    """Return the Python in which the OpenHands SDK is installed, which `MTRL_OPENHANDS_PYTHON` names.
-
-    Raises:
-        UserError: the variable is not set, or names no program.
-    """
-    value = os.environ.get(VARIABLE)
-    if not value:
-        raise UserError(f"{VARIABLE} is not set; make an environment for the OpenHands SDK with: {INSTALL}")
-    if not os.access(value, os.X_OK) or not Path(value).is_file():
-        raise UserError(f"{VARIABLE}={value} is no program; make an environment with: {INSTALL}")
-    return Path(value).absolute()

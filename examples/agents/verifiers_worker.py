@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import threading
 from collections import deque
 from concurrent.futures import Future
@@ -17,11 +16,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
 
+from examples.agents.own_interpreter import own_interpreter
 from mtrl.agents.runner import AgentError
 from mtrl.config.derived import program_path
 from mtrl.engines.server.environment import agent_environment
 from mtrl.engines.server.supervised_process import SupervisedProcess
-from mtrl.errors import UserError
 
 PYTHON = "MTRL_VERIFIERS_PYTHON"
 """Environment variable that names the interpreter."""
@@ -38,17 +37,17 @@ class VerifiersWorker:
         Raises:
             UserError: the variable names no interpreter.
         """
-        python = _interpreter()
+        python = own_interpreter(PYTHON, "verifiers", INSTALL)
         requests, stdin = os.pipe()
         answers, stdout = os.pipe()
         printed, stderr = os.pipe()
         variables = {
             **agent_environment(no_proxy_hosts=()),
-            "PATH": f"{Path(python).parent}{os.pathsep}{program_path()}",
+            "PATH": f"{python.parent}{os.pathsep}{program_path()}",
         }
         try:
             self.process = SupervisedProcess(
-                [python, str(PROGRAM)], variables, stdout, "verifiers", stdin=requests, errors=stderr
+                [str(python), str(PROGRAM)], variables, stdout, "verifiers", stdin=requests, errors=stderr
             )
         finally:
             for descriptor in (requests, stdout, stderr):
@@ -143,17 +142,3 @@ def _uncancelled() -> Future[Any]:
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future
-
-
-def _interpreter() -> str:
-    """Return the path of verifiers' interpreter.
-
-    Raises:
-        UserError: the variable is not set, or names no program.
-    """
-    named = os.environ.get(PYTHON)
-    if not named:
-        raise UserError(f"{PYTHON} is not set; set it to a Python with verifiers, made by: {INSTALL}")
-    if (found := shutil.which(named)) is None:
-        raise UserError(f"{PYTHON}={named} is no program; set it to a Python with verifiers, made by: {INSTALL}")
-    return str(Path(found).absolute())

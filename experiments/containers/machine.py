@@ -11,8 +11,8 @@ from pathlib import Path
 
 PAUSE = 2.0
 """Seconds between two looks."""
-ENGINE = ("podman", "conmon", "runc", "crun")
-"""Names of the processes of the container engine."""
+ENGINE = ("podman", "conmon", "runc", "crun", "docker", "dockerd", "containerd", "containerd-shim")
+"""Names of the processes of the container engines, to the 15 characters that the kernel stores."""
 
 
 class Watch:

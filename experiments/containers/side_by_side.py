@@ -1,7 +1,8 @@
-"""Runs many episodes in containers of Podman side by side, and counts the episodes lost and the containers left.
+"""Runs many episodes in containers side by side, and counts the episodes lost and the containers left.
 
     python -m experiments.containers.side_by_side                       200 episodes, all open at once
     python -m experiments.containers.side_by_side --episodes 40 --at-once 20
+    python -m experiments.containers.side_by_side --engine docker
 
 The exit status is 1 if an episode was lost or a container was left.
 """
@@ -30,7 +31,7 @@ from mtrl.rollout.stepper import Stepper, TimedCalls, text_message, text_turn
 from mtrl.sandbox.container_supervisor import owner_label
 from mtrl.sandbox.engine_container import engine_path
 from mtrl.types import Trajectory
-from tests.container_root import need_podman
+from tests.container_root import ENGINES, need_engine
 from tests.sandbox.container_kills import containers
 
 THREADS = 16
@@ -55,10 +56,11 @@ class SideBySide:
 
     Args:
         think: mean of the wait before a turn, in seconds, which stands for sampling; exponentially distributed.
+        engine: name of the container engine.
     """
 
-    def __init__(self, at_once: int, think: float):
-        self.gate, self.think = asyncio.Semaphore(at_once), think
+    def __init__(self, at_once: int, think: float, engine: str = "podman"):
+        self.gate, self.think, self.engine = asyncio.Semaphore(at_once), think, engine
         self.missing = at_once
         self.all_open = asyncio.Event()
         self.pool = EnvironmentPool(THREADS)
@@ -72,7 +74,7 @@ class SideBySide:
         call = TimedCalls(self.pool, STEP_SECONDS, EPISODE_SECONDS)
         outcome = Outcome()
         async with self.gate:
-            stepper = Stepper(lambda: FAMILY.environment(backend="podman"), call, trajectory, task.row, 8)
+            stepper = Stepper(lambda: FAMILY.environment(backend=self.engine), call, trajectory, task.row, 8)
             try:
                 await self._timed(outcome, "start", self._open(stepper))
                 await self.all_open.wait()
@@ -135,23 +137,19 @@ def main() -> None:
     parser.add_argument("--episodes", type=int, default=200, help="number of episodes")
     parser.add_argument("--at-once", type=int, help="maximum number of open episodes (default: all)")
     parser.add_argument("--think", type=float, default=20.0, help="mean seconds of sampling before each turn")
+    parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0], help="program of the containers")
     args = parser.parse_args()
     at_once = min(args.at_once or args.episodes, args.episodes)
-    program = engine_path("podman")
+    label = owner_label(engine_path(args.engine))
     with tempfile.TemporaryDirectory() as folder:
-        need_podman(Path(folder) / "image")
-        tasks = write_tasks(Path(folder) / "tasks", args.episodes)
-        label = owner_label(program)
+        need_engine(args.engine, Path(folder) / "image")
+        tasks = write_tasks(Path(folder) / "tasks", args.episodes, args.engine)
         begun = time.perf_counter()
-        with Watch(lambda: len(containers(program, label))) as watch:
-            outcomes = asyncio.run(_run(tasks, at_once, args.think))
-        wall, left = time.perf_counter() - begun, len(containers(program, label))
+        with Watch(lambda: len(containers(args.engine, label))) as watch:
+            outcomes = asyncio.run(SideBySide(at_once, args.think, args.engine).run(tasks))
+        wall, left = time.perf_counter() - begun, len(containers(args.engine, label))
     print(report(outcomes, watch, wall, left))
     sys.exit(int(left > 0 or any(outcome.error for outcome in outcomes)))
-
-
-async def _run(tasks: list[Task], at_once: int, think: float) -> list[Outcome]:
-    return await SideBySide(at_once, think).run(tasks)
 
 
 if __name__ == "__main__":

@@ -33,11 +33,11 @@ class Task:
     responses: tuple[str, ...]
 
 
-def write_tasks(root: Path, count: int) -> list[Task]:
-    """Write `count` task folders, build their image, and return the tasks."""
+def write_tasks(root: Path, count: int, engine: str) -> list[Task]:
+    """Write `count` task folders, build their image with a container engine, and return the tasks."""
     rng = random.Random(0)
     lines = [rng.randrange(1, 1000) for _ in range(count)]
-    image = build_image("podman", _image_folder(root / "image" / "environment", lines), BUILD_SECONDS)
+    image = build_image(engine, _image_folder(root / "image" / "environment", lines), BUILD_SECONDS)
     return [_write(root / f"count-{index}", index, image, number) for index, number in enumerate(lines)]
 
 

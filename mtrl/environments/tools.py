@@ -21,7 +21,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from mtrl.environments.base import BaseEnvironment, StepResult
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
 from mtrl.environments.tool_calls import PROBLEMS, message_calls, parse_calls
-from mtrl.errors import UserError
+from mtrl.errors import BackendError, UserError
 from mtrl.types import Message
 from mtrl.utils.strict_json import strict_loads
 
@@ -169,7 +169,7 @@ class ToolEnvironment(BaseEnvironment):
                 result = await self._call(partial(found.function, **found.check(arguments)), self.tool_timeout)
                 final = _final(name, result)
                 content = _text(name, (final.observation or "") if final else result)
-            except UserError:
+            except (UserError, BackendError):
                 raise
             except Exception as error:
                 content = f"Error: {self._explain(name, error)}"

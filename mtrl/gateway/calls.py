@@ -8,6 +8,7 @@ therefore form a tree, and `turns_of` divides it into sequences of turns that ex
 from __future__ import annotations
 
 import json
+import time
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -79,6 +80,8 @@ class ModelCall:
         """The answer as the model gave it; `decoded` is its raw text."""
         self.decoded = ""
         self.reward = 0.0
+        self.asked = time.perf_counter()
+        """When the request arrived, in seconds. The sampling `began` later if other requests were sampled first."""
         self.began = self.ended = 0.0
 
     @property

@@ -6,11 +6,12 @@ conversation if it has the same tools and shares a message with it beyond the sy
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from mtrl.gateway.calls import ModelCall
+from mtrl.gateway.calls import ModelCall, message_key
 
 
 @dataclass
@@ -20,15 +21,35 @@ class CallSequence:
     tools: list[dict[str, Any]] | None
     calls: list[ModelCall] = field(default_factory=list)
     seen: set[bytes | int] = field(default_factory=set)
-    """Keys and content hashes of the calls."""
+    """Keys and content hashes of the calls, and hashes of their answers."""
+    answers: set[int] = field(default_factory=set)
+    """Hashes of the answers, comparable with content hashes."""
 
     def add(self, call: ModelCall) -> None:
+        answer = hash(message_key(call.message))
         self.calls.append(call)
-        self.seen |= {call.key, *call.content_hashes}
+        self.answers.add(answer)
+        self.seen |= {call.key, answer, *call.content_hashes}
 
     def shares(self, call: ModelCall) -> bool:
         """Whether a call without a parent belongs to this conversation."""
         return call.tools == self.tools and not self.seen.isdisjoint({call.key, *call.content_hashes})
+
+    def is_beside(self, other: CallSequence) -> bool:
+        """Whether an earlier conversation waits for this one, as a program waits for its sub-agent.
+
+        It waits if the latest of its calls that began before this conversation was answered by then with a call of a
+        tool, and if it goes on after the end of this conversation or never. A conversation that repeats an answer of
+        the other in its first request, as after a handoff, continues the other one and is not beside it.
+        """
+        first, last = self.calls[0], self.calls[-1]
+        place = bisect_left(other.calls, first.index, key=lambda call: call.index)
+        if place == 0 or not other.answers.isdisjoint(first.content_hashes):
+            return False
+        latest = other.calls[place - 1]
+        if not latest.message.get("tool_calls") or latest.ended > first.asked:
+            return False
+        return place == len(other.calls) or other.calls[-1].index > last.index
 
 
 def conversations_of(calls: Sequence[ModelCall]) -> list[CallSequence]:
@@ -45,19 +66,34 @@ def conversations_of(calls: Sequence[ModelCall]) -> list[CallSequence]:
     return conversations
 
 
+def main_conversation(conversations: Sequence[CallSequence]) -> CallSequence | None:
+    """Return the main conversation; None if there is none.
+
+    A conversation that an earlier one waits for is not the main one. The main one has the most calls of the others. If
+    several have as many, it is the first with tools, or else the first.
+
+    Args:
+        conversations: all conversations, in the order in which they began.
+    """
+    outer: list[CallSequence] = []
+    for each in conversations:
+        if not any(each.is_beside(other) for other in outer):
+            outer.append(each)
+    return min(outer, key=lambda each: (-len(each.calls), not each.tools), default=None)
+
+
 def kinds_of(calls: Sequence[ModelCall]) -> dict[ModelCall, str | None]:
     """Return the kind of each call, one of `CALL_KINDS`, and None for those of the main conversation.
 
-    side: a conversation of one call, such as the request for a title. sub_agent: another conversation of several calls.
-    retried: a call whose request was sent again and whose answer no call continues.
-
-    The main conversation is that with the most calls; of several, the first with tools, or else the first.
+    side: a conversation of one call, such as the request for a title, or for a summary without the tools. sub_agent:
+    another conversation of several calls. retried: a call whose request was sent again and whose answer no call
+    continues.
 
     Args:
         calls: all calls of a trajectory, in the order in which they began.
     """
     conversations = conversations_of(calls)
-    main = min(conversations, key=lambda each: (-len(each.calls), not each.tools), default=None)
+    main = main_conversation(conversations)
     latest = {call.key: call for call in calls if not call.choice}
     kinds: dict[ModelCall, str | None] = {}
     for each in conversations:

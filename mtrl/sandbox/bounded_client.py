@@ -1,4 +1,4 @@
-"""A client of a container program, such as `podman exec`, with limits on its time and on its output."""
+"""Clients of a container program, such as `podman exec`, with limits on their time, and on the output of commands."""
 
 from __future__ import annotations
 
@@ -57,6 +57,28 @@ def run_bounded(client: Sequence[str], seconds: float, stdin: bytes | None = Non
         stopped = f"it took more than {seconds:g} s, or too much memory"
     output = printed[:OUTPUT_BYTES].decode("utf-8", "replace")
     return CommandResult(output, -1 if stopped else process.returncode, stopped)
+
+
+def run_client(command: Sequence[str], seconds: float, cwd: str | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a trusted program without input, and return its status and its outputs, whatever the status is.
+
+    Args:
+        seconds: time limit in seconds, after which the program is killed.
+        cwd: working directory of the program; None: that of this process.
+
+    Raises:
+        OSError: the program cannot be run.
+        subprocess.TimeoutExpired: it took too long.
+    """
+    return subprocess.run(
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=seconds,
+        cwd=cwd,
+    )
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:

@@ -8,13 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from mtrl.errors import BackendError
+
 LARGEST_COPY = 2**16
 """Maximum number of bytes that are read of a file."""
 COPY_SECONDS = 30.0
 """Time limit for reading a file, in seconds."""
 
 
-class ContainerError(RuntimeError):
+class ContainerError(BackendError):
     """The backend failed, not a command in the container; the episode is invalid."""
 
 
@@ -34,7 +36,8 @@ class ContainerLimits:
     """Number of processes and threads alive at once."""
     disk_mb: int | None = None
     """Size of the files that the container writes, in MiB, which is looked at about once a second, and of each of its
-    files, which the kernel limits; files that are removed while they are open do not count. None: no limit."""
+    files, which the kernel limits; files that are removed while they are open count only if this process is root and
+    the engine runs on this machine. None: no limit."""
     network: bool = False
     """Whether the container has the network of the backend; without it there is only the loopback device."""
     seconds: float = 7200.0

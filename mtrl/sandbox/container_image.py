@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-import subprocess
 import threading
 from collections import defaultdict
 from pathlib import Path
 
+from mtrl.sandbox.bounded_client import run_client
 from mtrl.sandbox.engine_container import CLIENT_SECONDS, call_engine, engine_path, user_limits
 
 _locks: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
@@ -33,10 +33,7 @@ def build_image(engine: str, folder: Path, seconds: float) -> str:
     program = engine_path(engine)
     name = f"localhost/mtrl-task:{content_hash(folder)[:16]}"
     with _locks[name]:
-        known = subprocess.run(
-            [program, "image", "inspect", name], stdin=subprocess.DEVNULL, capture_output=True, timeout=CLIENT_SECONDS
-        )
-        if known.returncode != 0:
+        if run_client([program, "image", "inspect", name], CLIENT_SECONDS).returncode != 0:
             what = f"{engine} cannot build the image of {folder.parent.name}/{folder.name}"
             options = user_limits() if engine == "podman" else []
             call_engine([program, "build", "-q", "-t", name, *options, str(folder)], seconds, what)

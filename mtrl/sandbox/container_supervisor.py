@@ -26,8 +26,19 @@ CLIENT_SECONDS = 300.0
 """Time limit of one call of the container program, in seconds."""
 LONGEST_START = 1500.0
 """Maximum number of seconds that the supervisor waits for clients that create containers: more than a pull may take."""
+LONGEST_SILENCE = 300.0
+"""Number of seconds without an answer of the engine after which the supervisor ends if no client is left; a daemon that
+hangs adds up to `CLIENT_SECONDS`. A daemon that restarts answers sooner, and a container that is left ends by
+itself (`ContainerLimits.seconds`)."""
+EMPTY_LOOKS = 3
+"""Number of looks in a row without a container or a client, after which the supervisor ends. A daemon may create the
+container of a client that has been killed a moment later."""
+EMPTY_PAUSE = 1.5
+"""Seconds between two of these looks."""
 PAUSE = 0.2
 """Seconds between two looks at the containers that are left."""
+FAILURE_PAUSE = 2.0
+"""Seconds to the next look after an engine that did not answer."""
 
 _lock = threading.Lock()
 _labels: dict[str, str] = {}
@@ -73,11 +84,28 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def remove_all(program: str, label: str) -> bool:
-    """Remove the containers with the label, and return whether none was left before."""
-    found = _call(program, "ps", "-aq", "--filter", f"label={label}").split()
-    if found:
-        _call(program, "rm", "-f", *found)
-    return not found
+    """Remove the containers with the label, until none is left and no client can still create one. Return whether that
+    was reached before the engine was silent for `LONGEST_SILENCE` seconds, and within `LONGEST_START` seconds."""
+    begun = answered = time.monotonic()
+    empty = 0
+    while (now := time.monotonic()) < begun + LONGEST_START:
+        waiting = has_clients(label)  # before the look at the containers, since a client may end in between
+        try:
+            found = _call(program, "ps", "-aq", "--filter", f"label={label}").split()
+            answered = time.monotonic()
+        except (OSError, subprocess.SubprocessError):
+            if not waiting and now > answered + LONGEST_SILENCE:
+                return False
+            time.sleep(FAILURE_PAUSE)
+            continue
+        empty = 0 if found or waiting else empty + 1
+        if empty == EMPTY_LOOKS:
+            return True
+        if found:
+            with suppress(OSError, subprocess.SubprocessError):  # the next round tries again
+                _call(program, "rm", "-f", *found)
+        time.sleep(EMPTY_PAUSE if empty else PAUSE)
+    return False
 
 
 def has_clients(label: str) -> bool:
@@ -108,13 +136,7 @@ def main(program: str, label: str) -> None:
         signal.signal(number, signal.SIG_IGN)
     while os.read(0, 4096):
         pass
-    deadline = time.monotonic() + LONGEST_START
-    while time.monotonic() < deadline:
-        waiting = has_clients(label)  # before the look at the containers, since a client may end in between
-        with suppress(OSError, subprocess.SubprocessError):  # the next round tries again
-            if remove_all(program, label) and not waiting:
-                return
-        time.sleep(PAUSE)
+    remove_all(program, label)
 
 
 if __name__ == "__main__":

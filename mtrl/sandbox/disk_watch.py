@@ -1,9 +1,10 @@
 """The size of the files that containers have written: a thread per container program, which stops those above a limit.
 
 Engines limit the size by quotas of the file system, which default installations do not have. Therefore the sizes are
-measured: by `du` in the folder that holds the changes of a container, if this process may read it, else by `ps --size`
-of the engine. The latter waits for all containers that the engine is changing, which took minutes with 200 of them.
-Volumes that an image declares are not counted, nor files that a process holds open after their removal.
+measured: on this machine (`mtrl/sandbox/container_files.py`) if this process may read the files of the container, else,
+or if that takes too long, by `ps --size` of the engine. The engine waits for all containers that it is changing, which
+took minutes with 200 of them, and does not count files that a process holds open after their removal. Volumes that an
+image declares are not counted by either.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import re
 import subprocess
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
+from mtrl.sandbox.bounded_client import run_client
+from mtrl.sandbox.container_files import ContainerFiles, files_size
 from mtrl.sandbox.container_supervisor import owner_label
 
 log = logging.getLogger(__name__)
@@ -27,13 +28,13 @@ PAUSE = 1.0
 """Minimum number of seconds between two measurements."""
 SHARE = 0.2
 """Maximum share of the wall time that measurements take."""
+LONGEST_PAUSE = 60.0
+"""Maximum number of seconds between two measurements, however long they take."""
+ROUND_SECONDS = 30.0
+"""Time limit of a measurement of all containers on this machine, in seconds. Each container may take an equal share of
+the time that is left, so that one with millions of files does not delay the others."""
 ENGINE_SECONDS = 120.0
 """Time limit of a measurement of all containers by the engine, in seconds."""
-FOLDER_SECONDS = 10.0
-"""Time limit of a measurement of one folder by `du`, in seconds."""
-MOST_FAILURES = 3
-"""Number of failed measurements of one folder in a row, after which the container counts as above its limit: a command
-that makes millions of files prolongs each measurement."""
 _SIZE = re.compile(r"(\S+) ([0-9.]+) ?([kMGT]?)B\b")
 """Name of a container and size of its files, such as `name 1.09kB (virtual 7.5MB)`."""
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -44,8 +45,8 @@ class WatchedContainer:
     """A container and its limit."""
 
     most_bytes: int
-    folder: str | None
-    """Folder of the host that holds the changes of the container; None: it is not known, or cannot be read."""
+    files: ContainerFiles | None
+    """Where its files are on this machine; None: it is not known, or they cannot be read."""
     stop: Callable[[], bool]
     """Ends the container and returns whether it is gone. The call may take minutes."""
 
@@ -61,7 +62,6 @@ class DiskWatch:
         self._program = program
         self._containers: dict[str, WatchedContainer] = {}
         self._stopping: set[str] = set()
-        self._failures: Counter[str] = Counter()
         self._reasons: set[str] = set()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -79,7 +79,6 @@ class DiskWatch:
         """Watch a container no longer, if it was watched."""
         with self._lock:
             self._containers.pop(name, None)
-            self._failures.pop(name, None)
 
     def _watch(self) -> None:
         """Measure until no container is left."""
@@ -96,7 +95,7 @@ class DiskWatch:
                 if sizes.get(name, 0) > container.most_bytes:
                     self._stopping.add(name)
                     threading.Thread(target=self._stop, args=(name, container), daemon=True).start()
-            time.sleep(max(PAUSE, taken / SHARE - taken))
+            time.sleep(min(LONGEST_PAUSE, max(PAUSE, taken / SHARE - taken)))
 
     def _stop(self, name: str, container: WatchedContainer) -> None:
         """Stop a container; if it remains, the next measurement finds it again."""
@@ -108,27 +107,26 @@ class DiskWatch:
         finally:
             self._stopping.discard(name)
 
-    def _sizes(self, watched: Mapping[str, WatchedContainer]) -> dict[str, float]:
-        """Return the sizes that could be measured, in bytes, by the name of the container."""
-        sizes: dict[str, float] = {}
+    def _sizes(self, watched: Mapping[str, WatchedContainer]) -> dict[str, int]:
+        """Return the sizes that could be measured, in bytes, by the name of the container. The files with a name that
+        this machine cannot measure, or not in time, are measured by the engine."""
+        sizes: dict[str, int] = {}
         try:
-            for name, container in watched.items():
-                if container.folder is not None:
-                    sizes[name] = self._folder_size(name, container.folder)
-            if len(sizes) < len(watched):
-                sizes |= engine_sizes(self._program)
+            by_engine = set(watched)
+            local = {name: each.files for name, each in watched.items() if each.files is not None}
+            end = time.monotonic() + ROUND_SECONDS
+            for place, (name, files) in enumerate(local.items()):
+                share = (end - time.monotonic()) / (len(local) - place)
+                named, sizes[name] = files_size(files, share)
+                if named is not None:
+                    sizes[name] += named
+                    by_engine.discard(name)
+            found = engine_sizes(self._program) if by_engine else {}
+            for name in by_engine & found.keys():
+                sizes[name] = sizes.get(name, 0) + found[name]
         except Exception as error:  # the next measurement tries again
             self._warn(error)
         return sizes
-
-    def _folder_size(self, name: str, folder: str) -> float:
-        """Return the size of a container's folder in bytes; infinity after several failures, and 0 after fewer."""
-        size = folder_size(folder)
-        if size is not None:
-            self._failures.pop(name, None)
-            return size
-        self._failures[name] += 1
-        return float("inf") if self._failures[name] >= MOST_FAILURES else 0.0
 
     def _warn(self, error: Exception) -> None:
         """Warn once of each reason why sizes cannot be measured."""
@@ -139,31 +137,6 @@ class DiskWatch:
             log.warning("the files of the containers of %s cannot be measured: %s", self._program, reason)
 
 
-def folder_size(folder: str) -> int | None:
-    """Return the number of bytes on the disk below a folder, 0 if it is gone, and None if `du` did not measure it in
-    time.
-
-    Raises:
-        OSError: du cannot be run.
-    """
-    command = ["du", "--summarize", "--one-file-system", "--block-size=1", "--", folder]
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=FOLDER_SECONDS,
-        )
-    except subprocess.TimeoutExpired:
-        return None
-    size = done.stdout.partition("\t")[0]
-    if size.isdecimal():
-        return int(size)
-    return None if os.path.isdir(folder) else 0
-
-
 def engine_sizes(program: str) -> dict[str, int]:
     """Return the number of bytes that each running container of this process has written, by name, to three digits.
 
@@ -171,8 +144,8 @@ def engine_sizes(program: str) -> dict[str, int]:
         OSError, subprocess.SubprocessError: the program failed or took too long.
     """
     command = [program, "ps", "--size", "--filter", f"label={owner_label(program)}", "--format", "{{.Names}} {{.Size}}"]
-    stdin = subprocess.DEVNULL
-    done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, timeout=ENGINE_SECONDS, check=True)
+    done = run_client(command, ENGINE_SECONDS)
+    done.check_returncode()
     return parse_sizes(done.stdout)
 
 
@@ -180,33 +153,6 @@ def parse_sizes(printed: str) -> dict[str, int]:
     """Return the sizes that `engine_sizes` asked for, in bytes; lines of another form are left out."""
     found = (_SIZE.match(line) for line in printed.splitlines())
     return {match[1]: int(float(match[2]) * _UNITS[match[3]]) for match in found if match}
-
-
-def changes_folder(pid_file: Path) -> str | None:
-    """Return the folder of the host that holds the changes of a container: the upper folder of its root, an overlay.
-    None if it is not known, or if users of the container can hide files in it from this process.
-
-    Args:
-        pid_file: file with the number of the container's first process.
-    """
-    if os.geteuid() != 0:
-        return None
-    try:
-        folder = upper_folder(Path(f"/proc/{int(pid_file.read_text())}/mountinfo").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return folder if folder is not None and os.path.isdir(folder) else None
-
-
-def upper_folder(mounts: str) -> str | None:
-    """Return the upper folder of the overlay that is the root; None if there is none, or if its name is escaped.
-
-    Args:
-        mounts: text of /proc/PID/mountinfo (proc(5)).
-    """
-    root = next((line for line in mounts.splitlines() if line.split()[4] == "/" and " overlay " in line), "")
-    found = re.search(r"[ ,]upperdir=([^, \\]+)(?=[ ,]|$)", root)
-    return found[1] if found else None
 
 
 _watches: dict[str, DiskWatch] = {}

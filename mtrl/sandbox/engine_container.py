@@ -10,15 +10,17 @@ import shutil
 import subprocess
 import tempfile
 import threading
+import time
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
 
 from mtrl.errors import UserError
-from mtrl.sandbox.bounded_client import SLACK_SECONDS, run_bounded
+from mtrl.sandbox.bounded_client import SLACK_SECONDS, run_bounded, run_client
 from mtrl.sandbox.container import CommandResult, ContainerError, ContainerLimits, ContainerRemovedError
+from mtrl.sandbox.container_files import ContainerFiles, container_files, may_measure
 from mtrl.sandbox.container_supervisor import owner_label
-from mtrl.sandbox.disk_watch import WatchedContainer, changes_folder, disk_watch
+from mtrl.sandbox.disk_watch import WatchedContainer, disk_watch
 
 log = logging.getLogger(__name__)
 
@@ -38,8 +40,21 @@ WAIT = 'trap "" INT; exec 3<> <(:); sleep $1 & wait $!; until ((SECONDS >= $1));
 ended: otherwise they would count as processes until the end. A command that kills the sleep does not end it: it then
 reads from a pipe into which it writes nothing, because at the limit on processes no second sleep could start. A read
 without a time limit would not end, and bash removes ended processes only after a read that has one."""
-_FAILURES = (1, 125, 126, 255)
-"""Exit codes of docker and podman for errors of their own. Commands use the same codes, so the container is checked."""
+_FAILURES = (125, 126, 255)
+"""Exit codes of docker and podman for errors of their own, such as 255 if Docker's daemon ends during a command.
+Commands use the same codes, so the container is checked."""
+_FAILURE_WORDS = ("error", "cannot connect", "failed to connect")
+"""Beginnings of their output, in lower case, if the exit code is 1, which too many commands use for a check of each."""
+
+ONE_STREAM = ("bash", "--posix", "-c", 'exec bash -c "$1" 2>&1', "bash")
+"""Program that runs its argument as a command whose standard error is its standard output: an engine transports two
+streams, whose order gets lost. The first bash is POSIX's, which does not read the file that BASH_ENV names."""
+_LARGEST_COMMAND = 2**17 - 1
+"""Maximum length of one argument of a program, in bytes (MAX_ARG_STRLEN of Linux without the last byte)."""
+_BEING_REMOVED = "is already in progress"
+"""Text of Docker's error for the removal of a container whose removal has begun, because it has ended."""
+PAUSE = 0.1
+"""Seconds between two attempts to remove such a container."""
 
 
 class EngineContainer:
@@ -62,12 +77,10 @@ class EngineContainer:
         what = f"{self.engine} cannot start a container of {self.image}"
         # Podman's monitor of the container writes a file `oom` into its working directory if memory runs out.
         with tempfile.TemporaryDirectory(prefix="mtrl-") as folder:
-            pid_file = Path(folder) / "pid"
-            call_engine(self._start_command(pid_file), START_SECONDS, what, folder)
-            if self.limits.disk_mb is not None:
-                changes = changes_folder(pid_file)
-                watched = WatchedContainer(self.limits.disk_mb * 2**20, changes, self._stop_for_disk)
-                disk_watch(self._program).add(self.name, watched)
+            call_engine(self._start_command(), START_SECONDS, what, folder)
+        if self.limits.disk_mb is not None:
+            watched = WatchedContainer(self.limits.disk_mb * 2**20, self.files(), self._stop_for_disk)
+            disk_watch(self._program).add(self.name, watched)
 
     def run(
         self, command: str, seconds: float, env: Mapping[str, str] | None = None, stdin: bytes | None = None
@@ -80,15 +93,24 @@ class EngineContainer:
         """
         if self._disk_is_full.is_set():
             return CommandResult("", -1, self._disk_reason())
+        if problem := problem_of(command):
+            return CommandResult(f"{problem}\n", 126)
         client = [self._program, "exec", *(["-i"] if stdin is not None else [])]
         client += ["-w", self.cwd] if self.cwd else []
         client += [word for name, value in (env or {}).items() for word in ("-e", f"{name}={value}")]
-        inside = ["timeout", "-s", "KILL", f"{seconds:g}", "bash", "-c", command]
+        inside = ["timeout", "-s", "KILL", f"{seconds:g}", *ONE_STREAM, command]
+        begun = time.monotonic()
         done = run_bounded([*client, self.name, *inside], seconds, stdin)
+        was_late = time.monotonic() - begun >= seconds
         if self._disk_is_full.is_set():
             return CommandResult(done.output, -1, self._disk_reason())
-        if done.exit_code in _FAILURES and done.output.startswith("Error") and not self._is_running():
-            raise ContainerError(f"{self.engine} cannot run a command in {self.image}: {_last_line(done.output)}")
+        says_so = done.output[:100].lower().startswith(_FAILURE_WORDS)
+        # A daemon that SIGTERM stops kills the containers: the command is killed, and not because of its time limit.
+        was_killed = bool(done.stopped) and not was_late
+        may_have_failed = done.exit_code in _FAILURES or was_killed or (done.exit_code == 1 and says_so)
+        if may_have_failed and not self._is_running():
+            reason = reason_of(done.output) if says_so else f"the container has ended, or {self.engine} is lost"
+            raise ContainerError(f"{self.engine} cannot run a command in {self.image}: {reason}")
         return done
 
     def copy_in(self, source: Path, target: str) -> None:
@@ -119,37 +141,42 @@ class EngineContainer:
 
     def _delete(self) -> bool:
         """Remove the container, and return whether it is gone."""
-        command = [self._program, "rm", "-f", self.name]
-        try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=CLIENT_SECONDS,
+        deadline = time.monotonic() + CLIENT_SECONDS
+        problem = self._problem_of_removal()
+        while _BEING_REMOVED in problem and time.monotonic() < deadline:
+            time.sleep(PAUSE)
+            problem = self._problem_of_removal()
+        if problem:
+            log.warning(
+                "%s did not remove the container %s (%s); its supervisor removes it after the run",
+                self.engine,
+                self.name,
+                problem,
             )
-        except subprocess.TimeoutExpired:
-            reason = f"it took longer than {CLIENT_SECONDS} s"
-        else:
-            if done.returncode == 0 or "no such container" in done.stderr.lower():
-                return True
-            reason = _last_line(done.stderr)
-        log.warning(
-            "%s did not remove the container %s (%s); its supervisor removes it after the run",
-            self.engine,
-            self.name,
-            reason,
-        )
-        return False
+        return not problem
 
-    def _start_command(self, pid_file: Path) -> list[str]:
+    def _problem_of_removal(self) -> str:
+        """Ask the engine to remove the container, and return why it did not; empty if the container is gone."""
+        try:
+            done = run_client([self._program, "rm", "-f", self.name], CLIENT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"it took longer than {CLIENT_SECONDS} s"
+        is_gone = done.returncode == 0 or "no such container" in done.stderr.lower()
+        return "" if is_gone else reason_of(done.stderr)
+
+    def _start_command(self) -> list[str]:
         command = [self._program, "run", "-d", "--name", self.name, "--label", owner_label(self._program)]
-        if self.limits.disk_mb is not None and self.engine == "podman":
-            command += ["--pidfile", str(pid_file)]
         command += [*_limit_words(self.limits), "--stop-signal", "KILL", "--entrypoint", "bash"]
         command += ["-w", self.cwd] if self.cwd else []
         return [*command, self.image, "-c", WAIT, "bash", str(math.ceil(self.limits.seconds))]
+
+    def files(self) -> ContainerFiles | None:
+        """Return where the files of the container are on this machine; None if they can be measured by the engine
+        alone."""
+        if not may_measure():
+            return None
+        container, _, process = self._inspect("{{.Id}} {{.State.Pid}}").partition(" ")
+        return container_files(int(process), container) if process.isdecimal() else None
 
     def _stop_for_disk(self) -> bool:
         """End the container, whose files are too large, and delete them, without waiting for other calls. Return
@@ -158,15 +185,32 @@ class EngineContainer:
         return self._delete()
 
     def _disk_reason(self) -> str:
-        size = f"{self.limits.disk_mb} MiB"
-        return f"the files of the container exceeded {size} or were too many to measure, and the container was removed"
+        return f"the files of the container exceeded {self.limits.disk_mb} MiB, and the container was removed"
 
     def _is_running(self) -> bool:
-        command = [self._program, "container", "inspect", "--format", "{{.State.Running}}", self.name]
-        found = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CLIENT_SECONDS
-        )
-        return found.stdout.strip() == "true"
+        return self._inspect("{{.State.Running}}") == "true"
+
+    def _inspect(self, template: str) -> str:
+        """Return what the engine says of the container, in the form of a template of Go; empty if it says nothing
+        in time."""
+        try:
+            command = [self._program, "container", "inspect", "--format", template, self.name]
+            return run_client(command, CLIENT_SECONDS).stdout.strip()
+        except subprocess.TimeoutExpired:
+            return ""
+
+
+def problem_of(command: str) -> str:
+    """Return why a text, which a model may have written, cannot be an argument of a program; empty if it can."""
+    if "\0" in command:
+        return "bash: the command has a NUL character, which no command may have"
+    try:
+        size = len(command.encode())
+    except UnicodeEncodeError:
+        return "bash: the command has a lone surrogate, which is no character of UTF-8"
+    if size > _LARGEST_COMMAND:
+        return f"bash: the command has {size} bytes, and may have {_LARGEST_COMMAND}"
+    return ""
 
 
 def engine_path(engine: str) -> str:
@@ -197,21 +241,13 @@ def call_engine(command: list[str], seconds: float, what: str, cwd: str | None =
     """
     try:
         with _slots:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=seconds,
-                cwd=cwd,
-            )
+            done = run_client(command, seconds, cwd)
     except subprocess.TimeoutExpired as error:
         raise ContainerError(f"{what}: it took longer than {seconds:g} s") from error
     except OSError as error:
         raise ContainerError(f"{what}: {error.strerror}") from error
     if done.returncode != 0:
-        raise ContainerError(f"{what}: {_last_line(done.stderr or done.stdout)}")
+        raise ContainerError(f"{what}: {reason_of(done.stderr or done.stdout)}")
     return done.stdout
 
 
@@ -234,6 +270,13 @@ def _limit_word(name: str, kind: int, wanted: int) -> list[str]:
     most = resource.getrlimit(kind)[1]
     count = wanted if most == resource.RLIM_INFINITY else min(wanted, most)
     return ["--ulimit", f"{name}={count}:{count}"]
+
+
+def reason_of(printed: str) -> str:
+    """Return the reason that an engine printed for a failure: the last line that begins like one, else the last line.
+    Docker's client 28 prints a hint to its help after the reason."""
+    reasons = [line for line in printed.splitlines() if line.startswith(("docker:", "Error", "ERROR"))]
+    return _last_line(reasons[-1] if reasons else printed)
 
 
 def _last_line(output: str) -> str:

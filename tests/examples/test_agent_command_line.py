@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,14 @@ from examples.agents.command_line_sandbox import CommandLineSandbox
 from mtrl.agents.callable import CallableRunner
 from mtrl.agents.loop import AgentLoop
 from mtrl.config.schema import DataConfig
+from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.tool_calls import format_call
 from mtrl.gateway.server import Gateway
 from mtrl.gateway.session import SessionLimits
 from mtrl.rollout.episode import EpisodeLimits
-from mtrl.types import StopReason
-from tests.examples.agent_episodes import engine_of, run
+from mtrl.trainer.data.samples import trajectory_samples
+from mtrl.types import StopReason, Trajectory
+from tests.examples.agent_episodes import run
 
 SHELLS = {
     "claude_code": ("Bash", "command"),
@@ -43,11 +46,25 @@ def row():
     return FAMILY.load(DataConfig(synthetic_train_rows=2, synthetic_test_rows=1), 0).train[0]
 
 
-def play(agent, row, responses, codec):
+class WatchedGateway(Gateway):
+    """A gateway that stores its sessions."""
+
+    def open(self, name, sampling):
+        self.session = super().open(name, sampling)
+        return self.session
+
+
+def play(agent, row, responses, codec, leave_out=()):
+    """The trajectory of an episode, and that of the same calls if none were left out."""
     limits = EpisodeLimits(max_turns=8, max_context_length=CONTEXT, step_timeout=60, episode_timeout=120, retries=0)
-    gateway = Gateway(engine_of(responses, codec), codec, SessionLimits(8, 4, CONTEXT))
+    texts = iter(responses)  # a sub-agent that runs beside the main conversation has another trajectory of the engine
+    engine = ScriptedEngine(lambda name, turn: next(texts), codec.tokenizer)
+    gateway = WatchedGateway(engine, codec, SessionLimits(8, 4, CONTEXT, leave_out=leave_out))
     loop = AgentLoop(gateway, CallableRunner(getattr(command_line, agent), 2), limits, max_concurrent=2)
-    return asyncio.run(run(loop, row, codec))
+    trajectory = asyncio.run(run(loop, row, codec))
+    session = gateway.session
+    session.limits = replace(session.limits, leave_out=())
+    return trajectory, Trajectory("t", "g", 0, session.turns())
 
 
 def shell(agent, command):
@@ -59,7 +76,7 @@ def shell(agent, command):
 def test_an_unchanged_agent_repairs_a_repository(agent, row, tiny_codec):
     look = f"cat f.py; ls {ROOT}; id -u"
     responses = [shell(agent, look), shell(agent, "sed -i 's| \\*| +|' f.py"), "repaired"]
-    trajectory = play(agent, row, responses, tiny_codec)
+    trajectory, _ = play(agent, row, responses, tiny_codec)
     assert (trajectory.error, trajectory.stop_reason) == (None, StopReason.DONE)
     assert [turn.text for turn in trajectory.turns] == responses
     assert [turn.break_reason for turn in trajectory.turns] == [None] * 3
@@ -71,8 +88,51 @@ def test_an_unchanged_agent_repairs_a_repository(agent, row, tiny_codec):
 
 
 def test_an_agent_that_repairs_nothing_has_no_reward(row, tiny_codec):
-    trajectory = play("codex", row, ["I cannot"], tiny_codec)
+    trajectory, _ = play("codex", row, ["I cannot"], tiny_codec)
     assert (trajectory.error, trajectory.reward, len(trajectory.turns)) == (None, 0.0, 1)
+
+
+TASK = {"description": "find the file", "prompt": "Find the file of the function.", "subagent_type": "Explore"}
+
+
+def test_a_sub_agent_can_be_left_out(row, tiny_codec):
+    """Its conversation of four calls is longer than the main one, which waits for it."""
+    agent = "claude_code"
+    look = [shell(agent, command) for command in ("ls", "cat f.py", "wc -l f.py")]
+    main = [format_call("Agent", TASK), shell(agent, "sed -i 's| \\*| +|' f.py"), "repaired"]
+    trajectory, whole = play(agent, row, [main[0], *look, "it is f.py", *main[1:]], tiny_codec, ("side", "sub_agent"))
+    assert (trajectory.error, trajectory.reward) == (None, 1.0)
+    assert [turn.text for turn in trajectory.turns] == main and trajectory.metrics["gateway/sub_agent_calls"] == 4
+    assert [turn.text for turn in whole.turns] == [main[0], *look, "it is f.py", *main[1:]]
+    assert_the_rest_is_identical(trajectory, whole, samples=1)
+
+
+def test_a_compaction_can_be_left_out(row, tiny_codec, monkeypatch):
+    """Codex asks for a summary without its tools, and goes on with that instead of the history."""
+    repair = command_line.repair
+
+    async def with_low_limit(row, client, folders, command, variables):
+        options = ["-c", "model_auto_compact_token_limit=19500"]  # a prompt without the output has 18,000 tokens
+        return await repair(row, client, folders, [*command[:2], *options, *command[2:]], variables)
+
+    monkeypatch.setattr(command_line, "repair", with_low_limit)
+    main = [shell("codex", "sed -i 's| \\*| +|' f.py; seq 3000"), "repaired"]
+    trajectory, whole = play("codex", row, [main[0], "f.py is repaired", main[1]], tiny_codec, ("side",))
+    assert (trajectory.error, trajectory.reward) == (None, 1.0)
+    assert [turn.text for turn in trajectory.turns] == main and trajectory.metrics["gateway/side_calls"] == 1
+    assert "COMPACTION" in whole.turns[1].observation[-1]["content"]
+    assert "f.py is repaired" in trajectory.turns[1].observation[-1]["content"]
+    assert_the_rest_is_identical(trajectory, whole, samples=2)
+
+
+def assert_the_rest_is_identical(trajectory, whole, samples):
+    """The samples are those of the whole trajectory without the samples of the calls that are left out."""
+    kept = trajectory_samples(trajectory, [1.0] * len(trajectory.turns))
+    every = trajectory_samples(whole, [1.0] * len(whole.turns))
+    assert len(kept) == samples and len(every) == samples + 1
+    assert sum(sum(sample.loss_mask) for sample in kept) == trajectory.action_tokens < whole.action_tokens
+    pairs = [(sample.token_ids, sample.loss_mask) for sample in every]
+    assert all((sample.token_ids, sample.loss_mask) in pairs for sample in kept)
 
 
 def test_the_sandbox_has_no_network(tmp_path):

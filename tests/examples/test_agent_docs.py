@@ -96,7 +96,12 @@ def test_commands_of_the_examples_compose(words, monkeypatch):
 
 
 def test_every_agent_has_its_command_and_its_row_in_the_guide():
-    agents = {path.stem for path in EXAMPLES} - {"word_problems", "command_line_sandbox", "verifiers_worker"}
+    agents = {path.stem for path in EXAMPLES} - {
+        "word_problems",
+        "command_line_sandbox",
+        "own_interpreter",
+        "verifiers_worker",
+    }
     assert {re.sub(r"\d+$", "", name) for name in COMMANDS} == agents
     assert agents == set(re.findall(r"^\| \[`(\w+)\.py`\]", GUIDE, re.M))
 

@@ -1,5 +1,6 @@
 """The agent of the OpenHands SDK, unchanged, repairs a repository through the gateway."""
 
+import asyncio
 import os
 
 import pytest
@@ -56,10 +57,10 @@ def test_a_malformed_call_is_answered_and_a_text_ends_the_agent(row, tiny_codec)
     assert [turn.break_reason for turn in trajectory.turns] == [None, None, "branch"]
 
 
-def test_a_missing_interpreter_is_one_sentence(monkeypatch, tmp_path):
+def test_a_missing_interpreter_is_one_sentence(row, monkeypatch, tmp_path):
     monkeypatch.delenv(openhands_agent.VARIABLE, raising=False)
     with pytest.raises(UserError, match="^MTRL_OPENHANDS_PYTHON is not set; .*pip install 'openhands-sdk"):
-        openhands_agent.interpreter()
+        asyncio.run(openhands_agent.run(row, None))
     monkeypatch.setenv(openhands_agent.VARIABLE, str(tmp_path / "python"))
     with pytest.raises(UserError, match="^MTRL_OPENHANDS_PYTHON=.*/python is no program; .*pip install 'openhands-sdk"):
-        openhands_agent.interpreter()
+        asyncio.run(openhands_agent.run(row, None))

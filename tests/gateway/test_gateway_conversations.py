@@ -1,5 +1,6 @@
 """The conversations of a program's calls, and calls that are left out of training."""
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -20,8 +21,7 @@ def user(content):
 class Program:
     """A program at a session: `ask` sends messages, and returns them with the answer."""
 
-    def __init__(self, codec, *leave_out):
-        texts = [f"answer {number}" for number in range(20)]
+    def __init__(self, codec, *leave_out, texts=tuple(f"answer {number}" for number in range(20))):
         self.session = session_of(WatchedEngine(replies(codec, *texts)), codec)
         self.session.limits = replace(self.session.limits, leave_out=leave_out)
         self.calls = []
@@ -101,6 +101,143 @@ def test_one_call_is_the_main_conversation(tiny_codec):
     alone.ask(USER)
     assert alone.kinds() == [None] and len(trajectory_of(alone.session).turns) == 1
     assert trajectory_of(Program(tiny_codec, *ALL).session).turns == []
+
+
+LOOK = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+
+
+def test_a_sub_agent_with_more_calls_than_the_main_conversation(tiny_codec):
+    """The main conversation waits for it after a call of a tool, and it waits for the agent that it starts itself."""
+    texts = [LOOK, *["found"] * 3, LOOK, "more", "done", "found it", "the end"]
+    program = Program(tiny_codec, "sub_agent", texts=texts)
+    main = program.ask(SYSTEM, USER, tools=TOOLS)
+    agent = program.ask(user("find the file"), tools=TOOLS)
+    for _ in range(3):
+        agent = program.ask(*agent, user("more"), tools=TOOLS)
+    inner = program.ask(user("look again"))
+    program.ask(*inner, user("go on"))
+    program.ask(*agent, user("found it"), tools=TOOLS)
+    program.ask(*main, user("a.py"), tools=TOOLS)
+    assert program.kinds() == [None, *["sub_agent"] * 7, None]
+    assert [turn.text for turn in trajectory_of(program.session).turns] == [LOOK, "the end"]
+
+
+def test_titles_before_and_after_the_main_conversation(tiny_codec):
+    """Both requests for a title are one conversation, which calls no tool."""
+    program = Program(tiny_codec)
+    title = program.ask(user("a title for it"))
+    main = program.ask(SYSTEM, USER, tools=TOOLS)
+    program.ask(*program.ask(*main, user("go on"), tools=TOOLS), user("go on"), tools=TOOLS)
+    program.ask(*title, user("a better title"))
+    assert program.kinds() == ["sub_agent", None, None, None, "sub_agent"]
+
+
+def test_a_conversation_about_another_one(tiny_codec):
+    """As Qwen Code's search for what to remember: other instructions, fewer tools, and the whole conversation."""
+    program = Program(tiny_codec)
+    main = program.ask(SYSTEM, USER, tools=TOOLS)
+    main = program.ask(*main, user("go on"), tools=TOOLS)
+    memory = program.ask({**SYSTEM, "content": "remember"}, *main[1:], user("what is worth remembering?"))
+    program.ask(*memory, user("go on"))
+    assert program.kinds() == [None, None, "sub_agent", "sub_agent"], "of as many calls the first conversation is main"
+
+
+@pytest.mark.parametrize("instructions", ["you are billing", "it is 10:05"])
+def test_a_handoff_goes_on_with_other_instructions_and_fewer_tools(tiny_codec, instructions):
+    """The first agent calls a tool, which starts another one with the whole history."""
+    program = Program(tiny_codec, texts=[LOOK] * 5)
+    main = program.ask(SYSTEM, USER, tools=[*TOOLS, *TOOLS])
+    main = program.ask({**SYSTEM, "content": instructions}, *main[1:], user("ok"), tools=TOOLS)
+    for _ in range(3):
+        main = program.ask(*main, user("ok"), tools=TOOLS)
+    assert program.kinds() == ["side", None, None, None, None]
+
+
+def test_a_sub_agent_that_uses_up_the_calls(tiny_codec):
+    """The main conversation still waits for it at the end of the episode."""
+    program = Program(tiny_codec, texts=[LOOK] * 5)
+    program.ask(SYSTEM, USER, tools=TOOLS)
+    agent = program.ask(user("find the file"), tools=TOOLS)
+    for _ in range(3):
+        agent = program.ask(*agent, user("more"), tools=TOOLS)
+    assert program.kinds() == [None, *["sub_agent"] * 4]
+
+
+def test_a_conversation_that_was_asked_for_before_an_answer_is_not_beside_it(tiny_codec):
+    """Two workers run at the same time: the one with the most calls is the main conversation, though the other one goes
+    on last."""
+    program = Program(tiny_codec, texts=[LOOK] * 12)
+
+    async def both():
+        requests = [program.session.chat(chat(user(name), tools=TOOLS)) for name in ("one", "two")]
+        return [call for calls in await asyncio.gather(*requests) for call in calls]
+
+    program.calls += run(both())
+    one, two = ([user(name), wire(call)] for name, call in zip(("one", "two"), program.calls, strict=True))
+    for _ in range(3):
+        two = program.ask(*two, user("more"), tools=TOOLS)
+    program.ask(*one, user("more"), tools=TOOLS)
+    assert program.kinds() == ["sub_agent", None, None, None, None, "sub_agent"]
+
+
+def test_a_conversation_that_outlasts_another_one_is_not_beside_it(tiny_codec):
+    """A program goes on with both of its conversations, and the second one has the most calls."""
+    program = Program(tiny_codec, texts=[LOOK] * 12)
+    one = program.ask(SYSTEM, USER, tools=TOOLS)
+    two = program.ask(user("find the file"), tools=TOOLS)
+    program.ask(*one, user("more"), tools=TOOLS)
+    program.ask(*program.ask(*two, user("more"), tools=TOOLS), user("more"), tools=TOOLS)
+    assert program.kinds() == ["sub_agent", None, "sub_agent", None, None]
+
+
+def test_a_conversation_that_called_a_tool_before_its_latest_answer_does_not_wait(tiny_codec):
+    """The user reads the answer and starts another conversation before going on."""
+    program = Program(tiny_codec, texts=[LOOK, *["answer"] * 9])
+    one = program.ask(SYSTEM, USER, tools=TOOLS)
+    one = program.ask(*one, user("a.py"), tools=TOOLS)
+    two = program.ask(user("another question"), tools=TOOLS)
+    for _ in range(3):
+        two = program.ask(*two, user("more"), tools=TOOLS)
+    program.ask(*one, user("thanks"), tools=TOOLS)
+    assert program.kinds() == ["sub_agent", "sub_agent", *[None] * 4, "sub_agent"]
+
+
+@pytest.mark.parametrize(
+    ("system", "tools"), [(SYSTEM, None), ({**SYSTEM, "content": "be brief today"}, [*TOOLS, *TOOLS])]
+)
+def test_a_conversation_whose_tools_change_is_not_about_itself(tiny_codec, system, tools):
+    """The program finds further tools, or loses them: the part with the most calls is the main conversation."""
+    program = Program(tiny_codec)
+    main = program.ask(SYSTEM, USER, tools=TOOLS)
+    main = program.ask(system, *main[1:], user("go on"), tools=tools)
+    program.ask(*main, user("go on"), tools=tools)
+    assert program.kinds() == ["side", None, None]
+
+
+def test_a_conversation_that_goes_on_with_other_tools_for_a_while(tiny_codec):
+    """Its part with the most calls is the main conversation, though it begins and ends within the other one."""
+    program = Program(tiny_codec)
+    main = program.ask(SYSTEM, USER, tools=TOOLS)
+    for _ in range(3):
+        main = program.ask(*main, user("go on"), tools=[*TOOLS, *TOOLS])
+    program.ask(*main, user("back"), tools=TOOLS)
+    assert program.kinds() == ["sub_agent", None, None, None, "sub_agent"]
+
+
+def test_an_answer_that_a_compaction_keeps(tiny_codec):
+    """No message of the user remains, and the tools are the same: the conversation goes on."""
+    program = Program(tiny_codec)
+    main = program.ask(SYSTEM, USER, tools=TOOLS)
+    program.ask(SYSTEM, user("so far: a.py"), main[-1], user("go on"), tools=TOOLS)
+    assert program.kinds() == [None, None]
+
+
+def test_a_conversation_after_another_is_the_main_one_if_it_has_more_calls(tiny_codec):
+    program = Program(tiny_codec)
+    program.ask(*program.ask(USER, tools=TOOLS), user("the plan is good"), tools=TOOLS)
+    doing = program.ask(user("follow the plan"), tools=TOOLS)
+    program.ask(*program.ask(*doing, user("go on"), tools=TOOLS), user("go on"), tools=TOOLS)
+    assert program.kinds() == ["sub_agent", "sub_agent", None, None, None]
 
 
 def test_votes_of_one_request_are_not_retried(tiny_codec):

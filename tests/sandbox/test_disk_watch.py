@@ -4,11 +4,13 @@ import os
 import signal
 import threading
 import warnings
+from functools import partial
 
 import pytest
 
 from mtrl.sandbox import disk_watch
-from mtrl.sandbox.disk_watch import DiskWatch, WatchedContainer, changes_folder, folder_size, parse_sizes, upper_folder
+from mtrl.sandbox.container_files import ContainerFiles
+from mtrl.sandbox.disk_watch import DiskWatch, WatchedContainer, parse_sizes
 from tests.sandbox.swerex_servers import until
 
 
@@ -18,12 +20,12 @@ def watching():
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A folder above every limit of these tests."""
+def files(tmp_path, monkeypatch):
+    """Files above every limit of these tests, which no process holds open."""
     monkeypatch.setattr(disk_watch, "PAUSE", 0.02)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_bytes(b"x" * 50_000)
-    return str(tmp_path / "full")
+    return ContainerFiles(str(tmp_path / "full"), frozenset(), "mtrl-no-such-group")
 
 
 def test_sizes_of_containers_are_read_in_the_words_of_the_engines():
@@ -31,22 +33,7 @@ def test_sizes_of_containers_are_read_in_the_words_of_the_engines():
     assert parse_sizes(printed) == {"a": 0, "b": 1090, "c": 50_000_000, "d": 1_500_000_000, "e": 2 * 10**12}
 
 
-def test_sizes_of_folders(tmp_path):
-    """Files below a folder count, whatever their names are, and a folder may be gone."""
-    (tmp_path / "one" / "a\n9\tb").mkdir(parents=True)
-    (tmp_path / "one" / "a\n9\tb" / "file").write_bytes(b"x" * 50_000)
-    assert 50_000 <= folder_size(str(tmp_path / "one")) < 100_000 and folder_size(str(tmp_path / "gone")) == 0
-    assert changes_folder(tmp_path / "gone") is None
-
-
-def test_the_upper_folder_of_a_root():
-    line = "77 1 0:1 / {} rw - overlay overlay rw,lowerdir=/l:/m,upperdir={},workdir=/w\n"
-    assert upper_folder(line.format("/etc", "/etc") + line.format("/", "/var/up")) == "/var/up"
-    assert upper_folder(line.format("/etc", "/etc")) is None
-    assert upper_folder(line.format("/", r"/tmp/a\040b/up")) is None, "the name of another folder begins this one"
-
-
-def test_a_container_is_stopped_until_it_is_gone_and_holds_up_no_other(folder):
+def test_a_container_is_stopped_until_it_is_gone_and_holds_up_no_other(files):
     """The first two calls fail, and a call that lasts delays no other container."""
     calls, hangs, other = [], threading.Event(), threading.Event()
 
@@ -57,34 +44,42 @@ def test_a_container_is_stopped_until_it_is_gone_and_holds_up_no_other(folder):
         return len(calls) == 3
 
     watch = DiskWatch("false")
-    watch.add("lasting", WatchedContainer(1, folder, lambda: hangs.wait(60)))
-    watch.add("failing", WatchedContainer(1, folder, stop))
+    watch.add("lasting", WatchedContainer(1, files, lambda: hangs.wait(60)))
+    watch.add("failing", WatchedContainer(1, files, stop))
     until(lambda: len(calls) == 3)
-    watch.add("later", WatchedContainer(1, folder, lambda: other.set() is None))
+    watch.add("later", WatchedContainer(1, files, lambda: other.set() is None))
     assert other.wait(60)
     hangs.set()
     until(lambda: not watching())
     assert calls == [0, 1, 2], "a container that is gone is not stopped again"
     other.clear()
-    watch.add("after the end of the thread", WatchedContainer(1, folder, lambda: other.set() is None))
+    watch.add("after the end of the thread", WatchedContainer(1, files, lambda: other.set() is None))
     assert other.wait(60)
 
 
-def test_a_container_that_cannot_be_measured_in_time_is_stopped(folder, monkeypatch):
-    monkeypatch.setattr(disk_watch, "FOLDER_SECONDS", 1e-6)
-    stopped, other = threading.Event(), threading.Event()
-    watch = DiskWatch("false")
-    watch.add("slow", WatchedContainer(2**40, folder, lambda: stopped.set() is None))
-    assert stopped.wait(60)
-    monkeypatch.setattr(disk_watch, "FOLDER_SECONDS", 60.0)
-    watch.add("small", WatchedContainer(2**40, folder, lambda: other.set() is None))
-    watch.add("large", WatchedContainer(1, folder, lambda: stopped.clear() is None))
-    until(lambda: not stopped.is_set())
-    assert not other.is_set()
+ENGINE = """#!/bin/bash
+case "$*" in *--size*) echo "large 3MB (virtual 9MB)"; echo "small 1kB"; echo "not-watched 9MB" ;; esac
+"""
+
+
+def test_a_container_that_cannot_be_measured_in_time_is_measured_by_the_engine(files, tmp_path, monkeypatch):
+    """A measurement that does not end does not remove a container by itself."""
+    monkeypatch.setattr(disk_watch, "ROUND_SECONDS", 1e-6)
+    engine = tmp_path / "engine"
+    engine.write_text(ENGINE)
+    engine.chmod(0o755)
+    stopped = []
+    watch = DiskWatch(str(engine))
+    for name in ("unknown", "small", "large"):
+        watch.add(name, WatchedContainer(2 * 10**6, files, partial(lambda name: stopped.append(name) is None, name)))
+    until(lambda: stopped)
+    watch.discard("unknown")
     watch.discard("small")
+    until(lambda: not watching())
+    assert stopped == ["large"]
 
 
-def test_an_engine_that_fails_is_reported_once_for_each_reason(folder, tmp_path, caplog):
+def test_an_engine_that_fails_is_reported_once_for_each_reason(files, tmp_path, caplog):
     engine = tmp_path / "engine"
     sizes = f"echo look >> {tmp_path}/looks; echo first >&2; echo the reason >&2; exit 3"
     engine.write_text(f'#!/bin/bash\ncase "$*" in *--size*) {sizes} ;; esac\n')  # the supervisor finds no container

@@ -1,10 +1,7 @@
-"""Containers of Podman, for real where this machine can run them, and their removal after SIGKILL."""
+"""Containers of Podman and Docker, for real where this machine can run them."""
 
 import os
-import signal
 import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,23 +10,29 @@ import pytest
 from mtrl.errors import UserError
 from mtrl.sandbox import disk_watch, engine_container
 from mtrl.sandbox.container import CommandResult, ContainerError, ContainerLimits, copy_out
-from mtrl.sandbox.engine_container import EngineContainer, engine_path
-from tests.container_root import IMAGE, WRITE_ON, need_podman
+from mtrl.sandbox.container_files import may_measure
+from mtrl.sandbox.engine_container import EngineContainer, reason_of
+from tests.container_root import ENGINES, IMAGE, WRITE_ON, need_engine
 from tests.sandbox.container_kills import kill_once
 
 LIMITS = ContainerLimits(memory="64m", cpus=1.0, processes=32)
 
 
-@pytest.fixture(scope="module")
-def container(tmp_path_factory):
-    """A running container of Podman."""
-    need_podman(tmp_path_factory.mktemp("podman"))
-    started = EngineContainer("podman", IMAGE, LIMITS, cwd="/app")
+def remaining(container):
+    """What the engine prints of a container that may be gone."""
+    command = [container.engine, "ps", "-aq", "--filter", f"name={container.name}"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def container(request, tmp_path_factory):
+    """A running container of each engine."""
+    need_engine(request.param, tmp_path_factory.mktemp(request.param))
+    started = EngineContainer(request.param, IMAGE, LIMITS, cwd="/app")
     started.start()
     yield started
     started.remove()
-    left = subprocess.run(["podman", "ps", "-aq", "--filter", f"name={started.name}"], capture_output=True, text=True)
-    assert left.stdout == ""
+    assert remaining(started) == ""
 
 
 def test_commands_keep_files_and_get_variables(container):
@@ -37,6 +40,13 @@ def test_commands_keep_files_and_get_variables(container):
     assert (first.output, first.exit_code, first.stopped) == ("out\nerr\n", 3, "")
     assert copy_out(container, "/app/a.txt") == "it's $HOME\n"
     assert copy_out(container, "/app") is None and copy_out(container, "/nothing") is None
+
+
+def test_both_outputs_are_in_the_order_of_their_lines(container):
+    """Engines transport two streams, whose order Docker 28 lost in the first of two lines."""
+    lines = container.run("for i in {1..40}; do echo $i; echo $i >&2; done", 20).output.splitlines()
+    assert lines == [str(number) for number in range(1, 41) for _ in range(2)]
+    assert container.run("echo )", 20).output.startswith("bash: -c: line 1: syntax error")
 
 
 def test_a_folder_is_copied_in(container, tmp_path):
@@ -57,17 +67,17 @@ def test_limits_hold(container):
     assert [line.split(":")[0].strip() for line in network] == ["lo"]
 
 
-@pytest.mark.parametrize("measured_by", ["du", "engine"])
+@pytest.mark.parametrize("measured_by", ["host", "engine"])
 def test_a_container_that_fills_its_disk_is_removed(container, monkeypatch, measured_by):
     """One file ends at the limit of the kernel, and many files end the container: no host is filled."""
     if measured_by == "engine":
-        monkeypatch.setattr(engine_container, "changes_folder", lambda pid_file: None)
-    elif os.geteuid() != 0:
+        monkeypatch.setattr(engine_container, "container_files", lambda process, container: None)
+    elif not may_measure():
         pytest.skip("only root may read the folders of all containers")
     else:
         monkeypatch.setattr(disk_watch, "engine_sizes", None)
-    small = EngineContainer("podman", IMAGE, replace(LIMITS, disk_mb=16), cwd="/app")
-    reason = "the files of the container exceeded 16 MiB or were too many to measure, and the container was removed"
+    small = EngineContainer(container.engine, IMAGE, replace(LIMITS, disk_mb=16), cwd="/app")
+    reason = "the files of the container exceeded 16 MiB, and the container was removed"
     try:
         small.start()
         assert f"{16 * 2**20}\n" in small.run("cat /dev/zero > one; wc -c < one; rm one", 20).output
@@ -76,8 +86,7 @@ def test_a_container_that_fills_its_disk_is_removed(container, monkeypatch, meas
         assert small.run("ls", 20) == CommandResult("", -1, reason)
     finally:
         small.remove()
-    left = subprocess.run(["podman", "ps", "-aq", "--filter", f"name={small.name}"], capture_output=True, text=True)
-    assert left.stdout == "" and container.run("echo other", 20).output == "other\n"
+    assert remaining(small) == "" and container.run("echo other", 20).output == "other\n"
 
 
 KILL_SLEEPS = 'for p in /proc/[0-9]*; do if [ "$(cat $p/comm)" = sleep ]; then kill -9 ${p#/proc/}; fi; done'
@@ -101,68 +110,107 @@ def test_a_command_cannot_end_the_main_process(container):
 
 
 def test_a_container_ends_by_itself(container):
-    short = EngineContainer("podman", IMAGE, replace(LIMITS, seconds=0.5))
+    short = EngineContainer(container.engine, IMAGE, replace(LIMITS, seconds=0.5))
     short.start()
-    with pytest.raises(ContainerError, match="podman cannot run a command in .*: Error: "):
+    with pytest.raises(ContainerError, match="cannot run a command in .*: (Error|the container has ended)"):
         while short.run("sleep 10", 20).output == "":
             continue
     short.remove()
 
 
-def test_a_command_cannot_pretend_that_the_engine_failed(container):
-    done = container.run("echo 'Error: no such container' >&2; exit 125", 20)
-    assert (done.output, done.exit_code) == ("Error: no such container\n", 125)
+@pytest.mark.parametrize("code", [1, 125, 255])
+def test_a_command_cannot_pretend_that_the_engine_failed(container, code):
+    done = container.run(f"echo 'Error: no such container' >&2; exit {code}", 20)
+    assert (done.output, done.exit_code) == ("Error: no such container\n", code)
+
+
+LOST = """#!/bin/bash
+case $1 in
+    exec) echo "$PRINTED"; exit $CODE ;;
+    container) echo "Cannot connect to the Docker daemon" >&2; exit 1 ;;
+esac
+"""
+
+
+CANNOT = "Cannot connect to the Docker daemon at unix:///x"
+
+
+@pytest.mark.parametrize(
+    ("printed", "code", "reason"),
+    [
+        ("begun", 255, "the container has ended, or docker is lost"),
+        ("begun", 137, "the container has ended, or docker is lost"),
+        (CANNOT, 1, CANNOT),
+    ],
+)
+def test_a_daemon_that_is_lost_fails_the_episode(tmp_path, monkeypatch, printed, code, reason):
+    """A program in place of docker prints what Docker 20.10 printed when its daemon was killed during a command, was
+    stopped during one, which kills the containers, and was killed before one."""
+    engine = tmp_path / "docker"
+    engine.write_text(LOST)
+    engine.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("PRINTED", printed)
+    monkeypatch.setenv("CODE", str(code))
+    with pytest.raises(ContainerError, match=f"docker cannot run a command in {IMAGE}: {reason}"):
+        EngineContainer("docker", IMAGE, LIMITS).run("echo begun; sleep 5", 20)
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [("a\0b", "a NUL character"), ("\ud800", "a lone surrogate"), ("é" * 2**16, "131072 bytes")],
+    ids=["NUL", "surrogate", "long"],
+)
+def test_a_command_that_no_program_can_be_given_is_a_failed_command(tmp_path, monkeypatch, command, reason):
+    """A model cannot void its episode by it. The program in place of docker would raise ContainerError."""
+    engine = tmp_path / "docker"
+    engine.write_text("#!/bin/bash\nexit 255\n")
+    engine.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    container = EngineContainer("docker", IMAGE, LIMITS)
+    done = container.run(command, 20)
+    assert done.exit_code == 126 and f"bash: the command has {reason}" in done.output and not done.stopped
+    with pytest.raises(ContainerError):
+        container.run("x" * (2**17 - 1), 20)
+
+
+def test_the_file_of_bash_env_is_read_once(tmp_path):
+    """Images set this variable, for example to activate an environment of Python."""
+    (tmp_path / "env").write_text("echo read; f() { echo function; }")
+    command = [*engine_container.ONE_STREAM, "f; echo $POSIXLY_CORRECT; echo error >&2"]
+    done = subprocess.run(
+        command, env={**os.environ, "BASH_ENV": str(tmp_path / "env")}, capture_output=True, text=True
+    )
+    assert (done.stdout, done.stderr) == ("read\nfunction\n\nerror\n", "")
+
+
+def test_the_longest_command_runs(container):
+    assert container.run(f"echo one # {'x' * (2**17 - 1 - 11)}", 20).output == "one\n"
+
+
+def test_the_reason_of_a_failed_start():
+    hint = "\nRun 'docker run --help' for more information\n"
+    assert reason_of(f"Unable to find image\ndocker: no such image\n{hint}") == "docker: no such image"
+    assert reason_of("Trying to pull\nError: no registry\n") == "Error: no registry"
+    assert reason_of("first\nlast\n") == "last" and reason_of(" \n") == "the program printed nothing"
 
 
 def test_a_missing_image_and_a_removed_container_are_one_sentence(container):
-    missing = EngineContainer("podman", "localhost/mtrl-no-such-image:1", LIMITS)
-    with pytest.raises(ContainerError, match="podman cannot start a container of localhost/mtrl-no-such-image:1: .+"):
+    missing = EngineContainer(container.engine, "localhost/mtrl-no-such-image:1", LIMITS)
+    with pytest.raises(
+        ContainerError, match=f"{container.engine} cannot start a container of {missing.image}: (docker:|Error)"
+    ):
         missing.start()
     missing.remove()
-    with pytest.raises(ContainerError, match="podman cannot run a command in localhost/mtrl-no-such-image:1: Error"):
+    with pytest.raises(ContainerError, match=f"{container.engine} cannot run a command in {missing.image}: Error"):
         missing.run("ls", 20)
 
 
 def test_a_killed_process_leaves_no_container(container):
     """The first kill falls into the start of the containers, and the second into their commands."""
-    program = engine_path("podman")
-    assert kill_once(program, 0.3)[1] == 0
-    before, left = kill_once(program, 0.5, started=2)
+    assert kill_once(container.engine, 0.3)[1] == 0
+    before, left = kill_once(container.engine, 0.5, started=2)
     assert before > 0 and left == 0
-
-
-ENGINE = """#!/bin/bash
-cd "$(dirname "$0")"
-case $1 in
-    run) sleep 1.5; echo "${@: -1}" > container ;;
-    ps) if [ -e container ]; then echo name; fi ;;
-    rm) rm container; echo removed > removed ;;
-esac
-"""
-STARTING = """
-import subprocess, sys
-from mtrl.sandbox.container_supervisor import owner_label
-
-client = subprocess.Popen([sys.argv[1], "run", "--label", owner_label(sys.argv[1]), "image"])
-print("client", flush=True)
-client.wait()
-"""
-
-
-def test_a_container_that_is_created_after_the_kill_is_removed(tmp_path):
-    """A program in place of podman creates its container more than a second after the process was killed."""
-    engine = tmp_path / "engine"
-    engine.write_text(ENGINE)
-    engine.chmod(0o755)
-    process = subprocess.Popen([sys.executable, "-c", STARTING, engine], stdout=subprocess.PIPE)
-    assert process.stdout.readline() == b"client\n"
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert not (tmp_path / "container").exists()
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "removed").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert (tmp_path / "removed").exists() and not (tmp_path / "container").exists()
 
 
 def test_an_engine_that_is_not_installed_is_named(monkeypatch, tmp_path):

@@ -13,21 +13,10 @@ from envs.mini_swe import FAMILY
 from envs.mini_swe.container_grading import evaluation_script, resolved, statuses
 from envs.mini_swe.container_task import ContainerTask
 from envs.mini_swe.patches import source_patch
-from envs.mini_swe.swebench import swebench_row
 from mtrl.environments.base import Resources
 from mtrl.errors import UserError
 from mtrl.types import StopReason
-
-GIT = ["git", "-c", "user.name=x", "-c", "user.email=x@x"]
-CHECK = "python3 -c 'import calc; assert calc.add(2, 3) == 5'"
-INSTANCE = {
-    "instance_id": "Owner__repo-1",
-    "repo": "owner/repo",
-    "problem_statement": "add subtracts",
-    "patch": "diff --git a/calc.py b/calc.py\n--- a/calc.py\n+++ b/calc.py\n@@ -1,2 +1,2 @@\n def add(a, b):\n"
-    "-    return a - b\n+    return a + b\n",
-    "eval_script": CHECK,
-}
+from tests.envs.mini_swe.repositories import CHECK, INSTANCE, instance_row, write_repository
 
 
 @pytest.fixture
@@ -37,14 +26,7 @@ def docker(tmp_path, monkeypatch):
     image = home / "image"
     (home / "containers").mkdir(parents=True)
     image.mkdir()
-    (image / "calc.py").write_text("def add(a, b):\n    return a - b\n")
-    (image / "test_calc.py").write_text("import calc\n\ndef test_old():\n    assert calc.add(0, 0) == 0\n")
-    for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-qm", "base"], ["tag", "base"]):
-        subprocess.run([*GIT, *command], cwd=image, check=True)
-    (image / "calc.py").write_text("def add(a, b):\n    return a + b  # the future\n")
-    subprocess.run([*GIT, "commit", "-qam", "the repair"], cwd=image, check=True)
-    subprocess.run([*GIT, "branch", "upstream"], cwd=image, check=True)
-    subprocess.run([*GIT, "reset", "-q", "--hard", "base"], cwd=image, check=True)
+    write_repository(image)
     for name in ("docker", "podman"):
         shutil.copy(Path(__file__).with_name("fake_docker.py"), home / f"{name}.py")
         (home / name).write_text(f"#!{sys.executable} -IS\n{(home / f'{name}.py').read_text()}")
@@ -58,12 +40,6 @@ def docker(tmp_path, monkeypatch):
 def calls_of(docker, kind):
     lines = (docker / "log.jsonl").read_text().splitlines()
     return [words for words in map(json.loads, lines) if words[0] == kind]
-
-
-def row(**change):
-    made = swebench_row({**INSTANCE, **change}, "train", 0, "docker")
-    made["ground_truth"]["seconds"] = [20, 60]
-    return made
 
 
 @pytest.fixture
@@ -82,7 +58,7 @@ def episode(play, make_trajectory):
 
 @pytest.mark.parametrize("backend", ["docker", "podman"])
 def test_gold_resolves_and_all_containers_are_removed(docker, episode, say, backend):
-    instance = row()
+    instance = instance_row()
     responses = [say("cat calc.py"), *FAMILY.gold(instance)]
     limits = {"container_memory": "2g", "container_processes": 99, "container_disk_mb": 9}
     reward, score, observations = episode(instance, responses, backend, **limits)
@@ -99,7 +75,7 @@ def test_gold_resolves_and_all_containers_are_removed(docker, episode, say, back
 
 
 def test_tests_are_not_in_the_agents_container_and_no_repair_fails(docker, episode, say, submit):
-    instance = row(eval_script="echo hidden-marker; " + CHECK)
+    instance = instance_row(eval_script="echo hidden-marker; " + CHECK)
     reward, score, observations = episode(instance, [say("grep -r hidden-marker . ; echo searched"), say(submit)])
     assert (reward, score) == (0.0, 0.0) and "searched" in observations[0]
     agents = [words for words in calls_of(docker, "exec") if "searched" in words[-1] or "git add" in words[-1]]
@@ -109,7 +85,9 @@ def test_tests_are_not_in_the_agents_container_and_no_repair_fails(docker, episo
 def test_later_commits_are_removed(docker, episode, say, submit):
     """The image contains the repairing commit in another branch."""
     look = "git log --all --format=%s; git cat-file --batch-check --batch-all-objects | wc -l; git rev-list --all"
-    _, _, observations = episode(row(), [say(look + "; git grep future $(git rev-list --all) | wc -l"), say(submit)])
+    _, _, observations = episode(
+        instance_row(), [say(look + "; git grep future $(git rev-list --all) | wc -l"), say(submit)]
+    )
     assert "base" in observations[0] and "the repair" not in observations[0]
 
 
@@ -121,7 +99,7 @@ TEST_PATCH = (
 
 
 def test_named_tests_must_pass(docker, episode, say, submit):
-    instance = row(**TESTS, test_patch=TEST_PATCH)
+    instance = instance_row(**TESTS, test_patch=TEST_PATCH)
     assert episode(instance, FAMILY.gold(instance))[:2] == (1.0, 1.0)
     worse = "printf 'def add(a, b):\\n    return 5\\n' > calc.py"
     assert episode(instance, [say(worse), say(submit)])[:2] == (0.0, 0.0), "a test that passed before fails"
@@ -140,18 +118,18 @@ CHEATS = {
 
 @pytest.mark.parametrize("command", CHEATS.values(), ids=CHEATS.keys())
 def test_cheats_in_containers(docker, episode, say, submit, command):
-    instance = row(**TESTS, test_patch=TEST_PATCH)
+    instance = instance_row(**TESTS, test_patch=TEST_PATCH)
     assert episode(instance, [say(command), say(submit)])[:2] == (0.0, 0.0)
 
 
 def test_committed_changes_count(docker, episode, say, submit):
     mend = "sed -i 's/-/+/' calc.py && git -c user.name=x -c user.email=x commit -qam mended"
-    assert episode(row(base_commit=None), [say(mend), say(submit)])[:2] == (1.0, 1.0)
+    assert episode(instance_row(base_commit=None), [say(mend), say(submit)])[:2] == (1.0, 1.0)
 
 
 def test_limits_on_output_and_time(docker, episode, say):
     _, _, observations = episode(
-        row(), [say("yes"), say("sleep 50"), say("echo alive")], command_seconds=1, max_turns=4
+        instance_row(), [say("yes"), say("sleep 50"), say("echo alive")], command_seconds=1, max_turns=4
     )
     assert "<exception>the command was stopped" in observations[0] and len(observations[0]) < 12_000
     assert "<exception>the command was stopped: it took more than 1 s" in observations[1]
@@ -162,14 +140,14 @@ def test_limits_on_output_and_time(docker, episode, say):
 def test_a_container_that_does_not_start_voids_the_episode_and_is_removed(docker, play, say, state):
     (docker / state).touch()
     with pytest.raises(RuntimeError, match="docker cannot start a container of docker.io/swebench/"):
-        play(row(), [say("ls")], backend="docker")
+        play(instance_row(), [say("ls")], backend="docker")
     assert not list((docker / "containers").iterdir())
 
 
 def test_containers_are_removed_after_a_crash(docker, say):
     environment = FAMILY.environment(backend="docker")
-    environment.reset(row())
-    environment.step(say("ls"), row()["ground_truth"])
+    environment.reset(instance_row())
+    environment.step(say("ls"), instance_row()["ground_truth"])
     assert list((docker / "containers").iterdir())
     environment.close()
     assert not list((docker / "containers").iterdir())
@@ -177,7 +155,7 @@ def test_containers_are_removed_after_a_crash(docker, say):
 
 def test_a_command_after_the_end_of_the_episode_leaves_no_container(docker):
     resources = Resources()
-    task = ContainerTask(row()["ground_truth"], resources, executable="docker")
+    task = ContainerTask(instance_row()["ground_truth"], resources, executable="docker")
     resources.close()
     with pytest.raises(RuntimeError, match="the episode is over"):
         task.execute({"command": "ls"})

@@ -234,3 +234,5 @@ def test_rows_that_lack_something(change, sentence, tmp_path):
         FAMILY.load(write(tmp_path, {**GOOD, **change}), 0)
     with pytest.raises(UserError, match="has no instance_id, and environment.config.backend=podman"):
         FAMILY.load(write(tmp_path, GOOD), 0, backend="podman")
+    with pytest.raises(UserError, match="environment.config.backend=swerex runs tasks of environment=terminal"):
+        FAMILY.load(write(tmp_path, GOOD), 0, backend="swerex")

@@ -203,6 +203,7 @@ def _read(path):
     [
         ({"max_turns": 0}, "generator.max_turns=0 leaves no turn to act"),
         ({"backend": "vm"}, "environment.config.backend=vm is not known; choose one of sandbox, docker, podman"),
+        ({"backend": "swerex"}, "backend=swerex runs tasks of environment=terminal: an episode of mini_swe needs two"),
         ({"command_seconds": 0}, "environment.config.command_seconds=0 must be a positive number"),
         ({"grading_seconds": True}, "environment.config.grading_seconds=True must be a positive number"),
         ({"observation_characters": 1.5}, "environment.config.observation_characters=1.5 must be"),

@@ -1,6 +1,7 @@
-"""Episodes in the sandbox of this machine, and in containers of Podman where it runs."""
+"""Episodes in the sandbox of this machine, and in containers of Podman and Docker where they run."""
 
 import asyncio
+import os
 import subprocess
 
 import pytest
@@ -14,7 +15,7 @@ from mtrl.environments.tool_calls import format_call
 from mtrl.sandbox.container import CommandResult, ContainerError, ContainerLimits
 from mtrl.sandbox.container_supervisor import owner_label
 from mtrl.sandbox.engine_container import EngineContainer, engine_path
-from tests.container_root import IMAGE, WRITE_ON, need_podman
+from tests.container_root import ENGINES, IMAGE, WRITE_ON, need_engine
 from tests.envs.episodes import trajectory_of
 from tests.sandbox.container_kills import containers
 from tests.sandbox.swerex_servers import need_swerex, server
@@ -106,7 +107,15 @@ def test_what_the_model_sees_of_a_command():
 TEST = 'if [ "$(cat answer.txt)" = "$WANTED" ]; then echo 1; else echo 0; fi > /logs/verifier/reward.txt\n'
 
 
-def podman_row(folder, toml):
+@pytest.fixture(params=ENGINES)
+def engine(request, tmp_path):
+    """The name of each engine, which leaves no container of this process."""
+    need_engine(request.param, tmp_path)
+    yield request.param
+    assert containers(request.param, owner_label(engine_path(request.param))) == []
+
+
+def image_row(folder, toml):
     (folder / "tests").mkdir(parents=True)
     (folder / "task.toml").write_text(toml)
     (folder / "instruction.md").write_text("Write 42 into answer.txt.")
@@ -114,37 +123,28 @@ def podman_row(folder, toml):
     return {"ground_truth": {"task": folder.name, "folder": str(folder)}}
 
 
-def own_containers():
-    program = engine_path("podman")
-    return containers(program, owner_label(program))
-
-
-def test_a_task_with_a_dockerfile_runs_in_podman(tmp_path):
-    need_podman(tmp_path)
-    row = podman_row(tmp_path / "built", "[environment]\nmemory_mb = 64\n[verifier.env]\nWANTED = '42'")
+def test_a_task_with_a_dockerfile_runs(engine, tmp_path):
+    row = image_row(tmp_path / "built", "[environment]\nmemory_mb = 64\n[verifier.env]\nWANTED = '42'")
     (tmp_path / "built" / "environment").mkdir()
     (tmp_path / "built" / "environment" / "given.txt").write_text("given")
     (tmp_path / "built" / "environment" / "Dockerfile").write_text(f"FROM {IMAGE}\nWORKDIR /srv\nCOPY given.txt .\n")
     responses = [bash("cat given.txt; echo 42 > answer.txt"), "done"]
-    results, score = play(row, responses, backend="podman")
+    results, score = play(row, responses, backend=engine)
     assert results[0].observation[0]["content"] == "given"
     assert (results[-1].reward, score) == (1.0, 1.0)
     (tmp_path / "built" / "environment" / "Dockerfile").write_text("FROM localhost/mtrl-no-such-image:1\n")
-    with pytest.raises(ContainerError, match="podman cannot build the image of built/environment: .+"):
-        play(row, responses, backend="podman")
-    assert own_containers() == []
+    with pytest.raises(ContainerError, match=f"{engine} cannot build the image of built/environment: .+"):
+        play(row, responses, backend=engine)
 
 
-def test_an_episode_that_fills_its_disk_fails_by_itself(tmp_path):
-    need_podman(tmp_path)
-    row = podman_row(tmp_path / "full", f"[environment]\ndocker_image = '{IMAGE}'\nstorage_mb = 16\nmemory_mb = 64")
-    results, score = play(row, [bash(WRITE_ON), bash("ls"), "done"], backend="podman")
+def test_an_episode_that_fills_its_disk_fails_by_itself(engine, tmp_path):
+    row = image_row(tmp_path / "full", f"[environment]\ndocker_image = '{IMAGE}'\nstorage_mb = 16\nmemory_mb = 64")
+    results, score = play(row, [bash(WRITE_ON), bash("ls"), "done"], backend=engine)
     for result in results[:2]:
         assert (
             "[the command was stopped: the files of the container exceeded 16 MiB" in result.observation[0]["content"]
         )
     assert (results[-1].reward, results[-1].done, score) == (0.0, True, 0.0)
-    assert own_containers() == []
 
 
 class FullBeforeTheTests(EngineContainer):
@@ -155,22 +155,40 @@ class FullBeforeTheTests(EngineContainer):
         super().copy_in(source, target)
 
 
-def test_a_disk_that_is_full_before_the_tests_earns_nothing(tmp_path):
-    need_podman(tmp_path)
-    podman_row(tmp_path / "late", "")
-    container = FullBeforeTheTests("podman", IMAGE, ContainerLimits(memory="64m", disk_mb=16), "/app")
+def test_a_disk_that_is_full_before_the_tests_earns_nothing(engine, tmp_path):
+    image_row(tmp_path / "late", "")
+    container = FullBeforeTheTests(engine, IMAGE, ContainerLimits(memory="64m", disk_mb=16), "/app")
     try:
         container.start()
         verdict = run_tests(container, read_task(tmp_path / "late"))
     finally:
         container.remove()
     assert (verdict.reward, verdict.is_readable) == (0.0, False) and "exceeded 16 MiB" in verdict.report
-    assert own_containers() == []
 
 
-def test_a_missing_image_fails_the_episode_and_leaves_no_container(tmp_path):
-    need_podman(tmp_path)
-    row = podman_row(tmp_path / "missing", "[environment]\ndocker_image = 'localhost/mtrl-no-such-image:1'")
-    with pytest.raises(ContainerError, match="podman cannot start a container of localhost/mtrl-no-such-image:1"):
-        play(row, ["done"], backend="podman")
-    assert own_containers() == []
+def test_a_missing_image_fails_the_episode_and_leaves_no_container(engine, tmp_path):
+    row = image_row(tmp_path / "missing", "[environment]\ndocker_image = 'localhost/mtrl-no-such-image:1'")
+    with pytest.raises(ContainerError, match=f"{engine} cannot start a container of localhost/mtrl-no-such-image:1"):
+        play(row, ["done"], backend=engine)
+
+
+LOST = """#!/bin/bash
+case "$*" in
+    exec*begun*) echo begun; exit $CODE ;;
+    container*) echo "Cannot connect to the Docker daemon" >&2; exit 1 ;;
+esac
+"""
+
+
+@pytest.mark.parametrize("code", [137, 255])
+def test_a_daemon_that_is_lost_during_a_command_fails_the_episode(tmp_path, monkeypatch, code):
+    """A program in place of docker ends as Docker's client does: 255 after SIGKILL of the daemon, 137 after SIGTERM,
+    by which it kills the containers too. The model must not see the loss as the output of its command."""
+    engine = tmp_path / "docker"
+    engine.write_text(LOST)
+    engine.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("CODE", str(code))
+    row = image_row(tmp_path / "lost", f"[environment]\ndocker_image = '{IMAGE}'")
+    with pytest.raises(ContainerError, match=f"cannot run a command in {IMAGE}: the container has ended"):
+        play(row, [bash("echo begun; sleep 5"), "done"], backend="docker")
