@@ -11,6 +11,7 @@ from transformers.processing_utils import ProcessorMixin
 
 from mtrl.command.compose import compose
 from mtrl.command.vision_checks import reads_images
+from mtrl.errors import UserError
 from mtrl.models.preparation import checkpoint_gradients
 from mtrl.models.renderer import TemplateRenderer, TinyVisionRenderer
 from mtrl.models.sft import MixedOptimizer, to_image_example, update
@@ -28,7 +29,7 @@ from mtrl.models.vision import (
 from mtrl.rollout.image_conversation import ImageConversation
 from mtrl.trainer.data.batching import micro_batches
 from mtrl.trainer.data.samples import trajectory_samples
-from mtrl.trainer.loading import is_vision_model
+from mtrl.trainer.loading import is_vision_model, load_peer
 from mtrl.trainer.update.policy import Policy
 from mtrl.types import FinishReason, Generation, Trajectory, images_in
 from mtrl.utils.images import image_part, pixels_of
@@ -245,3 +246,12 @@ def test_a_folder_of_adapters_and_a_gguf_file_are_models_of_text(tmp_path):
     for path, known in ((tmp_path, None), (tmp_path / "model.gguf", False)):
         config = OmegaConf.to_object(compose(["model=hf", f"model.path={path}"]))
         assert reads_images(config) is known and is_vision_model(config) is False
+
+
+def test_a_reference_of_another_kind_is_refused(tmp_path, make_tiny_model):
+    save(FAMILIES["qwen3_vl"](), tokenizer(), tmp_path)
+    policy = make_tiny_model()
+    policy.config.vocab_size = len(tokenizer())
+    config = OmegaConf.to_object(compose(["model=hf", f"model.path={tmp_path}"]))
+    with pytest.raises(UserError, match="algorithm.kl_reference=.* reads images and the policy text only"):
+        load_peer(config, str(tmp_path), "algorithm.kl_reference", policy)
