@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from mtrl.errors import UserError
-from mtrl.utils.images import pixels_of
+from mtrl.utils.images import pixels_of, size_of
 
 T = TypeVar("T")
 
@@ -83,11 +83,23 @@ class ImageProcessor:
         """Write the settings of the processor, which `AutoImageProcessor` reads."""
         self.processor.save_pretrained(folder)
 
+    def tokens(self, image: str) -> int:
+        """Return the number of placeholders of an image in a message. Its pixels are not decoded, since this is done
+        for the images of all rows before a run, and on the event loop.
+
+        Raises:
+            ValueError: the image cannot be read, or has too many tokens.
+        """
+        tokens = self.processor.get_number_of_image_patches(*size_of(image)) // self.processor.merge_size**2
+        if tokens > LONGEST:
+            raise ValueError(f"an image has {tokens} tokens, and at most {LONGEST} are possible; show a smaller one")
+        return int(tokens)
+
     def patches(self, image: str) -> Patches:
         """Return the patches of an image in a message.
 
         Raises:
-            ValueError: the image cannot be read, or has too many tokens.
+            ValueError: as for `tokens`, or the pixels cannot be decoded.
         """
         found = self._kept.pop(image, None)
         if found is None:
@@ -99,11 +111,9 @@ class ImageProcessor:
         return found
 
     def _patches(self, image: str) -> Patches:
+        tokens = self.tokens(image)
         found = self.processor(images=[pixels_of(image)], input_data_format="channels_last", return_tensors="pt")
         time, height, width = (int(size) for size in found["image_grid_thw"][0])
-        tokens = time * height * width // self.processor.merge_size**2
-        if tokens > LONGEST:
-            raise ValueError(f"an image has {tokens} tokens, and at most {LONGEST} are possible; show a smaller one")
         return Patches(found["pixel_values"].float(), (time, height, width), tokens)
 
     def repeats(self, ids: Sequence[int], images: Sequence[str]) -> list[int]:
@@ -115,7 +125,7 @@ class ImageProcessor:
         """
         if (found := sum(token == self.placeholder for token in ids)) != len(images):
             raise ValueError(f"the template shows {found} placeholders for {len(images)} images")
-        counts = iter([self.patches(image).tokens for image in images])
+        counts = iter([self.tokens(image) for image in images])
         return [next(counts) if token == self.placeholder else 1 for token in ids]
 
     def expand(self, ids: Sequence[int], images: Sequence[str]) -> list[int]:

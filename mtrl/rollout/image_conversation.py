@@ -59,7 +59,7 @@ class ImageCodec(Codec):
         found = [index for index, token in enumerate(ids) if token == self.processor.placeholder]
         places, used = [], 0
         for image in images:
-            run = found[used : used + (count := self.processor.patches(image).tokens)]
+            run = found[used : used + (count := self.processor.tokens(image))]
             if len(run) < count or run[-1] - run[0] != count - 1:
                 raise ValueError(f"the {count} placeholders of an image are not together in the context")
             places.append((start + run[0], image))

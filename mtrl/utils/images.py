@@ -11,7 +11,8 @@ import binascii
 import io
 import struct
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mtrl.errors import UserError
@@ -19,6 +20,7 @@ from mtrl.errors import UserError
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+    from PIL.ImageFile import ImageFile
 
     Pixels = NDArray[np.uint8]
 
@@ -63,14 +65,35 @@ def _chunk(name: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
-def pixels_of(image: str) -> Pixels:
-    """Return the pixels [height, width, 3] of an image in a message. What is transparent becomes white.
+def size_of(image: str) -> tuple[int, int]:
+    """Return the height and width of an image in a message, in pixels, without decoding them.
 
     Raises:
         ValueError: the text is no data URL of a PNG or JPEG file, the image is larger than `LARGEST` pixels, or it has
             16 bits for each of them.
     """
+    with _opened(image) as file:
+        return file.height, file.width
+
+
+def pixels_of(image: str) -> Pixels:
+    """Return the pixels [height, width, 3] of an image in a message. What is transparent becomes white.
+
+    Raises:
+        ValueError: as for `size_of`, or the pixels cannot be decoded.
+    """
     import numpy as np
+    from PIL import Image
+
+    with _opened(image) as file:
+        if file.has_transparency_data:
+            return np.array(Image.alpha_composite(Image.new("RGBA", file.size, "white"), file.convert("RGBA")))[..., :3]
+        return np.array(file.convert("RGB"))
+
+
+@contextmanager
+def _opened(image: str) -> Iterator[ImageFile]:
+    """Open an image in a message. Errors of its file within the context are a `ValueError`."""
     from PIL import Image, UnidentifiedImageError
 
     head = next((head for head in (PNG, JPEG) if isinstance(image, str) and image.startswith(head)), None)
@@ -82,9 +105,7 @@ def pixels_of(image: str) -> Pixels:
             raise ValueError(f"an image of {file.width} x {file.height} pixels is larger than {LARGEST:,} pixels")
         if file.mode.startswith("I"):  # Pillow would cut the values instead of scaling them
             raise ValueError("an image has 16 bits for each pixel; show one with 8 bits")
-        if file.has_transparency_data:
-            file = Image.alpha_composite(Image.new("RGBA", file.size, "white"), file.convert("RGBA"))
-        return np.array(file.convert("RGB"))
+        yield file
     except (binascii.Error, UnidentifiedImageError, OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f"an image in a message cannot be read ({error}); give the bytes of a PNG file") from error
 

@@ -12,6 +12,7 @@ from mtrl.engines.local.vision import VisionEngine
 from mtrl.models.preparation import checkpoint_gradients
 from mtrl.rollout.image_conversation import ImageConversation
 from mtrl.types import images_in
+from mtrl.utils.images import PNG
 from tests.vision_models import FAMILIES, codec, conversations, picture, plain_logits, shown, tokenizer
 
 
@@ -176,3 +177,28 @@ def test_places_of_a_prompt_are_its_placeholders():
         run = prompt.ids[start - 1 : start + count + 1]
         assert run[0] != run[1] == run[count] != run[-1] and len(set(run[1:-1])) == 1
     assert all(first < second for (first, _), (second, _) in pairwise(prompt.images))
+
+
+def test_an_image_whose_pixels_are_damaged_fails_its_turn_alone():
+    """The number of its tokens is known from its header."""
+    encoded = picture(3, 64, 64)["image"].removeprefix(PNG)
+    damaged = {"type": "image", "image": PNG + encoded[: len(encoded) // 8 * 4]}
+    conversation, other = (ImageConversation(codec(), [shown(part)]) for part in (damaged, picture(4)))
+    engine = make(FAMILIES["qwen3_vl"]())
+
+    async def both():
+        turns = [
+            engine.generate(name, each.prompt, SamplingParams(3))
+            for name, each in (("damaged", conversation), ("whole", other))
+        ]
+        for name in ("damaged", "whole"):
+            engine.open(name)
+        failed = await asyncio.gather(turns[0], return_exceptions=True)
+        engine.release("damaged")
+        sampled = await turns[1]
+        await engine.close()
+        return failed[0], sampled
+
+    error, generation = asyncio.run(asyncio.wait_for(both(), 60))
+    assert isinstance(error, ValueError) and "cannot be read" in str(error)
+    assert 1 <= len(generation.token_ids) <= 3

@@ -7,6 +7,7 @@ import pytest
 import torch
 import transformers
 from omegaconf import OmegaConf
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.processing_utils import ProcessorMixin
 
 from mtrl.command.compose import compose
@@ -255,3 +256,10 @@ def test_a_reference_of_another_kind_is_refused(tmp_path, make_tiny_model):
     config = OmegaConf.to_object(compose(["model=hf", f"model.path={tmp_path}"]))
     with pytest.raises(UserError, match="algorithm.kl_reference=.* reads images and the policy text only"):
         load_peer(config, str(tmp_path), "algorithm.kl_reference", policy)
+
+
+def test_the_number_of_tokens_needs_no_pixels():
+    processor = ImageProcessor(Qwen2VLImageProcessorPil(), tokenizer())  # with the sizes of published models
+    for height, width in ((1, 8), (30, 200), (333, 57), (1100, 900)):
+        image = picture(0, height, width)["image"]
+        assert processor.tokens(image) == processor.patches(image).tokens == len(processor.patches(image).values) // 4

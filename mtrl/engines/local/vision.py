@@ -53,11 +53,11 @@ class VisionRunner(HfRunner):
     """Runs the forward of a model of `mtrl.models.vision.FAMILIES` over slots of the cache. Negative ids are the
     placeholders of `images`."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: Any, patches: Callable[[str], Patches]):
+        """`patches` returns the patches of an image."""
         self.images: dict[int, str] = {}
         """The images of all open trajectories, by the id of their first placeholder."""
-        self.patches: Callable[[str], Patches]
-        """Returns the patches of an image; it is set by the engine."""
+        self.patches = patches
         super().__init__(model)
 
     def _make_cache(self, *sizes: Any) -> PositionedCache:
@@ -105,13 +105,13 @@ class VisionEngine(LocalEngine):
         Args:
             tokenizer: a tokenizer that the model's image processor accompanies.
         """
-        super().__init__(model, tokenizer, *args, **options)
         processor = processor_of(tokenizer)
         assert processor is not None
-        self.patches = cast(VisionRunner, self.runner).patches = processor.patches
+        self.patches = processor.patches
+        super().__init__(model, tokenizer, *args, **options)
 
     def _make_runner(self, model: Any, fused_decode: bool, cuda_graphs: bool) -> ModelRunner:
-        runner = VisionRunner(model)
+        runner = VisionRunner(model, self.patches)
         self.images = runner.images
         return runner
 
