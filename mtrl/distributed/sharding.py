@@ -10,8 +10,9 @@ first divided among some ranks (`mtrl.distributed.plans`), and each part is then
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,10 @@ from mtrl.models.value_head import ValueModel
 if TYPE_CHECKING:
     from mtrl.config.trainer_schema import FsdpConfig
     from mtrl.distributed.world import World
+
+
+RECOMPILATIONS = 64
+"""Number of variants of a compiled function (lengths, with and without gradients) before PyTorch compiles no more."""
 
 
 def needs_sharding(settings: FsdpConfig, world: World) -> bool:
@@ -163,18 +168,37 @@ def decoder_layers(module: nn.Module) -> list[nn.Module]:
 
 
 def compile_layers(module: nn.Module, backend: str = "inductor") -> None:
-    """Apply `torch.compile` to each decoder layer in place; the names of parameters stay. Call it before `shard`.
+    """Apply `torch.compile` to the forward pass of each decoder layer in place; the names of parameters stay. Call it
+    after `checkpoint_gradients` and before `shard`.
+
+    The layers recompute what they did by compiled code: a checkpoint inside of it, as later versions of Transformers
+    have one, cannot be split at attention, which is not compiled, and PyTorch would leave the whole layer uncompiled.
 
     Raises:
         UserError: the model has no list of layers.
     """
-    layers = decoder_layers(module)
+    layers: list[Any] = decoder_layers(module)
     if not layers:
         raise UserError(
             f"trainer.compile=true: {type(module).__name__} has no list of layers; use trainer.compile=false"
         )
+    # A decorator of Transformers is one function for PyTorch, which counts each use of it as a recompilation.
+    limits = torch._dynamo.config
+    limits.recompile_limit = max(limits.recompile_limit, RECOMPILATIONS)
     for layer in layers:
-        layer.compile(backend=backend)
+        compiled = torch.compile(layer.forward, backend=backend, dynamic=True)
+        if layer.training and getattr(layer, "gradient_checkpointing", False):
+            layer.gradient_checkpointing = False
+            layer.forward = partial(_recomputed, layer._gradient_checkpointing_func, compiled)
+        else:
+            layer.forward = compiled
+
+
+def _recomputed(checkpoint: Callable[..., Any], compiled: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Return the output of a compiled layer, whose activations the backward pass computes again."""
+    if not torch.is_grad_enabled():
+        return compiled(*args, **kwargs)
+    return checkpoint(partial(compiled, **kwargs), *args)
 
 
 def is_sharded(module: nn.Module) -> bool:

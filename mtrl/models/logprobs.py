@@ -9,6 +9,8 @@ any function of the log-probs, so the gradient cannot be computed in the forward
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ def token_logprobs(
     temperature: float = 1.0,
     entropy_gradient: bool = False,
     max_logits: int = 2**27,
+    kernels: Kernels | None = None,
     **inputs: Any,
 ) -> tuple[Tensor, Tensor]:
     """Return the log-prob of each target under the distribution at `temperature`, in the shape of `targets`, and the
@@ -44,6 +47,7 @@ def token_logprobs(
         temperature: divisor of the logits; 0 (greedy) counts as 1.
         entropy_gradient: whether entropies have a gradient; else they carry no graph.
         max_logits: limit of tokens x vocabulary.
+        kernels: functions that read the logits of a chunk; None: those of PyTorch, without compilation.
         inputs: inputs of the model, [B, L] each.
 
     Raises:
@@ -54,7 +58,7 @@ def token_logprobs(
     rows = _rows_at_once(model, len(ids), max_logits)
 
     def in_chunks(hidden: Tensor, tail: Tail) -> tuple[Tensor, Tensor]:
-        return _Chunked.apply(hidden, tail, ids, rows, scale, entropy_gradient, *tail.weights)
+        return _Chunked.apply(hidden, tail, kernels or PLAIN, ids, rows, scale, entropy_gradient, *tail.weights)
 
     if rows == len(ids):
         logprobs, entropy = _logprobs(logits_at(model, mask, **inputs), ids, scale, entropy_gradient)
@@ -132,6 +136,7 @@ class _Chunked(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         tail: Tail,
+        kernels: Kernels,
         targets: Tensor,
         rows: int,
         temperature: float,
@@ -139,14 +144,15 @@ class _Chunked(torch.autograd.Function):
         *weights: Tensor,
     ) -> tuple[Tensor, Tensor]:
         parts = [
-            _apart(tail, states, ids, temperature)
+            kernels.forward(tail(states), ids, temperature)
             for states, ids in zip(hidden.split(rows), targets.split(rows), strict=True)
         ]
         logprobs, entropy, normaliser = (torch.cat(columns) for columns in zip(*parts, strict=True))
         ctx.save_for_backward(hidden, targets, normaliser, entropy, *weights)
         device = hidden.device.type  # the backward pass computes the logits in the dtype of the forward pass
         ctx.autocast = (device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
-        ctx.tail, ctx.rows, ctx.temperature, ctx.entropy_gradient = tail, rows, temperature, entropy_gradient
+        ctx.tail, ctx.kernels, ctx.rows = tail, kernels, rows
+        ctx.temperature, ctx.entropy_gradient = temperature, entropy_gradient
         if not entropy_gradient:
             ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
@@ -161,13 +167,12 @@ class _Chunked(torch.autograd.Function):
         for gradient, *columns_of_chunk in zip(*(column.split(ctx.rows) for column in columns), strict=True):
             _pull_back(ctx, gradient, weights, sums, *columns_of_chunk)
         gradients = (total.to(w.dtype) for total, w in zip(sums, weights, strict=True))
-        return into, None, None, None, None, None, *gradients
+        return into, None, None, None, None, None, None, *gradients
 
 
-def _apart(tail: Tail, states: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return log-probs [n, C], and entropies and normalisers [n], of a chunk. This is a function, so that the chunk's
-    logits are freed before the next chunk."""
-    logits = _scaled(tail(states), temperature)
+def _apart(logits: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Return log-probs [n, C], and entropies and normalisers [n], of the logits [n, V] of a chunk."""
+    logits = _scaled(logits, temperature)
     normaliser = torch.logsumexp(logits, -1)
     chosen = logits.gather(-1, targets)
     entropy = normaliser - logits.softmax(-1).mul_(logits).sum(-1)
@@ -181,8 +186,8 @@ def _pull_back(
     with torch.enable_grad(), torch.autocast(*ctx.autocast):
         states = states.detach().requires_grad_()
         logits = ctx.tail(states)
-    slope = _slope(logits.detach(), ctx.temperature, ctx.entropy_gradient, *columns)
-    found = torch.autograd.grad(logits, [states, *weights], slope.to(logits.dtype), allow_unused=True)
+    slope = ctx.kernels.backward(logits.detach(), ctx.temperature, ctx.entropy_gradient, *columns)
+    found = torch.autograd.grad(logits, [states, *weights], slope, allow_unused=True)
     into.copy_(found[0])
     for total, part in zip(sums, found[1:], strict=True):
         if part is not None:
@@ -212,7 +217,34 @@ def _slope(
         slope.add_(entropy[:, None]).mul_(-for_entropy[:, None]).sub_(all_targets).mul_(likely)
     else:
         slope.exp_().mul_(-all_targets)
-    slope.scatter_add_(-1, targets, for_logprobs)
+    slope = _added_at(targets, slope, for_logprobs)
     if temperature != 1.0:
         slope /= temperature
-    return slope
+    return slope.to(logits.dtype)
+
+
+def _added_at(targets: Tensor, slope: Tensor, values: Tensor) -> Tensor:
+    """Return `slope` [n, V] with `values` [n, C] added at `targets` [n, C]."""
+    if not torch.compiler.is_compiling() or targets.shape[1] > 1:
+        return slope.scatter_add_(-1, targets, values)
+    columns = torch.arange(slope.shape[1], device=slope.device)  # compiled code does this in its pass over the logits
+    return torch.where(columns == targets, slope + values, slope)
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The functions that read the logits of a chunk. PyTorch's operations read and write them about ten times; compiled
+    code reads them three times and writes their gradient."""
+
+    forward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    """`_apart`."""
+    backward: Callable[..., Tensor]
+    """`_slope`."""
+
+
+PLAIN = Kernels(_apart, _slope)
+
+
+def compiled_kernels(backend: str = "inductor") -> Kernels:
+    """Return kernels that PyTorch compiles when they are called first, for chunks of any size."""
+    return Kernels(*(torch.compile(function, backend=backend, dynamic=True) for function in (_apart, _slope)))

@@ -392,6 +392,26 @@ def test_compiled_layers_have_the_same_names_and_results():
     assert list(model.state_dict()) == names
 
 
+def test_recomputed_layers_run_compiled_code():
+    """Transformers checkpoints inside of a layer's forward pass, where PyTorch would compile nothing."""
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    model, batch = make_lm(layers=2), make_batches(1)[0]
+    loss_of(model, batch).backward()
+    expected = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    checkpoint_gradients(model)
+    compile_layers(model, backend)
+    loss_of(model, batch).backward()
+    assert sum(len(graph.graph.nodes) for graph in graphs) > 20, "norms, projections and the MLP are compiled"
+    for name, p in model.named_parameters():
+        torch.testing.assert_close(p.grad, expected[name])
+
+
 def test_an_older_torch_shards_all_models_but_those_with_separate_experts():
     """A module without FSDP lacks the method, as sharded modules of torch 2.11 and 2.12 do."""
     reduce_unused(make_lm(), ranks=2)

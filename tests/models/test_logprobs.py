@@ -11,7 +11,7 @@ from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
 from mtrl.errors import UserError
-from mtrl.models.logprobs import token_logprobs, top_logprobs
+from mtrl.models.logprobs import compiled_kernels, token_logprobs, top_logprobs
 from mtrl.models.preparation import checkpoint_gradients
 
 VOCABULARY = 61
@@ -107,6 +107,24 @@ def test_chunks_do_not_change_values_or_gradients(kind, entropy_gradient):
     for one, other in zip(expected, found, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-11, atol=1e-11)
     assert_same(gradients(model, expected), gradients(model, found), 1e-11)
+
+
+@pytest.mark.parametrize("candidates", [1, 3], ids=["one id", "several ids"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_compiled_kernels_give_the_same_values_and_gradients(dtype, candidates):
+    model, (ids, mask) = make("plain", dtype), make_batch(share=1.0)
+    targets = torch.stack([ids[:, 1:][mask], *torch.randint(3, VOCABULARY, (candidates - 1, int(mask.sum())))], 1)
+    found = []
+    for kernels in (None, compiled_kernels(backend="aot_eager")):
+        model.zero_grad()
+        inputs = {"input_ids": ids[:, :-1], "use_cache": False, "kernels": kernels}
+        logprobs, entropy = token_logprobs(
+            model, mask, targets, temperature=0.7, entropy_gradient=True, max_logits=5 * VOCABULARY, **inputs
+        )
+        (logprobs.sum() + 0.1 * entropy.sum()).backward()
+        found.append([logprobs.detach(), entropy.detach(), *(p.grad for p in model.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one, rtol=2e-2 if dtype == torch.bfloat16 else 1e-4, atol=1e-5)
 
 
 @given(

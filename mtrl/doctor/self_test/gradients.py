@@ -31,10 +31,10 @@ def gradients(bench: Bench) -> CaseResult:
     return judged(problem, evidence, {"cosine": cosine, "relative_error": error})
 
 
-def backward(policy: Policy, batch: MicroBatch) -> None:
-    """Make a forward and a backward pass over a micro-batch, with a loss of policy gradients."""
+def loss_of(policy: Policy, batch: MicroBatch) -> Tensor:
+    """Return the loss of policy gradients over a micro-batch, a scalar."""
     logprobs, _ = policy.logprobs(batch)
-    weighted_sum(-logprobs * batch.advantages, batch.weights).backward()
+    return weighted_sum(-logprobs * batch.advantages, batch.weights)
 
 
 def whole_gradients(policy: Policy) -> dict[str, Tensor]:
@@ -56,7 +56,8 @@ def _gradients(bench: Bench, override: str) -> dict[str, Tensor]:
     """Return the whole gradients of the first micro-batch, on the CPU."""
     learner = new_learner(bench, bench.config(override))
     policy = learner.policy
-    backward(policy, batches_of(bench, make_samples(bench, vocabulary(learner)), learner.layout)[0].to(policy.device))
+    batches = batches_of(bench, make_samples(bench, vocabulary(learner)), learner.layout)
+    loss_of(policy, batches[0].to(policy.device)).backward()
     return whole_gradients(policy)
 
 

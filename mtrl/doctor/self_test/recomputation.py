@@ -4,14 +4,14 @@ activations."""
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from mtrl.doctor.self_test.bench import Bench
-from mtrl.doctor.self_test.gradients import backward, distance, norm, whole_gradients
+from mtrl.doctor.self_test.gradients import distance, loss_of, norm, whole_gradients
 from mtrl.doctor.self_test.outcome import CaseResult, judged
 from mtrl.doctor.self_test.workload import GIB, batches_of, finish, free_memory, make_samples, new_learner, vocabulary
 from mtrl.types import Sample
@@ -29,8 +29,11 @@ class MeasuredPass:
     gradients: dict[str, Tensor]
     """Whole gradients by name, on the CPU."""
     seconds: float
+    held_bytes: int
+    """Allocated GPU memory between the two passes; 0 on a CPU."""
     peak_bytes: int
-    """Peak of the allocated GPU memory; 0 on a CPU."""
+    """Peak of the allocated GPU memory; 0 on a CPU. With few tokens it is at the end of the
+    backward pass, when all gradients exist."""
     layers: int
     """Number of layers of the model."""
 
@@ -45,24 +48,28 @@ def recomputation(bench: Bench) -> CaseResult:
         "all": (recomputed,),
         "offloaded": (recomputed, "trainer.activation_offload=true"),
     }
-    errors, seconds, peaks = {}, {"stored": stored.seconds}, {"stored": stored.peak_bytes}
+    errors, passes = {}, {"stored": stored}
     for name, overrides in ways.items():
         found = _measured(bench, *overrides)
         errors[name] = distance(found.gradients, stored.gradients) / norm(stored.gradients)
-        seconds[name], peaks[name] = found.seconds, found.peak_bytes
+        passes[name] = replace(found, gradients={})
     worst = max(errors.values())
     problem = "" if worst <= LARGEST_ERROR else f"gradients differ from those of stored activations by {worst:.1e}"
-    if bench.on_gpu and not problem and peaks["offloaded"] >= peaks["all"]:
-        problem = "inputs in CPU memory did not lower the peak of the GPU's memory"
-    figures = {"relative_error": worst, "seconds": seconds, "peak_bytes": peaks}
-    return judged(problem, _line(bench, worst, seconds, peaks), figures)
+    if bench.on_gpu and not problem and passes["offloaded"].held_bytes >= passes["all"].held_bytes:
+        problem = "inputs in CPU memory did not lower the GPU memory between the passes"
+    measured = ("seconds", "held_bytes", "peak_bytes")
+    figures = {name: {way: getattr(found, name) for way, found in passes.items()} for name in measured}
+    return judged(problem, _line(bench, worst, passes), {"relative_error": worst, **figures})
 
 
-def _line(bench: Bench, error: float, seconds: dict[str, float], peaks: dict[str, int]) -> str:
+def _line(bench: Bench, error: float, passes: dict[str, MeasuredPass]) -> str:
     same = f"same gradients up to {error:.0e}" if error else "same gradients"
     if not bench.on_gpu:
         return f"{same}; inputs of layers are in CPU memory anyway"
-    ways = (f"{name} {seconds[name] * 1e3:.0f} ms, {peaks[name] / GIB:.1f} GiB" for name in seconds)
+    ways = (
+        f"{name} {found.seconds * 1e3:.0f} ms, {found.held_bytes / GIB:.2f} GiB held, peak {found.peak_bytes / GIB:.1f}"
+        for name, found in passes.items()
+    )
     return f"{same}; {'; '.join(ways)}"
 
 
@@ -80,19 +87,21 @@ def _measured(bench: Bench, *overrides: str) -> MeasuredPass:
     policy = learner.policy
     batches = batches_of(bench, short_samples(bench, vocabulary(learner)), learner.layout)
     batch = batches[0].to(policy.device)
-    seconds, peak = 0.0, 0
+    seconds, held, peak = 0.0, 0, 0
     for _ in range(2):
         policy.model.zero_grad()
         finish(bench)
         if bench.on_gpu:
             torch.cuda.reset_peak_memory_stats()
         start = time.perf_counter()
-        backward(policy, batch)
+        loss = loss_of(policy, batch)
+        held = torch.cuda.memory_allocated() if bench.on_gpu else 0
+        loss.backward()
         finish(bench)
         seconds = time.perf_counter() - start
         peak = torch.cuda.max_memory_allocated() if bench.on_gpu else 0
     found = whole_gradients(policy)
     layers = policy.model.config.get_text_config().num_hidden_layers
-    del learner, policy, batch
+    del learner, policy, batch, loss
     free_memory()
-    return MeasuredPass(found, seconds, peak, layers)
+    return MeasuredPass(found, seconds, held, peak, layers)

@@ -112,7 +112,7 @@ async def sample_before_and_after_update(
         second = drift_of(bench, learner, await sampled(bench, learner, engine))
     finally:
         await engine.close()
-    rate = sum(len(turn.token_ids) for turn in turns) / seconds
+    rate = sum(sum(turn.loss_mask) for turn in turns) / seconds  # without the tokens of prompts
     problem = first.problem(dtype) or (f"after new weights {text}" if (text := second.problem(dtype)) else "")
     figures = {"tokens_per_second": rate, "load_weights_seconds": loading, **first.figures()}
     figures["gap_mean_after_update_nats"] = second.mean

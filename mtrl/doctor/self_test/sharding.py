@@ -96,9 +96,9 @@ class Sharded:
 def _update_twice(bench: Bench, config: Config, learners: Learners, samples: list[Sample]) -> Sharded:
     if bench.on_gpu:
         torch.cuda.reset_peak_memory_stats()
-    before = dict(learners.weights())
+    before = _weights(learners)
     update(bench, config, learners, samples, 0)
-    after = dict(learners.weights())
+    after = _weights(learners)
     start = time.perf_counter()
     works = update(bench, config, learners, samples, 1).works
     seconds = time.perf_counter() - start
@@ -129,7 +129,12 @@ def _plain_update(bench: Bench, samples: list[Sample]) -> dict[str, Tensor]:
     optimizer = Optimizer(model, config.trainer.optimizer, config.trainer.max_steps)
     learners = alone(Learner(config, Policy(model, tokenizer), None, optimizer))
     update(bench, config, learners, samples, 0)
-    return dict(learners.weights())
+    return _weights(learners)
+
+
+def _weights(learners: Learners) -> dict[str, Tensor]:
+    """Return copies of the weights in CPU memory, whichever device they are gathered on."""
+    return {name: weight.to("cpu", copy=True) for name, weight in learners.weights().items()}
 
 
 def _distance(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:

@@ -18,6 +18,7 @@ from mtrl.distributed.meshes import ModelParallel
 from mtrl.distributed.sharding import compile_layers, needs_sharding, shard, shard_from_leader
 from mtrl.distributed.world import World
 from mtrl.models.experts import routers_of
+from mtrl.models.logprobs import PLAIN, compiled_kernels
 from mtrl.models.lora import add_adapters, without_adapters
 from mtrl.models.router_replay import RouterReplay
 from mtrl.trainer.checkpoint.saver import BackgroundSaver, Saver
@@ -81,6 +82,7 @@ def make_learner(config: Config, world: World, path: str) -> Learner:
         tokenizer=tokenizer,
         temperature=config.generator.sampling_params.temperature,
         max_logits=max_logits(config, pick_device(config.model.device).type),
+        kernels=compiled_kernels() if trainer.compile else PLAIN,
         sequence_group=own_group,
     )
     policy = as_policy(

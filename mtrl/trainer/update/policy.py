@@ -26,7 +26,7 @@ from mtrl.distributed.sharding import (
     reshard,
 )
 from mtrl.models.attention import takes_boundaries
-from mtrl.models.logprobs import token_logprobs, top_logprobs
+from mtrl.models.logprobs import PLAIN, Kernels, token_logprobs, top_logprobs
 from mtrl.models.router_replay import RouterReplay
 from mtrl.models.sequence_parallel import HeadExchange, SequenceGroup
 from mtrl.models.vision import image_inputs, processor_of
@@ -46,6 +46,7 @@ class Policy:
         temperature: float = 1.0,
         entropy_gradient: bool = False,
         max_logits: int = 2**27,
+        kernels: Kernels = PLAIN,
         sent_dtype: torch.dtype | None = None,
         sent_device: torch.device | None = None,
         sequence_group: SequenceGroup | None = None,
@@ -56,6 +57,8 @@ class Policy:
         """Whether entropies have a gradient; else they are only metrics and need no graph."""
         self.max_logits = max_logits
         """Maximum number of logits (tokens x vocabulary) in memory at once."""
+        self.kernels = kernels
+        """The functions that read logits."""
         self.sent_dtype = sent_dtype
         """Dtype of the engine's weights; weights are sent in it if it is smaller than their own. None: in their own."""
         self.sent_device = sent_device
@@ -115,6 +118,7 @@ class Policy:
             temperature=self.temperature,
             entropy_gradient=self.entropy_gradient,
             max_logits=self.max_logits,
+            kernels=self.kernels,
             use_cache=False,
             **part.inputs,
         )
