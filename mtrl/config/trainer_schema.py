@@ -88,7 +88,7 @@ class TrainerConfig:
     """Maximum number of logits (tokens x vocabulary) in memory at once; the log-probs of more tokens are computed in
     chunks. Null: 2^27 on a GPU, 2^24 on a CPU."""
     compile: bool = False
-    """Apply torch.compile to each layer of the models that are trained."""
+    """Apply torch.compile to each layer of the models that are trained, and to the functions that read logits."""
     sequence_parallel: int = number(1, at_least=1)
     """Number of ranks that share each sequence: each computes an equal part of its tokens, and in attention an equal
     part of the heads for all tokens (DeepSpeed-Ulysses). It must divide the number of ranks and that of the attention

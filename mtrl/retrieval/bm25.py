@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import bm25s
 import numpy as np
-from bm25s.stopwords import STOPWORDS_EN
 
 from mtrl.errors import UserError
 from mtrl.retrieval.passage import Passage
 from mtrl.retrieval.retriever import Hit, clean_queries
+
+
+@contextmanager
+def _without_jax() -> Iterator[None]:
+    """Within this context, JAX cannot be imported, unless it was imported before."""
+    if "jax" in sys.modules:
+        yield
+        return
+    sys.modules["jax"] = None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        del sys.modules["jax"]
+
+
+# bm25s calls JAX while it is imported, for a function that is not used here, and JAX then takes three quarters of the
+# memory of a GPU.
+with _without_jax():
+    import bm25s
+    from bm25s.stopwords import STOPWORDS_EN
 
 logging.getLogger("bm25s").setLevel(logging.WARNING)  # bm25s sets it to DEBUG, and run logs would show its messages
 

@@ -186,3 +186,14 @@ def test_hits_are_equal_in_every_process_and_nothing_is_logged():
     ]
     assert runs[0].stdout == runs[1].stdout and len(runs[0].stdout) > 500
     assert not [line for run in runs for line in run.stderr.splitlines() if "faiss" not in line]
+
+
+def test_jax_is_not_imported_where_it_is_installed(tmp_path):
+    """JAX takes three quarters of the memory of a GPU when it is first called, which importing bm25s does."""
+    (tmp_path / "jax").mkdir()
+    (tmp_path / "jax" / "__init__.py").write_text("print('imported')")
+    (tmp_path / "jax" / "lax.py").write_text("def top_k(scores, k):\n    print('called')")
+    code = "import mtrl.retrieval.bm25, jax.lax; print('afterwards')"
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert ran.stdout.split() == ["imported", "afterwards"]
