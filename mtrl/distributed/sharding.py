@@ -169,7 +169,8 @@ def decoder_layers(module: nn.Module) -> list[nn.Module]:
 
 def compile_layers(module: nn.Module, backend: str = "inductor") -> None:
     """Apply `torch.compile` to the forward pass of each decoder layer in place; the names of parameters stay. Call it
-    after `checkpoint_gradients` and before `shard`.
+    after `checkpoint_gradients` and before `shard`. A compiled module must not be copied: the copy would call the
+    layers of the original.
 
     The layers recompute what they did by compiled code: a checkpoint inside of it, as later versions of Transformers
     have one, cannot be split at attention, which is not compiled, and PyTorch would leave the whole layer uncompiled.
