@@ -233,8 +233,8 @@ def _added_at(targets: Tensor, slope: Tensor, values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Kernels:
-    """The functions that read the logits of a chunk. PyTorch's operations read and write them about ten times; compiled
-    code reads them three times and writes their gradient."""
+    """The functions that read the logits of a chunk. Each operation of PyTorch reads all of them, and most write as
+    many numbers; compiled code joins the operations."""
 
     forward: Callable[..., tuple[Tensor, Tensor, Tensor]]
     """`_apart`."""

@@ -32,8 +32,8 @@ class MeasuredPass:
     held_bytes: int
     """Allocated GPU memory between the two passes; 0 on a CPU."""
     peak_bytes: int
-    """Peak of the allocated GPU memory; 0 on a CPU. With few tokens it is at the end of the
-    backward pass, when all gradients exist."""
+    """Peak of the allocated GPU memory; 0 on a CPU. With few tokens it is at the end of the backward pass, when
+    all gradients exist."""
     layers: int
     """Number of layers of the model."""
 
