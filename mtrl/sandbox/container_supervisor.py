@@ -6,8 +6,9 @@ Containers are no children of the process that starts them, so no signal of the 
 container gets a label that is unique to its process. The supervisor reads the end of its standard input when the
 process has ended, also after SIGKILL, and removes all containers with the label. A child that is about to execute a
 client holds the other end of this pipe until it does, so at the end of input every client that can still create a
-container is in /proc with the label among its arguments; the supervisor waits for these clients. This file imports only
-the standard library, because it is run by its path.
+container is in /proc. A moment later, when the kernel has set up the client's memory, the label is among its arguments
+there; the supervisor waits for these clients, and looks several times (`EMPTY_LOOKS`). This file imports only the
+standard library, because it is run by its path.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ LONGEST_SILENCE = 300.0
 hangs adds up to `CLIENT_SECONDS`. A daemon that restarts answers sooner, and a container that is left ends by
 itself (`ContainerLimits.seconds`)."""
 EMPTY_LOOKS = 3
-"""Number of looks in a row without a container or a client, after which the supervisor ends. A daemon may create the
-container of a client that has been killed a moment later."""
+"""Number of looks in a row without a container or a client, after which the supervisor ends. A client that has just
+started shows its arguments a moment later, and a daemon may create the container of a client that has been killed."""
 EMPTY_PAUSE = 1.5
 """Seconds between two of these looks."""
 PAUSE = 0.2

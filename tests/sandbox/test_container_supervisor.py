@@ -9,7 +9,7 @@ import time
 import pytest
 
 from mtrl.sandbox import container_supervisor
-from mtrl.sandbox.container_supervisor import remove_all
+from mtrl.sandbox.container_supervisor import has_clients, remove_all
 
 LABEL = f"mtrl.owner=test-{os.getpid()}"
 ENGINE = """#!/bin/bash
@@ -94,6 +94,8 @@ def test_a_client_that_may_create_a_container_is_waited_for_in_silence(silent, t
     until_it_answers = "until [ -e calls ] && (($(wc -l < calls) > 5)); do sleep 0.05; done"
     with subprocess.Popen(["bash", "-c", until_it_answers, LABEL], cwd=tmp_path) as client:
         try:
+            while not has_clients(LABEL):  # the kernel shows the arguments a moment after the program has started
+                time.sleep(0.001)
             assert remove_all(silent(5), LABEL)
         finally:
             client.kill()
