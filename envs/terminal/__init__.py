@@ -25,5 +25,6 @@ FAMILY = Family(
         "disk_mb",
         "network",
         "servers",
+        "warm_containers",
     ),
 )

@@ -11,10 +11,10 @@ from mtrl.errors import UserError
 from mtrl.sandbox.bubblewrap_container import BubblewrapContainer
 from mtrl.sandbox.container import Container, ContainerLimits
 from mtrl.sandbox.container_image import build_image
-from mtrl.sandbox.engine_container import EngineContainer
 from mtrl.sandbox.process import ProcessLimits
 from mtrl.sandbox.swerex_client import checked_url, token
 from mtrl.sandbox.swerex_container import SweRexContainer
+from mtrl.sandbox.warm_containers import ContainerKind, WarmContainer, warm_containers
 
 ENGINES = ("podman", "docker")
 """Backends that start containers from the image of a task."""
@@ -49,12 +49,17 @@ class Backend:
     """Whether containers get the network of the container engine, unless their task declines it."""
     servers: Sequence[str] = ()
     """Addresses of the servers of swerex, each in a container of its own."""
+    warm_containers: int = 0
+    """Maximum number of containers that are started before an episode needs them."""
 
     def __post_init__(self) -> None:
         if self.name not in BACKENDS:
             raise UserError(f"environment.config.backend={self.name} is not known; choose one of {', '.join(BACKENDS)}")
         for key in ("memory_mb", "cpus", "processes", "disk_mb"):
             check_positive(key, getattr(self, key), float if key == "cpus" else int)
+        spare = self.warm_containers
+        if isinstance(spare, bool) or not isinstance(spare, int) or spare < 0:
+            raise UserError(f"environment.config.warm_containers={spare!r} must be an integer from 0 on")
         if not isinstance(self.network, bool):
             raise UserError(f"environment.config.network={self.network!r} must be true or false")
         self._refuse_idle()
@@ -98,14 +103,15 @@ class Backend:
             network=self.network and task.wants_network is not False,
             seconds=LIFETIME_SECONDS + task.tests_seconds,
         )
-        return EngineContainer(self.name, image, limits_of_all, task.cwd)
+        kind = ContainerKind(self.name, image, limits_of_all, task.cwd)
+        return WarmContainer(kind, warm_containers(self.warm_containers)) if self.warm_containers else kind.make()
 
     def _refuse_idle(self) -> None:
         """Raise a UserError if a setting has no effect on this backend."""
         defaults = {field.name: field.default for field in fields(self)}
         idle = {
-            "sandbox": ("network", "cpus", "disk_mb", "servers"),
-            "swerex": ("network", "cpus", "disk_mb", "memory_mb", "processes"),
+            "sandbox": ("network", "cpus", "disk_mb", "servers", "warm_containers"),
+            "swerex": ("network", "cpus", "disk_mb", "memory_mb", "processes", "warm_containers"),
         }.get(self.name, ("servers",))
         for key in idle:
             value = getattr(self, key)

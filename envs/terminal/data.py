@@ -45,6 +45,7 @@ def load(
     disk_mb: int = 10240,
     network: bool = False,
     servers: Sequence[str] = (),
+    warm_containers: int = 0,
     **config: Any,
 ) -> Splits:
     """Return the rows of `data.path`, a folder that holds task folders at any depth; without a path those of two small
@@ -56,13 +57,13 @@ def load(
     Args:
         data: the `data` section of the config.
         seed: not used, since the order of the rows is that of their names.
-        backend, memory_mb, cpus, processes, disk_mb, network, servers: see `Backend`.
+        backend, memory_mb, cpus, processes, disk_mb, network, servers, warm_containers: see `Backend`.
         config: the environment's own keys.
 
     Raises:
         UserError: the folder has too few tasks, or a task cannot be read or does not fit the backend.
     """
-    place = Backend(backend, memory_mb, cpus, processes, disk_mb, network, servers)
+    place = Backend(backend, memory_mb, cpus, processes, disk_mb, network, servers, warm_containers)
     path = SHIPPED if data.path is None else Path(str(data.path)).expanduser()
     if not path.is_dir():
         raise UserError(f"data.path={data.path} is no folder; environment=terminal reads a folder of task folders")

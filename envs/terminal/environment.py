@@ -40,19 +40,21 @@ class TerminalEnv(ToolEnvironment):
         disk_mb: int = 10240,
         network: bool = False,
         servers: Sequence[str] = (),
+        warm_containers: int = 0,
     ):
         """
         Args:
             command_seconds: wall time limit of one command, in seconds.
             output_characters: maximum number of characters of a command's output that the model sees.
-            backend, memory_mb, cpus, processes, disk_mb, network, servers: see `envs.terminal.backend.Backend`.
+            backend, memory_mb, cpus, processes, disk_mb, network, servers, warm_containers: see
+                `envs.terminal.backend.Backend`.
         """
         check_positive("command_seconds", command_seconds, float)
         check_positive("output_characters", output_characters, int)
         if max_turns < 1:
             raise UserError(f"generator.max_turns={max_turns} leaves no turn to act; set it to 1 or more")
         super().__init__(max_turns, tool_timeout=command_seconds + TOOL_SLACK_SECONDS)
-        self.backend = Backend(backend, memory_mb, cpus, processes, disk_mb, network, servers)
+        self.backend = Backend(backend, memory_mb, cpus, processes, disk_mb, network, servers, warm_containers)
         self.command_seconds, self.output_characters = command_seconds, output_characters
         self._seconds_left = float("inf")
 

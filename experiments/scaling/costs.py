@@ -10,11 +10,12 @@ import yaml
 
 SOURCES = ("measured", "cited", "assumed")
 """Sources of a cost: measured by `measure.py` on the machine that the file names, published by others, or neither."""
-PARTS = ("gpu", "network", "turns", "step", "handout", "sync")
-"""Parts of a cost: GPUs and networks, which every design needs, and the work of rank 0 for each turn, each step, the
-hand-out of a batch, and the sending of new weights."""
-LEADER = ("turns", "step", "handout", "sync")
-"""Parts of rank 0."""
+PARTS = ("gpu", "network", "turns", "answers", "step", "handout", "sync")
+"""Parts of a cost: GPUs and networks, which every design needs, the work for each turn, of rank 0 or of rollout
+workers, and the work of rank 0 for the answers of workers, each step, the hand-out of a batch, and the sending of new
+weights."""
+LEADER = ("turns", "answers", "step", "handout", "sync")
+"""Parts of rank 0. Without the costs of turns, those of rollout workers are 0 too."""
 
 
 @dataclass(frozen=True)

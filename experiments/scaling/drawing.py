@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import matplotlib
 from costs import LEADER
-from scaling import ARMS, COMPARED, EVERYWHERE, STUDIED, Row
+from scaling import ARMS, COMPARED, EVERYWHERE, STUDIED, WITH_WORKERS, Row
 
 from mtrl.figures.style import BLUE, GREEN, GREY, ORANGE, PAPER, PURPLE, RED, SKY, YELLOW, panels, save, shared_legend
 
@@ -17,7 +17,12 @@ if TYPE_CHECKING:
 
 LOSS = 0.2
 """Rank 0 is saturated if a step takes longer by more than this share than a step in which rank 0 costs nothing."""
-COLOURS = {"taking turns": GREY, "K = 1": BLUE, "K = 4": GREEN}
+COLOURS = {"taking turns": GREY, "K = 1": BLUE, "K = 4": GREEN, WITH_WORKERS: BLUE, "K = 4, workers": GREEN}
+LEADER_HEAD = (
+    "workload", "GPUs", "step", "step, rank 0 free", "turns", "answers of workers", "choosing", "credit", "hand-out",
+    "hand-out, network", "metrics and files", "weights: requests", "weights: host memory", "weights: broadcast",
+    "interpreter busy", "interpreter of a worker busy", "memory, GiB",
+)  # fmt: skip
 RESOURCES = {
     "interpreter: turns": (ORANGE, lambda r: r.turns + r.choosing),
     "interpreter: all": (RED, lambda r: r.interpreter * r.step),
@@ -64,14 +69,11 @@ def tables(rows: Sequence[Row]) -> str:
                 way_lines(rows),
             ),
             f"Rank 0 with {STUDIED}: seconds of a step\n",
-            markdown(
-                ["workload", "GPUs", "step", "step, rank 0 free", "turns", "choosing", "credit", "hand-out",
-                 "hand-out, network", "metrics and files", "weights: requests", "weights: host memory",
-                 "weights: broadcast", "interpreter busy", "memory, GiB"],
-                leader_lines(rows),
-            ),
-            f"{STUDIED} at {max(sizes)} GPUs: seconds of a step if parts of rank 0 cost nothing\n",
-            markdown(["workload", "no part", *LEADER, "all parts"], part_lines(rows, max(sizes))),
+            markdown(LEADER_HEAD, leader_lines(rows, STUDIED)),
+            f"Rank 0 with {WITH_WORKERS}: seconds of a step\n",
+            markdown(LEADER_HEAD, leader_lines(rows, WITH_WORKERS)),
+            f"Seconds of a step at {max(sizes)} GPUs if parts of rank 0 cost nothing\n",
+            markdown(["workload", "way", "no part", *LEADER, "all parts"], part_lines(rows, max(sizes))),
         )
     )  # fmt: skip
 
@@ -99,21 +101,23 @@ def way_lines(rows: Sequence[Row]) -> Iterator[Sequence[object]]:
                 ]  # fmt: skip
 
 
-def leader_lines(rows: Sequence[Row]) -> Iterator[Sequence[object]]:
-    for row in of(rows, arm=STUDIED, free=""):
+def leader_lines(rows: Sequence[Row], arm: str) -> Iterator[Sequence[object]]:
+    for row in of(rows, arm=arm, free=""):
         (ideal,) = of(rows, workload=row.workload, arm=STUDIED, gpus=row.gpus, free=" ".join(LEADER))
-        seconds = (row.turns, row.choosing, row.credit, row.handout, row.handout_network, row.telling, row.calls,
-                   row.host, row.broadcast)  # fmt: skip
+        seconds = (row.turns, row.answers, row.choosing, row.credit, row.handout, row.handout_network, row.telling,
+                   row.calls, row.host, row.broadcast)  # fmt: skip
         yield [
             row.workload, row.gpus, f"{row.step:.0f}", f"{ideal.step:.0f}", *(f"{value:.1f}" for value in seconds),
-            f"{row.interpreter:.0%}", f"{row.memory_gib:.0f}",
+            f"{row.interpreter:.0%}", f"{row.workers_busy:.0%}", f"{row.memory_gib:.0f}",
         ]  # fmt: skip
 
 
 def part_lines(rows: Sequence[Row], size: int) -> Iterator[Sequence[object]]:
     for workload in workloads_of(rows):
-        found = {row.free: f"{row.step:.0f}" for row in of(rows, workload=workload, arm=STUDIED, gpus=size)}
-        yield [workload, found[""], *(found.get(part, "") for part in LEADER), found[" ".join(LEADER)]]
+        (ideal,) = of(rows, workload=workload, arm=STUDIED, gpus=size, free=" ".join(LEADER))
+        for arm in (STUDIED, WITH_WORKERS):
+            found = {row.free: f"{row.step:.0f}" for row in of(rows, workload=workload, arm=arm, gpus=size)}
+            yield [workload, arm, found[""], *(found.get(part, "") for part in LEADER), f"{ideal.step:.0f}"]
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
@@ -134,7 +138,8 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 def draw_steps(axes: Axes, rows: Sequence[Row], workload: str) -> None:
     for arm in EVERYWHERE:
         found = of(rows, workload=workload, arm=arm, free="")
-        axes.plot([r.gpus for r in found], [r.step for r in found], color=COLOURS[arm], label=arm, marker=".")
+        look = {"linestyle": "-.", "marker": "s", "markersize": 3} if found[0].workers else {"marker": "."}
+        axes.plot([r.gpus for r in found], [r.step for r in found], color=COLOURS[arm], label=arm, **look)
     free = of(rows, workload=workload, arm=STUDIED, free=" ".join(LEADER))
     look = {"color": COLOURS[STUDIED], "linestyle": "--", "label": f"{STUDIED}, rank 0 free"}
     axes.plot([r.gpus for r in free], [r.step for r in free], **look)

@@ -114,13 +114,25 @@ class Hardware:
 
     def turn(self, plan: Plan, context: int, sampled: int) -> float:
         """Return the CPU seconds of one turn: its place at a server, the request, the answer, the environment, and the
-        text of both."""
+        text of both. A rollout worker has a share of the servers."""
         costs = self.costs
         tokens = costs["turn_per_prompt_token"] * context + costs["turn_per_sampled_token"] * sampled
+        if plan.workers:  # each worker is simulated with all its turns
+            return costs["turn"] + tokens + costs["router_per_replica"] * max(1, plan.servers // plan.workers)
         return plan.times * (costs["turn"] + tokens + costs["router_per_replica"] * plan.servers)
 
+    def answer(self, plan: Plan, group: RunningGroup) -> float:
+        """Return the CPU seconds of requesting a group from a rollout worker and reading it; 0 without workers."""
+        if not plan.workers:
+            return 0.0
+        costs = self.costs
+        turns = sum(len(episode.turns) for episode in group.episodes)
+        tokens = sum(episode.context for episode in group.episodes)
+        each = costs["answer"] + costs["answer_per_turn"] * turns + costs["answer_per_token"] * tokens
+        return plan.times * each
+
     def choosing(self, plan: Plan, outstanding: int) -> float:
-        """Return the CPU seconds of `Admission.choose`, which sorts all outstanding groups after each finished one."""
+        """Return the CPU seconds of `Admission.choose`, which sorts all outstanding groups."""
         return plan.times**2 * self.costs["choose_per_group"] * outstanding
 
     def reporting(self, plan: Plan, groups: Sequence[RunningGroup]) -> float:
@@ -137,10 +149,10 @@ class Hardware:
 
     def memory(self, plan: Plan, load: Load) -> float:
         """Return the peak bytes in the memory of rank 0's host: the trajectories of K + 1 batches, the samples, tensors
-        and pickles of one batch, and the weights twice."""
+        and pickles of one batch, and the weights of two versions in bfloat16."""
         turns = (plan.lag + 1) * load.tokens * self.costs["turn_bytes_per_token"]
         batch = load.tokens * (self.costs["sample_bytes_per_token"] + CELL) + load.sampled * SAMPLED
-        return turns + batch + load.handout_bytes + self._weights(plan) * (2 * 4 + 2)
+        return turns + batch + load.handout_bytes + self._weights(plan) * 2 * 2
 
     # -- new weights --------------------------------------------------------------------------------------------------
 
@@ -148,21 +160,21 @@ class Hardware:
         return plan.workload.architecture.parameters
 
     def sync_before(self, plan: Plan) -> float:
-        """Return the seconds of the sync before the servers pause: gathering in float32, moving to the host's memory,
-        and a copy there."""
-        costs, size = self.costs, 4.0 * self._weights(plan)
-        return size / GB * (costs["gather_per_gb"] + costs["device_to_host_per_gb"]) + self._host("host_copy", size)
+        """Return the seconds of the sync before the servers pause: gathering in bfloat16, bucket by bucket, and moving
+        to the host's memory."""
+        return 2.0 * self._weights(plan) / GB * (self.costs["gather_per_gb"] + self.costs["device_to_host_per_gb"])
 
     def sync_host(self, plan: Plan) -> float:
-        """Return the seconds of the host during the pause: cast, checksums, one buffer, and back to the GPU."""
-        size = 4.0 * self._weights(plan)
-        passes = sum(self._host(name, size) for name in ("host_cast", "host_checksum", "host_flatten"))
-        return passes + size / 2 / GB * self.costs["host_to_device_per_gb"]
+        """Return the seconds of the host during the pause: checksums, one buffer, and back to the GPU."""
+        size = 2.0 * self._weights(plan)
+        passes = sum(self._host(name, size) for name in ("host_checksum", "host_flatten"))
+        return passes + size / GB * self.costs["host_to_device_per_gb"]
 
     def sync_calls(self, plan: Plan) -> float:
-        """Return the CPU seconds of rank 0's requests to all servers."""
+        """Return the CPU seconds of rank 0's requests to all servers, and to all rollout workers: each stops to send
+        turns, and gets the new version."""
         buckets = -(-2 * self._weights(plan) // BUCKET)
-        return self.costs["call"] * plan.servers * (CALLS + buckets)
+        return self.costs["call"] * plan.servers * (CALLS + buckets) + 2 * self.costs["worker_call"] * plan.workers
 
     def sync_network(self, plan: Plan) -> float:
         """Return the seconds of the broadcast in bfloat16, and for colocated servers those of sleep and wake-up."""
@@ -170,6 +182,6 @@ class Hardware:
         return seconds + (self.costs["sleep_and_wake"] if plan.colocated else 0.0)
 
     def _host(self, name: str, size: float) -> float:
-        """Return the seconds of a pass over weights of `size` bytes in float32, with the threads of a rank."""
+        """Return the seconds of a pass over weights of `size` bytes, with the threads of a rank."""
         threads = self.costs["host_threads"]
         return self.costs[f"{name}_per_gib"] * size / GIB / threads if threads else 0.0

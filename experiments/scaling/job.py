@@ -9,8 +9,8 @@ from functools import partial
 from itertools import count
 
 from clock import Clock
-from hardware import Hardware
-from leader import DESK, LOOP, Leader
+from hardware import NODE, Hardware
+from interpreter import DESK, LOOP, Interpreter
 from server import Asked, Server
 from workload import Turn, Workload
 
@@ -31,6 +31,8 @@ class Plan:
     colocated: bool = False
     """Whether servers and trainers alternate on all GPUs."""
     on_stale: str = "wait"
+    has_workers: bool = False
+    """Whether episodes run in rollout workers, one on each machine, instead of on rank 0."""
     most: int = 32
     """Greatest number of simulated GPUs. With more GPUs, an equal part of the servers and groups is simulated, and the
     work of rank 0 for each of them is multiplied: all servers behave alike and share rank 0."""
@@ -44,6 +46,11 @@ class Plan:
     def servers(self) -> int:
         gpus = self.gpus if self.colocated else self.gpus * self.share
         return max(1, int(gpus / self.workload.tensor_parallel))
+
+    @property
+    def workers(self) -> int:
+        """Number of rollout workers."""
+        return max(1, self.gpus // NODE) if self.has_workers else 0
 
     @property
     def trainers(self) -> int:
@@ -73,6 +80,8 @@ class RunningGroup:
     """A group between its admission and its training."""
 
     slot: Outstanding
+    interpreter: Interpreter
+    """Interpreter of its episodes: that of rank 0 or of a rollout worker."""
     episodes: list[Episode] = field(default_factory=list)
     left: int = 0
     """Number of episodes that have not ended."""
@@ -115,7 +124,8 @@ class Job:
     def __init__(self, plan: Plan, hardware: Hardware, seed: int = 0, steps: float = float("inf")):
         self.plan, self.hardware, self.seed = plan, hardware, seed
         self.clock = Clock()
-        self.leader = Leader(self.clock)
+        self.leader = Interpreter(self.clock)
+        self.workers = [Interpreter(self.clock) for _ in range(-(-plan.workers // plan.times))]
         self.servers = [Server(self.clock, hardware.speed(plan)) for _ in range(max(1, plan.servers // plan.times))]
         self.batch = plan.workload.groups(plan.gpus // plan.times)
         self.admission = ADMISSIONS[plan.on_stale](self.batch, plan.lag, None, steps)
@@ -138,8 +148,14 @@ class Job:
             self.admission.begin(0)
             self._admit()
         self.clock.run(lambda: len(self.steps) >= steps)
-        self.leader.settle()
+        for interpreter in (self.leader, *self.workers):
+            interpreter.settle()
         return self.steps
+
+    @property
+    def busy_workers(self) -> float:
+        """Seconds in which the interpreter of a rollout worker was busy, as the mean over workers."""
+        return sum(sum(worker.spent.values()) for worker in self.workers) / max(1, len(self.workers))
 
     # -- rollouts, as in `Stream` -----------------------------------------------------------------------------------
 
@@ -148,8 +164,11 @@ class Job:
             self._start(self.admission.admit(lambda: {"n": next(self._rows)}))
 
     def _start(self, slot: Outstanding) -> None:
-        """Start the episodes of a group on one server, since they share a prompt (`Router`)."""
-        group = self.running[slot] = RunningGroup(slot)
+        """Start the episodes of a group on one server, since they share a prompt (`Router`), and in the rollout worker
+        with the fewest groups (`Workers`)."""
+        groups = Counter(group.interpreter for group in self.running.values())
+        interpreter = min(self.workers, key=lambda worker: groups[worker], default=self.leader)
+        group = self.running[slot] = RunningGroup(slot, interpreter)
         self._homes += 1
         home = self.servers[self._homes % len(self.servers)]
         workload = self.plan.workload
@@ -187,7 +206,7 @@ class Job:
         episode.cached = episode.context
         episode.asked = None
         answered = partial(self.clock.after, turn.tool_seconds, partial(self._observed, episode))
-        self.leader.do(LOOP, "turns", seconds, answered)
+        episode.group.interpreter.do(LOOP, "turns", seconds, answered)
 
     def _observed(self, episode: Episode) -> None:
         """Continue after the answer of the environment, or end the episode."""
@@ -200,12 +219,17 @@ class Job:
         group = episode.group
         group.left -= 1
         if not group.left:
-            del self.running[group.slot]
-            self.finished[group.slot] = group
-            self._admit()
-            if not self._learning:  # `Stream.collect` waits, and chooses again
-                looking = self.hardware.choosing(self.plan, len(self.admission.outstanding))
-                self.leader.do(LOOP, "choosing", looking, self._collect)
+            self.leader.do(LOOP, "answers", self.hardware.answer(self.plan, group), partial(self._finish, group))
+
+    def _finish(self, group: RunningGroup) -> None:
+        if group.dropped:
+            return
+        del self.running[group.slot]
+        self.finished[group.slot] = group
+        self._admit()
+        if not self._learning and len(self.finished) >= self.batch:  # `Stream.collect` waits, and chooses again
+            looking = self.hardware.choosing(self.plan, len(self.admission.outstanding))
+            self.leader.do(LOOP, "choosing", looking, self._collect)
 
     def _drop(self, slot: Outstanding) -> None:
         """Drop a group that became too old, with `on_stale=requeue`."""

@@ -29,6 +29,7 @@ from typing import Any
 import numpy as np
 import torch
 from answering import VOCABULARY
+from answers import answer_costs
 from synthetic import GROUP, batches_of, make_groups, make_samples
 
 from mtrl.algorithms.advantages import turn_advantages
@@ -250,14 +251,14 @@ def measure_calls(servers: int = 64, rounds: int = 8) -> dict[str, float]:
 
 
 def route(replicas: int, turns: int, limit: int = 160, trajectories: int = 0) -> float:
-    """Return the CPU seconds of the router per turn, with `trajectories` conversations that each hold a place."""
+    """Return the CPU seconds of the router per turn, with `trajectories` conversations that each hold a slot."""
 
     async def run() -> float:
         router, numbers = Router([ReplicaLoad(True) for _ in range(replicas)], limit), iter(range(10**9))
 
         async def converse(name: str) -> None:
             for _ in range(turns):
-                async with router.place(name, next(numbers)):
+                async with router.slot(name, next(numbers)):
                     await asyncio.sleep(0)
             router.release(name)
 
@@ -270,7 +271,7 @@ def route(replicas: int, turns: int, limit: int = 160, trajectories: int = 0) ->
 
 
 def measure_router(repeats: int) -> dict[str, float]:
-    """Return the CPU seconds of a turn's place, as a fixed part and a part per server."""
+    """Return the CPU seconds of a turn's slot, as a fixed part and a part per server."""
     sizes = (2, 8, 32, 128, 512)
     found = [min(route(size, 8) for _ in range(repeats)) for size in sizes]
     (fixed, each), off = fit([[1, size] for size in sizes], found)
@@ -278,27 +279,36 @@ def measure_router(repeats: int) -> dict[str, float]:
 
 
 def measure_choosing(repeats: int, batch: int = 2048, lag: int = 4) -> dict[str, float]:
-    """Return the CPU seconds of `Admission.choose` per outstanding group, while half of a batch is finished."""
+    """Return the CPU seconds of `Admission.choose` per outstanding group, while older groups than a finished batch are
+    awaited."""
     admission = Admission(batch, lag)
     while admission.may_admit(0):
         admission.admit(lambda: {})
-    half = list(admission.outstanding)[: batch // 2]
-    return {"choose_per_group": cpu_of(lambda: admission.choose(half), repeats) / len(admission.outstanding)}
+    newest = sorted(admission.outstanding, key=lambda group: group.number)[-batch:]
+    return {"choose_per_group": cpu_of(lambda: admission.choose(newest), repeats) / len(admission.outstanding)}
+
+
+# -- rollout workers --------------------------------------------------------------------------------------------------
+
+
+def measure_answers(repeats: int) -> dict[str, float]:
+    """Return the CPU seconds of rank 0 for a group of a rollout worker, and for telling a worker of new weights."""
+    rows, found, call = asyncio.run(answer_costs(repeats))
+    (answer, turn, token), off = fit(rows, found)
+    names = ("answer", "answer_per_turn", "answer_per_token", "answer_off", "worker_call")
+    return dict(zip(names, (answer, turn, token, off, call), strict=True))
 
 
 # -- weights through the memory of rank 0's host ----------------------------------------------------------------------
 
 
 def measure_host(repeats: int) -> dict[str, float]:
-    """Return the CPU seconds per GiB of float32 weights of each pass of a sync on the CPU, with one thread."""
-    weights = {f"layer{i}": torch.randn(32 * MIB // 4) for i in range(8)}
-    halves = {name: value.to(torch.bfloat16) for name, value in weights.items()}
+    """Return the CPU seconds per GiB of weights of each pass of a sync on the CPU, with one thread."""
+    weights = {f"layer{i}": torch.randn(32 * MIB // 2).to(torch.bfloat16) for i in range(8)}
     gib = sum(value.nbytes for value in weights.values()) / 2**30
     passes = {
-        "host_copy": lambda: {name: value.clone() for name, value in weights.items()},
-        "host_cast": lambda: {name: value.to(torch.bfloat16) for name, value in weights.items()},
-        "host_checksum": lambda: checksum(halves),
-        "host_flatten": lambda: flatten(list(halves.values())),
+        "host_checksum": lambda: checksum(weights),
+        "host_flatten": lambda: flatten(list(weights.values())),
     }
     return {f"{name}_per_gib": cpu_of(work, repeats) / gib for name, work in passes.items()}
 
@@ -365,6 +375,7 @@ def main() -> None:
         **measure_calls(),
         **measure_router(args.repeats),
         **measure_choosing(args.repeats),
+        **measure_answers(args.repeats),
         **measure_host(args.repeats),
         **measure_bytes(),
         **(measure_handout(args.ranks) if args.ranks else {}),

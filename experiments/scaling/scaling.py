@@ -32,8 +32,10 @@ ARMS: dict[str, dict[str, Any]] = {
     "K = 4": {"lag": 4},
     "K = 1, requeue": {"lag": 1, "on_stale": "requeue"},
     "taking turns, all GPUs shared": {"lag": 0, "colocated": True},
+    "K = 1, workers": {"lag": 1, "has_workers": True},
+    "K = 4, workers": {"lag": 4, "has_workers": True},
 }
-EVERYWHERE = ("taking turns", "K = 1", "K = 4")
+EVERYWHERE = ("taking turns", "K = 1", "K = 4", "K = 1, workers", "K = 4, workers")
 """Arms that are simulated at every size; the other arms only at `COMPARED` GPUs."""
 COMPARED = 32
 CHOSEN_AT = 32
@@ -43,6 +45,8 @@ SHARES = (0.5, 0.625, 0.75)
 """Shares of the GPUs for servers that are compared."""
 STUDIED = "K = 1"
 """Arm that is also simulated without parts of rank 0."""
+WITH_WORKERS = "K = 1, workers"
+"""The same arm with rollout workers."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,12 @@ class Row:
     """Greatest age of a group in steps."""
     requeued: int
     """Number of groups that were dropped because of their age."""
+    workers: int = 0
+    """Number of rollout workers."""
+    workers_busy: float = 0.0
+    """Mean share of the time in which the interpreter of a rollout worker is busy."""
     turns: float = 0.0
+    answers: float = 0.0
     choosing: float = 0.0
     credit: float = 0.0
     handout: float = 0.0
@@ -86,11 +95,13 @@ class Row:
     @property
     def interpreter(self) -> float:
         """Share of the step in which rank 0's interpreter is busy."""
-        return (self.turns + self.choosing + self.credit + self.handout + self.telling + self.calls) / self.step
+        work = (self.turns, self.answers, self.choosing, self.credit, self.handout, self.telling, self.calls)
+        return sum(work) / self.step
 
 
 KINDS = {
     "turns": "turns",
+    "answers": "answers",
     "choosing": "choosing",
     "credit": "credit",
     "handout": "hand-out",
@@ -124,7 +135,7 @@ class Task:
         hardware = Hardware(Costs.read(FOLDER / "costs.yaml").without(self.free))
         job = Job(plan, hardware, self.seed)
         job.run(plan.lag + 2)
-        before = job.leader.spent + job.spent
+        before, busy = job.leader.spent + job.spent, job.busy_workers
         done = job.run(plan.lag + 2 + count)
         steps, spent = done[-count:], job.leader.spent + job.spent - before
         seconds = fmean(step.seconds for step in steps)
@@ -143,6 +154,8 @@ class Task:
             age=fmean(age for step in steps for age in step.ages),
             oldest=max(age for step in done for age in step.ages),
             requeued=job.requeued,
+            workers=plan.workers,
+            workers_busy=(job.busy_workers - busy) / (count * seconds),
             **{name: spent[kind] / count for name, kind in KINDS.items()},
             memory_gib=hardware.memory(plan, load) / 2**30,
         )
@@ -163,8 +176,8 @@ def best_shares(workloads: Sequence[str], steps: int, pool: ProcessPoolExecutor)
 def tasks_of(
     workloads: Sequence[str], gpus: Sequence[int], steps: int, shares: dict[tuple[str, str], float]
 ) -> Iterable[Task]:
-    """Yield the runs of every arm, and those of the studied arm without the costs of rank 0: without all of them at
-    every size, and without each part at the greatest size."""
+    """Yield the runs of every arm. Yield those of the studied arm without the costs of rank 0 at every size, and at the
+    greatest size those without each part, with and without rollout workers."""
     for workload in workloads:
         for arm in ARMS:
             share = shares[workload, arm]
@@ -173,7 +186,7 @@ def tasks_of(
                     yield Task(workload, arm, size, share, steps)
                 if arm == STUDIED:
                     yield Task(workload, arm, size, share, steps, LEADER)
-            if arm == STUDIED:
+            if arm in (STUDIED, WITH_WORKERS):
                 yield from (Task(workload, arm, max(gpus), share, steps, (part,)) for part in LEADER)
 
 

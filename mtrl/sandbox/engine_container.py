@@ -108,7 +108,7 @@ class EngineContainer:
         # A daemon that SIGTERM stops kills the containers: the command is killed, and not because of its time limit.
         was_killed = bool(done.stopped) and not was_late
         may_have_failed = done.exit_code in _FAILURES or was_killed or (done.exit_code == 1 and says_so)
-        if may_have_failed and not self._is_running():
+        if may_have_failed and not self.is_running():
             reason = reason_of(done.output) if says_so else f"the container has ended, or {self.engine} is lost"
             raise ContainerError(f"{self.engine} cannot run a command in {self.image}: {reason}")
         return done
@@ -187,7 +187,8 @@ class EngineContainer:
     def _disk_reason(self) -> str:
         return f"the files of the container exceeded {self.limits.disk_mb} MiB, and the container was removed"
 
-    def _is_running(self) -> bool:
+    def is_running(self) -> bool:
+        """Return whether the engine says that the container is running."""
         return self._inspect("{{.State.Running}}") == "true"
 
     def _inspect(self, template: str) -> str:

@@ -3,8 +3,8 @@
     python -m tests.sandbox.container_kills 50
     python -m tests.sandbox.container_kills 50 docker
 
-Each process starts two containers in two threads and runs commands in them, until SIGKILL ends it at a moment that the
-drill draws: during a start, between two commands, or during one.
+Each process starts two containers in two threads and runs commands in them, and two others wait, until SIGKILL ends it
+at a moment that the drill draws: during a start, between two commands, or during one.
 """
 
 import random
@@ -19,13 +19,15 @@ from tests.container_root import IMAGE, need_engine
 PROGRAM = """
 import sys, threading
 from mtrl.sandbox.container import ContainerLimits
-from mtrl.sandbox.engine_container import EngineContainer, engine_path
+from mtrl.sandbox.engine_container import engine_path
 from mtrl.sandbox.container_supervisor import owner_label
+from mtrl.sandbox.warm_containers import ContainerKind, WarmContainer, warm_containers
 
 print(owner_label(engine_path(sys.argv[1])), flush=True)
 
 def work():
-    container = EngineContainer(sys.argv[1], sys.argv[2], ContainerLimits(memory="64m", processes=32))
+    kind = ContainerKind(sys.argv[1], sys.argv[2], ContainerLimits(memory="64m", processes=32))
+    container = WarmContainer(kind, warm_containers(2))
     container.start()
     print("started", flush=True)
     while True:

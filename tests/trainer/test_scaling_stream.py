@@ -23,7 +23,7 @@ from costs import Costs
 from handout import SHARES, Silent, measure
 from hardware import CELL, SAMPLED, Hardware
 from job import Job, Plan
-from measure import fit, measure_bytes
+from measure import fit, measure_bytes, measure_choosing, route
 from workload import WORKLOADS, Tail
 
 from mtrl.distributed.rank_group import RankGroup
@@ -113,8 +113,8 @@ async def replay(job, lag, on_stale):
 
 
 @pytest.mark.parametrize("on_stale", ["wait", "requeue"])
-@pytest.mark.parametrize("lag", [0, 1, 2, 4])
-def test_the_real_stream_trains_the_same_batches_at_the_same_times(lag, on_stale):
+@pytest.mark.parametrize(("lag", "has_workers"), [(0, False), (1, False), (2, True), (4, True)])
+def test_the_real_stream_trains_the_same_batches_at_the_same_times(lag, has_workers, on_stale):
     trained = []
 
     class Recorded(Timed):
@@ -123,7 +123,7 @@ def test_the_real_stream_trains_the_same_batches_at_the_same_times(lag, on_stale
             super()._ended(groups, *rest)
 
     costs = Costs.read(SCALING / "costs.yaml").changed(choose_per_group=0.0)  # the replayed stream chooses at once
-    job = Recorded(Plan(WORK, 8, lag, on_stale=on_stale), Hardware(costs), 5)
+    job = Recorded(Plan(WORK, 8, lag, on_stale=on_stale, has_workers=has_workers), Hardware(costs), 5)
     job.run(8)
     loop = SimulatedTime()
     try:
@@ -133,7 +133,19 @@ def test_the_real_stream_trains_the_same_batches_at_the_same_times(lag, on_stale
     assert [ids for _, ids in found] == trained[: len(found)]
     for (moment, _), step in zip(found, job.steps, strict=True):
         assert moment == pytest.approx(step.begun + step.waited, abs=1e-6)
-    assert (job.requeued > 0) == (on_stale == "requeue" and lag in (1, 2))
+    assert (job.requeued > 0) == (on_stale == "requeue" and lag > 0)
+
+
+def test_rollout_workers_take_the_turns_from_rank_0():
+    """Of 256 GPUs 32 are simulated. Their turns are run by 4 of 32 workers, or by rank 0 at eight times the cost."""
+    costs = Costs.read(SCALING / "costs.yaml").changed(router_per_replica=0.0)
+    alone, shared = (Job(Plan(WORK, 256, 0, has_workers=workers), Hardware(costs), 5) for workers in (False, True))
+    for job in (alone, shared):
+        job.run(1)
+    assert alone.workers == [] and alone.leader.spent["answers"] == 0 == shared.leader.spent["turns"]
+    assert shared.plan.workers == 32 and len(shared.workers) == 4 and shared.leader.spent["answers"] > 0
+    own = [worker.spent["turns"] for worker in shared.workers]
+    assert 8 * sum(own) == pytest.approx(alone.leader.spent["turns"]) and min(own) > 0.5 * max(own)
 
 
 # -- measurements -----------------------------------------------------------------------------------------------------
@@ -157,6 +169,10 @@ def test_bytes_of_a_batch_are_those_that_the_model_counts():
     found = measure_bytes()
     assert found["batch_bytes_per_token"] == pytest.approx(CELL + SAMPLED / 2, rel=0.01)  # half of them are sampled
     assert found["turn_bytes_per_token"] > 30 and found["sample_bytes_per_token"] > 30
+
+
+def test_routing_and_choosing_are_measured():
+    assert route(2, 2) > 0 and measure_choosing(1, batch=64)["choose_per_group"] > 0
 
 
 def test_a_single_rank_measures_each_size():

@@ -57,11 +57,13 @@ def wait_for_step(run_dir, process, step):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_an_overlapping_run_survives_the_loss_of_a_server(engine, workers, tmp_path, monkeypatch):
-    """Two servers and one step off policy; one server is killed while both sample, for rank 0 or rollout workers."""
+    """Two servers and one step off policy; one server is killed while both sample, for rank 0, or for rollout workers
+    by adapters."""
     monkeypatch.setenv("RAY_ADDRESS", "local")
     run_dir = tmp_path / "run"
     words = [f"generator={engine}", f"generator.{engine}.replicas=2", "async_config.max_steps_off_policy=1"]
-    words.append(f"rollouts.workers={workers}")
+    if workers:
+        words += [f"rollouts.workers={workers}", "model.lora_rank=8", f"generator.{engine}.lora=adapter"]
     process = start(run_dir, *words, *QUICK, f"trainer.max_steps={STEPS}", "trainer.save_trajectories_every=1")
     try:
         wait_for_step(run_dir, process, 1)

@@ -159,6 +159,8 @@ def test_settings_that_do_not_fit_are_refused(folder, monkeypatch):
         ({"memory_mb": "2g"}, "environment.config.memory_mb='2g' must be an integer above 0"),
         ({"disk_mb": 5}, "disk_mb is for containers of podman and docker, and environment.config.backend is sandbox"),
         ({"backend": "podman", "disk_mb": 0}, "environment.config.disk_mb=0 must be an integer above 0"),
+        ({"warm_containers": 2}, "warm_containers is for containers of podman and docker, and environment.config.back"),
+        ({"backend": "docker", "warm_containers": -1}, "environment.config.warm_containers=-1 must be an integer fr"),
         ({"backend": "podman", "cpus": -1}, "environment.config.cpus=-1 must be a number above 0"),
     ):
         with pytest.raises(UserError, match=sentence):

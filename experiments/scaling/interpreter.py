@@ -1,4 +1,5 @@
-"""The Python interpreter of rank 0, which the event loop and the thread of the updates share."""
+"""The Python interpreter of a process: of rank 0, whose event loop and thread of the updates share it, or of a rollout
+worker."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ class Work:
     then: Callable[[], None]
 
 
-class Leader:
+class Interpreter:
     """Each lane does one piece of work after the other. While both have work, each gets half of the interpreter."""
 
     def __init__(self, clock: Clock):
