@@ -24,7 +24,8 @@ def kind(request, tmp_path_factory):
 
 def running(kind):
     """The names of the running containers of this process."""
-    command = [kind.engine, "ps", "--format", "{{.Names}}", "--filter", f"label={owner_label(engine_path(kind.engine))}"]
+    label = f"label={owner_label(engine_path(kind.engine))}"
+    command = [kind.engine, "ps", "--format", "{{.Names}}", "--filter", label]
     return set(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split())
 
 
