@@ -151,11 +151,13 @@ def _pretrained(args: argparse.Namespace) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from mtrl.models.gguf import as_folder
-    from mtrl.trainer.loading import UNREADABLE, check_export, pick_device
+    from mtrl.trainer.loading import UNREADABLE, check_export, folder_reads_images, pick_device
     from mtrl.utils.hub import is_out_of_reach, model_options
 
     check_export(args.model, "--model")
     folder = as_folder(args.model, "--model")
+    if folder_reads_images(folder, trust_remote_code=False):
+        raise UserError(f"--model={args.model} reads images, and mtrl sft trains on text; give a model of text only")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=is_out_of_reach(folder))
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, args.dtype), **model_options(folder))

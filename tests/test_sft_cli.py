@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from transformers import Qwen3VLConfig
 
 from mtrl.errors import UserError
 from mtrl.sft import main
@@ -145,6 +146,12 @@ def test_wrong_arguments_are_user_errors(tmp_path, monkeypatch, arguments, sente
     with pytest.raises(UserError, match=sentence):
         main([*arguments, *([] if "--out" in arguments else ["--out", "out"])])
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_that_reads_images_is_refused(chats, tmp_path):
+    Qwen3VLConfig().save_pretrained(tmp_path / "sees")
+    with pytest.raises(UserError, match=r"--model=\S+ reads images, and mtrl sft trains on text"):
+        main(["--data", str(chats), "--out", str(tmp_path / "out"), "--model", str(tmp_path / "sees")])
 
 
 def test_an_error_of_the_command_is_one_line(tmp_path):

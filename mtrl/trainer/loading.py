@@ -164,7 +164,7 @@ def _load_module(config: Config, path: str, key: str, dtype: torch.dtype, otherw
 
     disable_progress_bar()
     attention = config.model.attn_implementation
-    if sees := _reads_images(path, config.model.trust_remote_code):
+    if sees := folder_reads_images(path, config.model.trust_remote_code):
         check_vision(config, f"{key}={path}")
     try:
         model = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_pretrained(
@@ -194,11 +194,11 @@ def _load_module(config: Config, path: str, key: str, dtype: torch.dtype, otherw
 def is_vision_model(config: Config) -> bool:
     """Return whether the model of a configuration reads images; False for a model that cannot be loaded."""
     known = reads_images(config)
-    return _reads_images(str(config.model.path), config.model.trust_remote_code) if known is None else known
+    return folder_reads_images(str(config.model.path), config.model.trust_remote_code) if known is None else known
 
 
 @cache  # a Hub name would be asked again by each caller
-def _reads_images(path: str, trust_remote_code: bool) -> bool:
+def folder_reads_images(path: str, trust_remote_code: bool) -> bool:
     """Return whether the model of a folder or Hub name reads images; False where there is no configuration of a model,
     as in a folder of adapters."""
     from transformers import AutoConfig
