@@ -1,4 +1,4 @@
-"""Sampled tokens per CPU-second of the local engine, Hugging Face `generate`, vLLM and SGLang, and a bound.
+"""Sampled tokens per CPU-second of the local engine, Hugging Face `generate`, vLLM, SGLang and llama.cpp, and a bound.
 
     python benchmarks/generation.py
     python benchmarks/generation.py --engines local hf --trajectories 64 --turns 4
@@ -13,7 +13,8 @@ parsed, so that only sampling is measured.
 hf calls `generate` on all trajectories in one batch and prefills the history in each turn again, as TRL does. hf_kept
 passes keys and values from turn to turn, which TRL does not do, and which works only while all contexts have the same
 length. Neither computes the log-probs that the engines return. vllm and sglang are servers, which are started and
-called as in a run of mtrl.
+called as in a run of mtrl. llamacpp (`pip install llama-cpp-python gguf`) is called in the process of the measurement,
+see `generation_llamacpp.py`.
 
 The bound is the least time in which this machine can compute the same tokens, each of them once. For each pass it is
 the longer of two times: the time of reading the weights, keys and values once, at the rate of reading an array of the
@@ -41,7 +42,7 @@ import step
 import torch
 from apart import run_apart
 from generation_bound import Geometry, least_seconds, measure_limits, passes, working_set
-from generation_samplers import ENGINES, SERVERS, Meter, Wave, make_sampler
+from generation_samplers import ENGINES, SERVERS, USUAL, Meter, Wave, make_sampler
 
 from mtrl.command.program import one_sentence
 from mtrl.config.derived import engine_python
@@ -261,7 +262,7 @@ def parse(words: Sequence[str] | None = None) -> tuple[Sizes, argparse.Namespace
     args = parser.parse_args(words)
     given = {name: value for name in asdict(Sizes()) if (value := getattr(args, name)) is not None}
     sizes = replace(QUICK if args.quick else Sizes(), **given)
-    args.engines = args.engines or (["local", "hf"] if args.quick else list(ENGINES))
+    args.engines = args.engines or (["local", "hf"] if args.quick else list(USUAL))
     args.trajectories = args.trajectories or ([2] if args.quick else [1, 16, 64, 128])
     args.turns = args.turns or ([2] if args.quick else [1, 4, 8])
     for name, value in [*asdict(sizes).items(), *(("trajectories", n) for n in args.trajectories),

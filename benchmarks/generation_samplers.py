@@ -25,7 +25,9 @@ from mtrl.trainer.setup.servers import server_engine, server_settings
 
 SERVERS = ("vllm", "sglang")
 HF = ("hf", "hf_kept")
-ENGINES = ("local", *HF, *SERVERS)
+USUAL = ("local", *HF, *SERVERS)
+"""Engines that are compared unless others are named."""
+ENGINES = (*USUAL, "llamacpp")
 SPARE = 1.25
 """Cache of a server, as a multiple of the keys and values of all trajectories."""
 LEAST_ROOM = 8192
@@ -146,6 +148,10 @@ def make_sampler(engine: str, folder: Path, trajectories: int, context: int, dty
     if engine in SERVERS:
         return EngineSampler(make_server(engine, folder, trajectories, context, dtype, threads))
     disable_progress_bar()
+    if engine == "llamacpp":
+        from generation_llamacpp import LlamaCppSampler
+
+        return LlamaCppSampler(folder, trajectories, context, threads)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype)).eval()
     if engine in HF:
         return HfSampler(model, engine == "hf_kept")

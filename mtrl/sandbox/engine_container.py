@@ -51,6 +51,8 @@ ONE_STREAM = ("bash", "--posix", "-c", 'exec bash -c "$1" 2>&1', "bash")
 streams, whose order gets lost. The first bash is POSIX's, which does not read the file that BASH_ENV names."""
 _LARGEST_COMMAND = 2**17 - 1
 """Maximum length of one argument of a program, in bytes (MAX_ARG_STRLEN of Linux without the last byte)."""
+_HOST_NAME = "container"
+"""Host name of every container, so that commands print the same in each episode."""
 _BEING_REMOVED = "is already in progress"
 """Text of Docker's error for the removal of a container whose removal has begun, because it has ended."""
 PAUSE = 0.1
@@ -166,7 +168,8 @@ class EngineContainer:
 
     def _start_command(self) -> list[str]:
         command = [self._program, "run", "-d", "--name", self.name, "--label", owner_label(self._program)]
-        command += [*_limit_words(self.limits), "--stop-signal", "KILL", "--entrypoint", "bash"]
+        command += ["--hostname", _HOST_NAME, *_limit_words(self.limits)]
+        command += ["--stop-signal", "KILL", "--entrypoint", "bash"]
         command += ["-w", self.cwd] if self.cwd else []
         return [*command, self.image, "-c", WAIT, "bash", str(math.ceil(self.limits.seconds))]
 

@@ -40,6 +40,7 @@ def test_commands_keep_files_and_get_variables(container):
     assert (first.output, first.exit_code, first.stopped) == ("out\nerr\n", 3, "")
     assert copy_out(container, "/app/a.txt") == "it's $HOME\n"
     assert copy_out(container, "/app") is None and copy_out(container, "/nothing") is None
+    assert container.run("echo $HOSTNAME", 20).output == "container\n", "it must not differ between episodes"
 
 
 def test_both_outputs_are_in_the_order_of_their_lines(container):
