@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from mtrl.engines.base import SamplingParams
+from mtrl.engines.server.changes import TensorChanges
 from mtrl.types import Generation
 
 
@@ -125,6 +126,29 @@ class ServerApi(Protocol):
     ) -> None:
         """Receive these tensors, in this order, as one broadcast of bytes from rank 0 of the group
         (`mtrl/distributed/broadcast.py`), and return when they have arrived."""
+
+    async def check_kept(self, version: int) -> None:
+        """Check that the server's workers keep the weights of this policy version, to which changes can be applied.
+
+        Raises:
+            ServerError: a worker keeps other weights or none, or the engine cannot apply changes.
+        """
+
+    async def receive_changes(
+        self,
+        changes: Sequence[TensorChanges],
+        group: str,
+        base: int | None,
+        version: int,
+        checksum: str | None = None,
+    ) -> None:
+        """Receive the changes of these tensors as one broadcast like `receive_broadcast`, load the new tensors, and
+        keep them for the next changes.
+
+        Args:
+            base: policy version that the changes start from; None: all tensors are sent whole.
+            checksum: checksum of the whole new tensors.
+        """
 
     async def leave(self, group: str) -> None:
         """Leave the group."""

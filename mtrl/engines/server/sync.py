@@ -47,6 +47,9 @@ class SyncError(ServerError):
 class WeightSync(Protocol):
     """Protocol for sending weights to servers that are paused or sample no turns."""
 
+    sent_bytes: int
+    """Bytes of weights that the last `send` sent; what all servers received at once counts once."""
+
     async def prepare(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Do the part of `send` for which servers need not pause; `send` with the same object follows.
 
@@ -57,7 +60,7 @@ class WeightSync(Protocol):
     async def send(self, servers: Sequence[ServerApi], weights: Mapping[str, Tensor], version: int) -> None:
         """Make all these servers load `weights` (by the names of a Hugging Face checkpoint, tied ones once) as policy
         `version`, with all steps from `begin_update` to `end_update`. Each step has a timeout, and after a failure no
-        process waits.
+        process waits. The tensors must not change until the next `send` has ended.
 
         Raises:
             SyncError: some servers did not receive the weights; `failed` of the error names them. All others did.

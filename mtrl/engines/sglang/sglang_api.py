@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from mtrl.config.engine_schema import ServerConfig
+from mtrl.engines.server.changes import TensorChanges
 from mtrl.engines.server.http import Http
 from mtrl.engines.server.server_api import (
     Json,
@@ -217,6 +218,19 @@ class SglangApi:
     ) -> None:
         await self._open_session()
         await self._post("/update_weights_from_distributed", bodies.broadcast_body(layouts, group))
+
+    async def check_kept(self, version: int) -> None:
+        raise ServerRefusedError("SGLang loads whole tensors, and keeps none to which changes can be applied")
+
+    async def receive_changes(
+        self,
+        changes: Sequence[TensorChanges],
+        group: str,
+        base: int | None,
+        version: int,
+        checksum: str | None = None,
+    ) -> None:
+        raise ServerRefusedError("SGLang loads whole tensors, and no changes of them")
 
     async def leave(self, group: str) -> None:
         await self._post("/destroy_weights_update_group", {"group_name": group})
