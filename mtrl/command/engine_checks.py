@@ -68,7 +68,7 @@ def check_sampling(cfg: DictConfig) -> None:
 
 
 def _check_delta(section: str, settings: DictConfig, trains_adapters: bool) -> list[str]:
-    """Return warnings about `sync_delta`; the schema declares the values of `weight_sync` with which it is read.
+    """Return warnings about `sync_delta`.
 
     Raises:
         UserError: the engine cannot apply changes.
@@ -80,8 +80,12 @@ def _check_delta(section: str, settings: DictConfig, trains_adapters: bool) -> l
             "generator.sglang.sync_delta=true has no counterpart in SGLang, which loads whole tensors only; set it to "
             "false, or use generator=vllm"
         )
-    idle = trains_adapters and settings.lora == "adapter" and settings.weight_sync == "distributed"
-    return [f"{section}.sync_delta=true has no effect with {section}.lora=adapter: adapters are sent whole"] * idle
+    idle = f"{section}.sync_delta=true has no effect with {section}."
+    if trains_adapters and settings.lora == "adapter":
+        return [f"{idle}lora=adapter, since adapters are sent whole"]
+    if settings.weight_sync != "distributed":
+        return [f"{idle}weight_sync={settings.weight_sync}; only weight_sync=distributed sends changes of weights"]
+    return []
 
 
 def _devices(section: str, settings: DictConfig) -> None:

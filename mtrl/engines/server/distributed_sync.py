@@ -24,7 +24,7 @@ from mtrl.engines.server.export import WeightExport
 from mtrl.engines.server.parts import Part, changed_parts, whole_parts
 from mtrl.engines.server.sent_weights import SentWeights
 from mtrl.engines.server.server_api import Rendezvous, ServerApi
-from mtrl.engines.server.sync import GRACE, UpdateSteps, Weights, engine_key, limited
+from mtrl.engines.server.sync import GRACE, UpdateSteps, Weights, engine_key, limited, listed
 from mtrl.errors import UserError
 from mtrl.utils.serving import is_loopback
 from mtrl.utils.text import one_line
@@ -92,7 +92,9 @@ class DistributedSync:
         failed = await self._update_together(list(servers), partial(self._parts, weights, base), version)
         if failed:
             if base is not None:
-                log.warning("the changes of version %d failed, so whole weights are sent: %s", version, failed)
+                log.warning(
+                    "servers did not load the changes of version %d and get whole weights; %s", version, listed(failed)
+                )
             await self._leave_current()
             retried = [server for server in servers if server.url in failed]
             await asyncio.gather(*(self._update_alone(server, whole, version, failed) for server in retried))
@@ -132,7 +134,7 @@ class DistributedSync:
         steps = UpdateSteps(servers)
         await steps.each(lambda server: server.check_kept(base.version), self._seconds)
         if steps.failed:
-            log.warning("whole weights are sent, since a server does not keep the last ones: %s", steps.failed)
+            log.warning("whole weights are sent, since servers do not keep the last ones; %s", listed(steps.failed))
         return None if steps.failed else base
 
     # -- an update ---------------------------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ class SentWeights:
     def forget(self, servers: Collection[ServerApi]) -> None:
         """Note that these servers may keep other weights from now on."""
         self._servers = [server for server in self._servers if server not in servers]
+        if not self._servers:
+            self._weights = None
 
     def record(self, servers: Collection[ServerApi], tensors: Mapping[str, Tensor], version: int) -> None:
         """Note that these servers keep these weights now."""

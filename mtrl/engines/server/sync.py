@@ -34,14 +34,18 @@ class Weights:
         return cls({name: tensor.detach().clone() for name, tensor in tensors.items()}, version)
 
 
+def listed(failed: Mapping[str, str]) -> str:
+    """Return the reasons by URL as text."""
+    return "; ".join(f"{url}: {reason}" for url, reason in failed.items())
+
+
 class SyncError(ServerError):
     """Some servers did not receive the weights; all other servers did."""
 
     def __init__(self, failed: Mapping[str, str]):
         """`failed`: the reason, in the server's message, by the URL of the server."""
         self.failed = dict(failed)
-        reasons = "; ".join(f"{url}: {reason}" for url, reason in self.failed.items())
-        super().__init__(f"new weights did not reach {len(self.failed)} servers ({reasons})")
+        super().__init__(f"new weights did not reach {len(self.failed)} servers ({listed(self.failed)})")
 
 
 class WeightSync(Protocol):

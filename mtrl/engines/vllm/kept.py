@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from mtrl.engines.server.changes import TensorChanges, apply_changes
+from mtrl.engines.server.changes import TensorChanges, apply_changes, message_size
 
 
 class KeptWeights:
@@ -49,7 +49,7 @@ class KeptWeights:
         """Apply the changes of these tensors, and return their new values, which belong to this object.
 
         Args:
-            message: bytes of the changes of all tensors in order [n] uint8, in main memory.
+            message: bytes of the changes of all tensors in order [`message_size`] uint8, in main memory.
             base: policy version that the changes start from; None: all tensors are sent whole.
             version: policy version of the new weights.
 
@@ -58,14 +58,14 @@ class KeptWeights:
         """
         if base is not None:
             _compare(self._base, base)
-        sizes = [change.nbytes for change in changes]
-        if sum(sizes) != len(message):
-            raise ValueError(f"a message of {len(message)} bytes has no changes of {sum(sizes)} bytes")
-        parts = message.split(sizes)
+        if len(message) != message_size(changes):
+            raise ValueError(f"a message of {len(message)} bytes has no changes of {message_size(changes)} bytes")
         found: dict[str, Tensor] = {}
-        for change, part in zip(changes, parts, strict=True):
+        start, content = 0, message.numpy()
+        for change in changes:
             found[change.name] = self._tensor(change)
-            apply_changes(change, part.numpy(), found[change.name])
+            apply_changes(change, content[start : start + change.nbytes], found[change.name])
+            start += change.nbytes
         self._received |= set(found)
         self._next = version
         return found

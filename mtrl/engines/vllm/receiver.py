@@ -17,7 +17,7 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from mtrl.distributed import broadcast
-from mtrl.engines.server.changes import TensorChanges
+from mtrl.engines.server.changes import TensorChanges, message_size
 from mtrl.engines.server.checksum import checksum
 from mtrl.engines.vllm.adapters import spare_plain_turns
 from mtrl.engines.vllm.kept import KeptWeights
@@ -136,8 +136,7 @@ class WeightReceiver(WeightTransferEngine[GroupInfo, Step]):
         self, group: str, base: int | None, version: int, tensors: list[dict[str, Any]]
     ) -> dict[str, Tensor]:
         changes = [TensorChanges.from_json(values) for values in tensors]
-        size = sum(change.nbytes for change in changes)
-        (message,) = self._broadcast(group, ["uint8"], [[size]])
+        (message,) = self._broadcast(group, ["uint8"], [[message_size(changes)]])
         new = self._kept.apply(changes, message.cpu(), base, version)
         return {name: value.to(self.device) for name, value in new.items()}
 

@@ -7,7 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mtrl.engines.server import changes
-from mtrl.engines.server.changes import apply_changes, decoded_positions, find_changes, message_of, position_codes
+from mtrl.engines.server.changes import (
+    apply_changes,
+    decoded_positions,
+    find_changes,
+    message_of,
+    message_size,
+    position_codes,
+)
 
 INTEGERS = {
     torch.float32: torch.int32,
@@ -25,9 +32,9 @@ def transferred(new, old):
     """Return the layout of the changes, and a copy of `old` to which they were applied; None: from whole tensors."""
     found, pieces = find_changes("w", new, old)
     message = message_of(pieces, "cpu")
-    assert message.nbytes == found.nbytes <= new.nbytes
+    assert message.nbytes == message_size([found]) and found.nbytes <= new.nbytes
     target = torch.empty_like(new, memory_format=torch.contiguous_format) if old is None else old.clone()
-    apply_changes(changes.TensorChanges.from_json(found.to_json()), message.numpy(), target)
+    apply_changes(changes.TensorChanges.from_json(found.to_json()), message.numpy()[: found.nbytes], target)
     assert target.dtype == new.dtype and target.shape == new.shape
     assert torch.equal(bits(target), bits(new))
     return found

@@ -20,8 +20,8 @@ def steps(count, seed=0):
     weights = {
         "a": torch.randn(300, 1000, generator=generator),
         "b": torch.randn(7, generator=generator),
-        "n": torch.arange(5),
         "empty": torch.zeros(0, 3),
+        "n": torch.arange(5),
         "big": torch.randn(500_000, generator=generator),
     }
     for _ in range(count):
@@ -56,7 +56,7 @@ def run(scenario):
 
 def last_base(server, count=4):
     """Return the version from which the last update of a server started; None: it was whole. An update of these
-    weights has four parts: a, and b, n, empty and big by dtype."""
+    weights has four parts: a, then b and empty, n, and big."""
     (base,) = set(server.bases[-count:])
     return base
 

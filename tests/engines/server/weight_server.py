@@ -28,7 +28,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from mtrl.engines.server.changes import TensorChanges
+from mtrl.engines.server.changes import TensorChanges, message_size
 from mtrl.engines.server.server_api import Rendezvous, ServerRefusedError, ServerUnreachableError, TensorLayout
 from tests import forked
 
@@ -195,8 +195,8 @@ class Weights:
                 self.take(dict(zip(names, came, strict=True)), order["checksum"])
             case "receive_changes":
                 changes = [TensorChanges.from_json(values) for values in order["tensors"]]
-                group, size = self.groups[order["group"]], sum(change.nbytes for change in changes)
-                (message,) = broadcast.receive(group, ["uint8"], [[size]], "cpu", order["seconds"])
+                group, shapes = self.groups[order["group"]], [[message_size(changes)]]
+                (message,) = broadcast.receive(group, ["uint8"], shapes, "cpu", order["seconds"])
                 self.take(self.kept.apply(changes, message, order["base"], order["version"]), order["checksum"])
             case "leave":
                 if group := self.groups.pop(order["group"], None):
