@@ -21,10 +21,10 @@ from mtrl.config.derived import WEIGHT_BUCKET
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.distributed import broadcast
 from mtrl.engines.server.export import WeightExport
-from mtrl.engines.server.parts import Part, changed_parts, whole_parts
 from mtrl.engines.server.sent_weights import SentWeights
 from mtrl.engines.server.server_api import Rendezvous, ServerApi
 from mtrl.engines.server.sync import GRACE, UpdateSteps, Weights, engine_key, limited, listed
+from mtrl.engines.server.weight_parts import WeightPart, changed_parts, whole_parts
 from mtrl.errors import UserError
 from mtrl.utils.serving import is_loopback
 from mtrl.utils.text import one_line
@@ -38,7 +38,7 @@ CONNECT_SECONDS = 2.0
 closed would retry until its own timeout, which is half an hour in SGLang."""
 LOOPBACK = "127.0.0.1"
 
-Parts = Callable[[], Iterator[Part]]
+Parts = Callable[[], Iterator[WeightPart]]
 """Function that returns the parts of the weights, which are converted as they are taken."""
 
 
@@ -109,7 +109,7 @@ class DistributedSync:
 
     # -- whole weights or changes ------------------------------------------------------------------------------------
 
-    def _parts(self, weights: Mapping[str, Tensor], base: Weights | None) -> Iterator[Part]:
+    def _parts(self, weights: Mapping[str, Tensor], base: Weights | None) -> Iterator[WeightPart]:
         """Return the parts of these weights.
 
         Args:
@@ -178,7 +178,7 @@ class DistributedSync:
         await steps.each(lambda server: server.end_update(version), self._seconds)
         return steps.failed
 
-    async def _send_part(self, sync_group: SyncGroup, part: Part, version: int, steps: UpdateSteps) -> None:
+    async def _send_part(self, sync_group: SyncGroup, part: WeightPart, version: int, steps: UpdateSteps) -> None:
         """Send one broadcast; `steps` drops the servers that did not receive it."""
         group = sync_group.group
         assert group is not None

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mtrl.engines.base import SamplingParams
-from mtrl.engines.server.changes import TensorChanges
 from mtrl.types import Generation
+
+if TYPE_CHECKING:
+    from mtrl.engines.server.changes import TensorChanges
 
 
 class ServerError(RuntimeError):

@@ -11,10 +11,9 @@ import asyncio
 import hashlib
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mtrl.config.engine_schema import ServerConfig
-from mtrl.engines.server.changes import TensorChanges
 from mtrl.engines.server.http import Http
 from mtrl.engines.server.server_api import (
     Json,
@@ -28,6 +27,9 @@ from mtrl.engines.server.server_api import (
 from mtrl.engines.sglang import bodies
 from mtrl.engines.sglang.gate import TurnGate
 from mtrl.types import FinishReason, Generation
+
+if TYPE_CHECKING:
+    from mtrl.engines.server.changes import TensorChanges
 
 SHORT_TIMEOUT = 5.0
 """Timeout of short requests, such as health checks, in seconds."""

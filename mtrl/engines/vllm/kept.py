@@ -22,7 +22,7 @@ class KeptWeights:
     """
 
     def __init__(self) -> None:
-        self._tensors: dict[str, Tensor] = {}
+        self.tensors: dict[str, Tensor] = {}
         self._version: int | None = None
         """Policy version of the tensors; None: they are incomplete, or there are none."""
         self._base: int | None = None
@@ -72,7 +72,7 @@ class KeptWeights:
 
     def finish(self) -> None:
         """End a complete update: the tensors are those of its version. Tensors that were no part of it are dropped."""
-        self._tensors = {name: value for name, value in self._tensors.items() if name in self._received}
+        self.tensors = {name: value for name, value in self.tensors.items() if name in self._received}
         self._version = self._next
 
     def _tensor(self, change: TensorChanges) -> Tensor:
@@ -81,11 +81,11 @@ class KeptWeights:
         Raises:
             ValueError: the tensor is not sent whole, and none of its name, dtype and shape is kept.
         """
-        kept, dtype = self._tensors.get(change.name), getattr(torch, change.dtype)
+        kept, dtype = self.tensors.get(change.name), getattr(torch, change.dtype)
         if kept is None or (kept.dtype, tuple(kept.shape)) != (dtype, change.shape):
             if change.width or change.changed != change.numel:
                 raise ValueError(f"this worker keeps no {change.name} of {change.dtype} {change.shape}")
-            kept = self._tensors[change.name] = torch.empty(change.shape, dtype=dtype)
+            kept = self.tensors[change.name] = torch.empty(change.shape, dtype=dtype)
         return kept
 
 

@@ -10,14 +10,16 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.engines.base import SamplingParams
-from mtrl.engines.server.changes import TensorChanges
 from mtrl.engines.server.http import Http
 from mtrl.engines.server.server_api import Json, Rendezvous, ServerError, ServerRefusedError, TensorLayout, TurnRequest
 from mtrl.types import FinishReason, Generation
+
+if TYPE_CHECKING:
+    from mtrl.engines.server.changes import TensorChanges
 
 INITIAL_VERSION = "default"
 """vLLM's weight version of the weights that it was started with."""

@@ -155,7 +155,7 @@ def test_changes_are_applied_to_the_kept_weights(engine, server, tied_model, cap
         caplog.clear()
         weights = named_weights(changed(model, seed=5))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("mtrl.engines.server.parts.find_changes", lost_change)
+            patch.setattr("mtrl.engines.server.weight_parts.find_changes", lost_change)
             version = next(versions)
             await send(api, sync, weights, version)
         assert "checksum" in caplog.text and sync.sent_bytes > whole

@@ -152,7 +152,7 @@ class Weights:
         """Change one bit of the kept weights."""
         import torch
 
-        next(value for value in self.kept._tensors.values() if value.numel()).view(torch.uint8).view(-1)[0] ^= 1
+        next(value for value in self.kept.tensors.values() if value.numel()).view(torch.uint8).view(-1)[0] ^= 1
 
     def fail(self) -> None:
         """Forget the kept weights, as a worker does whose update has failed."""

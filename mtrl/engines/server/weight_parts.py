@@ -15,7 +15,7 @@ from mtrl.engines.server.checksum import checksum
 from mtrl.engines.server.server_api import ServerApi, TensorLayout
 
 
-class Part(Protocol):
+class WeightPart(Protocol):
     """Weights that are sent as one broadcast."""
 
     tensors: Sequence[Tensor]
@@ -53,7 +53,7 @@ class ChangedPart:
         await server.receive_changes(self.changes, group, self.base, version, self.checksum)
 
 
-def whole_parts(weights: Iterator[tuple[str, Tensor]], limit: int) -> Iterator[Part]:
+def whole_parts(weights: Iterator[tuple[str, Tensor]], limit: int) -> Iterator[WeightPart]:
     """Return parts of at most `limit` bytes, or of a single larger tensor. Each is made when it is taken, and at most
     one exists if the caller keeps none."""
     return map(_whole_part, buckets(weights, limit))  # a generator would keep a part while the next one is made
@@ -61,7 +61,7 @@ def whole_parts(weights: Iterator[tuple[str, Tensor]], limit: int) -> Iterator[P
 
 def changed_parts(
     weights: Iterator[tuple[str, Tensor]], old: Iterator[tuple[str, Tensor]] | None, base: int | None, limit: int
-) -> Iterator[Part]:
+) -> Iterator[WeightPart]:
     """Return parts of the changes from the weights `old` of version `base`, for at most `limit` bytes of whole tensors
     each, or for a single larger tensor; see `whole_parts`. A part is at most as large as its tensors.
 
@@ -71,12 +71,14 @@ def changed_parts(
     return map(partial(_changed_part, old, base), buckets(weights, limit))
 
 
-def _whole_part(part: list[tuple[str, Tensor]]) -> Part:
+def _whole_part(part: list[tuple[str, Tensor]]) -> WeightPart:
     layouts = [TensorLayout(name, str(value.dtype)[len("torch.") :], tuple(value.shape)) for name, value in part]
     return WholePart([value for _, value in part], layouts, checksum(dict(part)))
 
 
-def _changed_part(old: Iterator[tuple[str, Tensor]] | None, base: int | None, part: list[tuple[str, Tensor]]) -> Part:
+def _changed_part(
+    old: Iterator[tuple[str, Tensor]] | None, base: int | None, part: list[tuple[str, Tensor]]
+) -> WeightPart:
     changes, pieces = [], []
     for name, value in part:
         before, last = (name, None) if old is None else next(old)
