@@ -1,8 +1,9 @@
 """Seconds of a weight sync into a running server, for every way of syncing.
 
 For each engine one server is started with a random Qwen3, and weights are sent in all ways, alternately. After each
-sync the version of the server is checked. "A copy" is a copy of these weights in the trainer's memory; a sync cannot
-take less time.
+sync the version of the server is checked. "changes" is `distributed` with `sync_delta`, after a sync of the weights
+from which the changes start; one of `--every` elements changes. "A copy" is a copy of these weights in the trainer's
+memory.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from mtrl.models.tiny import train_tokenizer
 
 ENGINES = {"vllm": (VllmApi, vllm_command, VllmConfig), "sglang": (SglangApi, sglang_command, SglangConfig)}
 WAYS = ("disk", "distributed", "tensor")
+CHANGES = "changes"
 CONTEXT = 512
 STARTING = 600.0
 """Time limit of the start of a server, in seconds."""
@@ -53,6 +55,8 @@ class Sizes:
     heads: int = 12
     vocabulary: int = 32000
     dtype: str = "float32"
+    every: int = 100
+    """One of so many elements changes between two versions."""
     repeats: int = 3
     """Number of syncs in each way; the least time counts."""
     threads: int = 1
@@ -116,15 +120,19 @@ async def _rounds(
             if not process.running:
                 raise SystemExit(f"{engine} ended: {process.error_line()}")
             await asyncio.sleep(0.5)
-    rows, syncs = [Row(engine, way) for way in WAYS], {}
-    for way in WAYS:
-        settings.weight_sync = way
+    ways = (*WAYS, CHANGES) if engine == "vllm" else WAYS
+    rows, syncs = [Row(engine, way) for way in ways], {}
+    for way in ways:
+        settings.sync_delta, settings.weight_sync = way == CHANGES, "distributed" if way == CHANGES else way
         syncs[way] = make_sync(settings, model=str(model), dtype=sizes.dtype, lora_scaling=None)
     version = 0
     for repeat in range(1 + sizes.repeats):
         for row in rows:
+            if repeat and row.way == CHANGES:  # the other ways have replaced the weights that the server kept
+                version += 1
+                await _sync(api, syncs[row.way], weights, version)
             version += 1
-            weights = {name: value + 1e-3 for name, value in weights.items()}
+            weights = next_version(weights, sizes.every)
             seconds = await _sync(api, syncs[row.way], weights, version)
             if repeat == 0:
                 row.first_s = seconds
@@ -134,6 +142,14 @@ async def _rounds(
         await sync.close()
     await api.close()
     return rows
+
+
+def next_version(weights: dict[str, Tensor], every: int) -> dict[str, Tensor]:
+    """Return the weights with the opposite sign of one of `every` elements."""
+    new = {name: value.clone() for name, value in weights.items()}
+    for value in new.values():
+        value.view(-1)[::every].neg_()
+    return new
 
 
 async def _sync(api: ServerApi, sync: WeightSync, weights: dict[str, Tensor], version: int) -> float:

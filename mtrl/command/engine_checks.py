@@ -30,6 +30,7 @@ def check_engines(cfg: DictConfig) -> list[str]:
         raise unknown_choice(f"{section}.pause_mode", settings.pause_mode, PAUSE_MODES[name])
     idle = settings.lora == "adapter" and cfg.model.lora_rank == 0
     warnings = [f"{section}.lora=adapter has no effect with model.lora_rank=0"] if idle else []
+    warnings += _check_delta(section, settings, bool(cfg.model.lora_rank))
     if settings.colocate and overlaps(cfg):
         raise UserError(
             f"{section}.colocate=true lets the servers sleep while the policy learns, and async_config."
@@ -64,6 +65,27 @@ def check_sampling(cfg: DictConfig) -> None:
                 f"log-probs are of the whole: the gradient would be biased; set it to {whole}, and for evaluations "
                 f"alone generator.eval_sampling_params.{key}={value}"
             )
+
+
+def _check_delta(section: str, settings: DictConfig, trains_adapters: bool) -> list[str]:
+    """Return warnings about `sync_delta`.
+
+    Raises:
+        UserError: the engine cannot apply changes.
+    """
+    if not settings.sync_delta:
+        return []
+    if section == "generator.sglang":
+        raise UserError(
+            "generator.sglang.sync_delta=true has no counterpart in SGLang, which loads whole tensors only; set it to "
+            "false, or use generator=vllm"
+        )
+    idle = f"{section}.sync_delta=true has no effect with {section}."
+    if trains_adapters and settings.lora == "adapter":
+        return [f"{idle}lora=adapter, since adapters are sent whole"]
+    if settings.weight_sync != "distributed":
+        return [f"{idle}weight_sync={settings.weight_sync}; only weight_sync=distributed sends changes of weights"]
+    return []
 
 
 def _devices(section: str, settings: DictConfig) -> None:

@@ -57,6 +57,9 @@ class ServerConfig:
     weight_sync: str = one_of("disk", "distributed", "tensor")
     """Transport of new weights to the servers. disk: safetensors in `sync_folder` | distributed: broadcast by NCCL or
     gloo | tensor: shared memory, or CUDA IPC to servers that see the GPU of rank 0"""
+    sync_delta: bool = False
+    """distributed, vLLM only: broadcast the elements that changed since the last weights instead of all of them. Every
+    worker of a server then keeps a copy of the whole weights in main memory."""
     sync_folder: str | None = None
     """disk: a folder that trainer and servers can access; null: shared memory of this machine."""
     lora: str = one_of("merged", "adapter")

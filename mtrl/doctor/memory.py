@@ -377,7 +377,7 @@ class Memory:
         if self.offloads_inputs:  # PyTorch rounds page-locked memory up to powers of two
             away += self.recomputed_layers * (1 << (self.layer_input - 1).bit_length())
         files = 3 * model.parameters * layout.computed if self._by_shared_memory() else 0
-        return {"loading": loading, "step": layout.ranks_here * away + self._sent() + files}
+        return {"loading": loading, "step": layout.ranks_here * away + self._sent() + self._changes() + files}
 
     def _sent(self) -> int:
         """Return the bytes of main memory for weights on their way to the engine. They are gathered bucket by bucket;
@@ -393,6 +393,17 @@ class Memory:
         if servers.lora == "adapter":
             return 2 * self.adapters * FLOAT32
         return 2 * self.adapters * FLOAT32 + (whole if servers.weight_sync == "disk" else bucket)
+
+    def _changes(self) -> int:
+        """Return the bytes of main memory for changes of weights (`sync_delta`): a message in the trainer, and the
+        weights that each worker of the servers of this machine keeps."""
+        servers, whole = self.layout.servers, self.model.parameters * self.layout.computed
+        if servers is None or not servers.sync_delta or servers.weight_sync != "distributed":
+            return 0
+        if self.adapters and servers.lora == "adapter":
+            return 0
+        workers = servers.replicas * servers.tensor_parallel_size if self.layout.servers_here else 0
+        return min(WEIGHT_BUCKET, whole) + workers * whole
 
     def _in_process(self) -> bool:
         """Return whether the embedded engine runs in separate processes."""

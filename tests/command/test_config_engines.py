@@ -28,6 +28,10 @@ REFUSED = [
     (["generator.vllm.lora=both"], "generator.vllm.lora=both is not known"),
     (["generator.vllm.replicas=0"], "generator.vllm.replicas=0 must be at least 1"),
     (["generator.vllm.sync_timeout=0"], "generator.vllm.sync_timeout=0.0 must be above 0"),
+    (
+        ["generator=sglang", "generator.sglang.weight_sync=distributed", "generator.sglang.sync_delta=true"],
+        "generator.sglang.sync_delta=true has no counterpart in SGLang, which loads whole tensors only; set it to",
+    ),
     (["generator.vllm.python=/nowhere/python"], "generator.vllm.python=/nowhere/python is no interpreter; name bin/"),
     (
         ["generator.vllm.devices=[0,1]", "generator.vllm.tensor_parallel_size=4"],
@@ -68,6 +72,36 @@ def test_an_unused_engine_setting_is_warned_about():
     assert check(compose(["generator=vllm", *HERE[:1], "generator.vllm.lora=adapter"])) == [
         "generator.vllm.lora=adapter has no effect with model.lora_rank=0"
     ]
+
+
+DISTRIBUTED = "generator.vllm.weight_sync=distributed"
+ADAPTERS = ["model.lora_rank=4", "generator.vllm.lora=adapter"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([DISTRIBUTED], None),
+        ([DISTRIBUTED, "model.lora_rank=4"], None),
+        (
+            [],
+            "generator.vllm.sync_delta=true has no effect with generator.vllm.weight_sync=disk; only weight_sync=dist",
+        ),
+        (
+            ["generator.vllm.weight_sync=tensor"],
+            "sync_delta=true has no effect with generator.vllm.weight_sync=tensor;",
+        ),
+        (
+            [DISTRIBUTED, *ADAPTERS],
+            "generator.vllm.sync_delta=true has no effect with generator.vllm.lora=adapter, since adapters are sent",
+        ),
+        (ADAPTERS, "generator.vllm.sync_delta=true has no effect with generator.vllm.lora=adapter, since adapters are"),
+    ],
+)
+def test_changes_of_weights_that_are_not_sent_are_told(words, told):
+    warnings = check(compose(["generator=vllm", *HERE[:1], "generator.vllm.sync_delta=true", *words]))
+    assert len(warnings) == (told is not None)
+    assert told is None or told in warnings[0]
 
 
 def test_the_interpreter_of_an_engine_is_found_or_its_installer_is_named(tmp_path, monkeypatch):

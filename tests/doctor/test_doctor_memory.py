@@ -366,6 +366,29 @@ def test_weights_on_their_way_take_one_bucket_of_main_memory(folder, monkeypatch
     assert memory.host()["step"] == copies * whole + buckets * 1000
 
 
+@pytest.mark.parametrize(
+    ("more", "kept"),
+    [
+        ([], 3),
+        (["generator.vllm.tensor_parallel_size=2"], 6),
+        (["generator.vllm.urls=[http://10.0.0.1:1]"], 0),
+        (["model.lora_rank=4"], 3),
+        (["model.lora_rank=4", "generator.vllm.lora=adapter"], None),
+        (["generator.vllm.weight_sync=disk"], None),
+    ],
+)
+def test_each_worker_keeps_the_weights_to_which_changes_are_applied(folder, monkeypatch, more, kept, tmp_path):
+    monkeypatch.setattr("mtrl.doctor.memory.WEIGHT_BUCKET", 1000)
+    base = ["generator=vllm", "generator.vllm.replicas=3", f"generator.vllm.sync_folder={tmp_path}"]
+    words = [*base, "generator.vllm.weight_sync=distributed", *more]
+    steps = []
+    for delta in ("true", "false"):
+        _, memory = memory_of(f"model.path={folder}", *words, f"generator.vllm.sync_delta={delta}")
+        steps.append(memory.host()["step"])
+    whole = memory.model.parameters * memory.layout.computed
+    assert steps[0] - steps[1] == (0 if kept is None else kept * whole + 1000)
+
+
 @pytest.mark.parametrize("way", ["distributed", "disk"])
 def test_adapters_are_merged_bucket_by_bucket_unless_servers_read_files(folder, monkeypatch, way, tmp_path):
     monkeypatch.setattr("mtrl.doctor.memory.WEIGHT_BUCKET", 1000)

@@ -92,6 +92,7 @@ def test_each_part_runs_on_a_cpu(self_test):
     assert figures["recomputation"]["relative_error"] == 0
     for name in {"fsdp 2 ranks", "sequence 2 ranks", *DIVIDED} - skipped:
         assert figures[name]["relative_error"] < 0.01, name
+    assert 0 < figures["sync broadcast"]["changes_bytes"] < figures["sync broadcast"]["bytes"] / 10
     assert figures["sync broadcast"]["transport"] == "gloo" and figures["sync by memory"]["gb_per_second"] > 0
     keys = [setting["key"] for setting in found["recommended"]]
     assert keys == ["trainer.fsdp.param_dtype", "trainer.max_tokens_per_microbatch", "generator"]

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 
 from mtrl.distributed import broadcast
+from mtrl.engines.server.changes import TensorChanges, message_size
 from mtrl.engines.server.checksum import checksum
 from mtrl.engines.server.server_api import Rendezvous, ServerError, TensorLayout
+from mtrl.engines.vllm.kept import KeptWeights
 from mtrl.engines.vllm.payload import unpack
 
 SECONDS = 60.0
@@ -55,11 +57,19 @@ class ReceiverProcess:
     ) -> None:
         await self._ask("broadcast", (group, [asdict(layout) for layout in layouts]), checksum)
 
+    async def check_kept(self, version: int) -> None:
+        await self._ask("check_kept", version)
+
+    async def receive_changes(
+        self, changes: Sequence[TensorChanges], group: str, base: int | None, version: int, checksum: str | None = None
+    ) -> None:
+        await self._ask("changes", (group, list(changes), base, version), checksum)
+
     async def leave(self, group: str) -> None:
         await self._ask("leave", group)
 
     async def end_update(self, version: int) -> None:
-        """Do nothing: `received` reports the weights."""
+        await self._ask("end")
 
     async def received(self) -> str:
         """Return the checksum of all weights of the last update."""
@@ -102,9 +112,17 @@ class _Worker:
         self._device = device
         self._weights: dict[str, Tensor] = {}
         self._groups: dict[str, broadcast.GroupMembership] = {}
+        self._kept = KeptWeights()
 
     def begin(self) -> None:
         self._weights = {}
+        self._kept.begin()
+
+    def end(self) -> None:
+        self._kept.finish()
+
+    def check_kept(self, version: int) -> None:
+        self._kept.check(version)
 
     def folder(self, folder: str, digest: str | None) -> None:
         from safetensors.torch import load_file
@@ -126,6 +144,13 @@ class _Worker:
         dtypes, shapes = ([layout[key] for layout in layouts] for key in ("dtype", "shape"))
         tensors = broadcast.receive(self._groups[name], dtypes, shapes, self._device, SECONDS)
         self._take({layout["name"]: tensor for layout, tensor in zip(layouts, tensors, strict=True)}, digest)
+
+    def changes(self, value: tuple[str, list[TensorChanges], int | None, int], digest: str | None) -> None:
+        name, changes, base, version = value
+        shapes = [[message_size(changes)]]
+        (message,) = broadcast.receive(self._groups[name], ["uint8"], shapes, self._device, SECONDS)
+        new = self._kept.apply(changes, message.cpu(), base, version)
+        self._take({name: value.to(self._device) for name, value in new.items()}, digest)
 
     def leave(self, name: str) -> None:
         if name in self._groups:

@@ -34,6 +34,7 @@ class DiskSync:
         self._uses: dict[str, int] = {}
         """Number of calls of `send` that use a folder, by its name."""
         self._newest = ""
+        self.sent_bytes = 0
         self._prepared: tuple[Mapping[str, Tensor], Path, str] | None = None
         """The weights that were written last, their folder and its checksum."""
 
@@ -67,7 +68,7 @@ class DiskSync:
         self._prepared = prepared = None
         whole = dict(self._export(weights))
         digest = checksum(whole)
-        size = sum(value.nbytes for value in whole.values())
+        size = self.sent_bytes = sum(value.nbytes for value in whole.values())
         name = f"version-{version}-{digest[:12]}"
         folder = self._folder.write(name, size, partial(write_model, self._model, whole))
         self._prepared = weights, folder, digest

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -18,13 +20,16 @@ from torch import Tensor
 from mtrl.config.derived import WEIGHT_BUCKET
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.distributed import broadcast
-from mtrl.engines.server.checksum import checksum
 from mtrl.engines.server.export import WeightExport
-from mtrl.engines.server.server_api import Rendezvous, ServerApi, TensorLayout
-from mtrl.engines.server.sync import GRACE, UpdateSteps, engine_key, limited
+from mtrl.engines.server.sent_weights import SentWeights
+from mtrl.engines.server.server_api import Rendezvous, ServerApi
+from mtrl.engines.server.sync import GRACE, UpdateSteps, Weights, engine_key, limited, listed
+from mtrl.engines.server.weight_parts import WeightPart, changed_parts, whole_parts
 from mtrl.errors import UserError
 from mtrl.utils.serving import is_loopback
 from mtrl.utils.text import one_line
+
+log = logging.getLogger(__name__)
 
 LEAVE_TIMEOUT = 10.0
 """Timeout of leaving a group, in seconds; a server that does not leave in time is ignored."""
@@ -33,8 +38,7 @@ CONNECT_SECONDS = 2.0
 closed would retry until its own timeout, which is half an hour in SGLang."""
 LOOPBACK = "127.0.0.1"
 
-Part = list[tuple[str, Tensor]]
-Parts = Callable[[], Iterator[Part]]
+Parts = Callable[[], Iterator[WeightPart]]
 """Function that returns the parts of the weights, which are converted as they are taken."""
 
 
@@ -55,6 +59,9 @@ class DistributedSync:
     A member that dies or hangs during a broadcast ends the broadcast for all members, after the timeout at the latest.
     Each failed server that still answers then receives the weights in a group of its own, so that only the faulty
     servers fail.
+
+    With `sync_delta` servers keep the weights, and receive the changes from the last ones if all of them keep those;
+    else, and after a failure, they receive whole weights.
     """
 
     def __init__(self, settings: ServerConfig, export: WeightExport, bucket: int = WEIGHT_BUCKET):
@@ -71,26 +78,64 @@ class DistributedSync:
         self._seconds, self._workers = settings.sync_timeout, settings.tensor_parallel_size
         self._export, self._bucket = export, bucket
         self._group: SyncGroup | None = None
+        self._sent = SentWeights() if settings.sync_delta else None
+        self.sent_bytes = 0
 
     async def prepare(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Do nothing: tensors are converted as they are sent."""
 
     async def send(self, servers: Sequence[ServerApi], weights: Mapping[str, Tensor], version: int) -> None:
-        def parts() -> Iterator[Part]:
-            return broadcast.buckets(self._export(weights), self._bucket)
-
-        await asyncio.to_thread(parts)  # weights that do not fit are refused before any server is asked
-        failed = await self._update_together(list(servers), parts, version)
+        whole = partial(self._parts, weights, None)
+        await asyncio.to_thread(whole)  # weights that do not fit are refused before any server is asked
+        self.sent_bytes = 0
+        base = await self._common_base(servers)
+        failed = await self._update_together(list(servers), partial(self._parts, weights, base), version)
         if failed:
+            if base is not None:
+                log.warning(
+                    "servers did not load the changes of version %d and get whole weights; %s", version, listed(failed)
+                )
             await self._leave_current()
             retried = [server for server in servers if server.url in failed]
-            await asyncio.gather(*(self._update_alone(server, parts, version, failed) for server in retried))
+            await asyncio.gather(*(self._update_alone(server, whole, version, failed) for server in retried))
+        if self._sent is not None:
+            self._sent.record([server for server in servers if server.url not in failed], weights, version)
         final = UpdateSteps(servers)
         final.drop(failed)
         final.check()
 
     async def close(self) -> None:
         await self._leave_current()
+
+    # -- whole weights or changes ------------------------------------------------------------------------------------
+
+    def _parts(self, weights: Mapping[str, Tensor], base: Weights | None) -> Iterator[WeightPart]:
+        """Return the parts of these weights.
+
+        Args:
+            base: the weights that all receivers keep; None: they keep others, or none.
+        """
+        exported = self._export(weights)
+        if self._sent is None:
+            return whole_parts(exported, self._bucket)
+        if base is None:
+            return changed_parts(exported, None, None, self._bucket)
+        return changed_parts(exported, self._export(base.tensors), base.version, self._bucket)
+
+    async def _common_base(self, servers: Sequence[ServerApi]) -> Weights | None:
+        """Return the weights that all these servers keep, as the servers themselves confirm; None: there are none.
+        Until `send` has succeeded they are not known to keep any."""
+        if self._sent is None:
+            return None
+        base = self._sent.base(servers)
+        self._sent.forget(servers)
+        if base is None:
+            return None
+        steps = UpdateSteps(servers)
+        await steps.each(lambda server: server.check_kept(base.version), self._seconds)
+        if steps.failed:
+            log.warning("whole weights are sent, since servers do not keep the last ones; %s", listed(steps.failed))
+        return None if steps.failed else base
 
     # -- an update ---------------------------------------------------------------------------------------------------
 
@@ -133,19 +178,16 @@ class DistributedSync:
         await steps.each(lambda server: server.end_update(version), self._seconds)
         return steps.failed
 
-    async def _send_part(self, sync_group: SyncGroup, part: Part, version: int, steps: UpdateSteps) -> None:
+    async def _send_part(self, sync_group: SyncGroup, part: WeightPart, version: int, steps: UpdateSteps) -> None:
         """Send one broadcast; `steps` drops the servers that did not receive it."""
-        layouts = [TensorLayout(name, str(value.dtype)[len("torch.") :], tuple(value.shape)) for name, value in part]
-        digest = await asyncio.to_thread(checksum, dict(part))
         group = sync_group.group
         assert group is not None
-        ours = _in_thread(lambda: broadcast.broadcast(group, [value for _, value in part], self._seconds))
+        ours = _in_thread(lambda: broadcast.broadcast(group, part.tensors, self._seconds))
         theirs = [
-            asyncio.ensure_future(
-                limited(server.receive_broadcast(layouts, sync_group.name, version, digest), self._seconds + GRACE)
-            )
+            asyncio.ensure_future(limited(part.receive(server, sync_group.name, version), self._seconds + GRACE))
             for server in sync_group.servers
         ]
+        self.sent_bytes += sum(value.nbytes for value in part.tensors)
         steps.drop(await _wait_for_members(ours, theirs, sync_group))
 
     # -- groups ------------------------------------------------------------------------------------------------------

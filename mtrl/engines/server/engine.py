@@ -93,9 +93,15 @@ class ServerEngine:
     @property
     def stats(self) -> EngineStats:
         """Statistics so far: those of the turns (`ServedTurns.stats`), and in `extra` also `restarts` (of servers),
-        `sync_seconds` (of all changes of weights) and `replicas` (servers that accept turns)."""
+        `sync_seconds` (of all changes of weights), `sync_bytes` (of the last one, see `WeightSync.sent_bytes`) and
+        `replicas` (servers that accept turns)."""
         turns, group = self.turns.stats, self.server_group
-        extra = {"restarts": group.restarts, "sync_seconds": group.sync_seconds, "replicas": len(group.serving)}
+        extra = {
+            "restarts": group.restarts,
+            "sync_seconds": group.sync_seconds,
+            "sync_bytes": self.sync.sent_bytes,
+            "replicas": len(group.serving),
+        }
         return replace(turns, extra={**turns.extra, **{name: float(number) for name, number in extra.items()}})
 
     @property

@@ -78,6 +78,7 @@ class AdapterSync:
         self._seconds, self._model, self._scaling = settings.sync_timeout, model, scaling
         self._folder = SyncFolder(settings.sync_folder, f"{engine_key(settings)}.sync_folder")
         self._written: list[str] = []
+        self.sent_bytes = 0
 
     async def prepare(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Do nothing: servers do not pause for adapters."""
@@ -86,7 +87,7 @@ class AdapterSync:
         """`weights`: tensors of the adapters, by the names of `adapter_state`."""
         name = adapter_name(version)
         write = partial(save_adapter_files, weights, self._scaling, self._model)
-        size = sum(value.nbytes for value in weights.values())
+        size = self.sent_bytes = sum(value.nbytes for value in weights.values())
         folder = await asyncio.to_thread(self._folder.write, name, size, write)
         steps = UpdateSteps(servers)
         await steps.each(lambda server: server.load_adapter(name, str(folder)), self._seconds)

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mtrl.engines.base import SamplingParams
 from mtrl.types import Generation
+
+if TYPE_CHECKING:
+    from mtrl.engines.server.changes import TensorChanges
 
 
 class ServerError(RuntimeError):
@@ -125,6 +128,29 @@ class ServerApi(Protocol):
     ) -> None:
         """Receive these tensors, in this order, as one broadcast of bytes from rank 0 of the group
         (`mtrl/distributed/broadcast.py`), and return when they have arrived."""
+
+    async def check_kept(self, version: int) -> None:
+        """Check that the server's workers keep the weights of this policy version, to which changes can be applied.
+
+        Raises:
+            ServerError: a worker keeps other weights or none, or the engine cannot apply changes.
+        """
+
+    async def receive_changes(
+        self,
+        changes: Sequence[TensorChanges],
+        group: str,
+        base: int | None,
+        version: int,
+        checksum: str | None = None,
+    ) -> None:
+        """Receive the changes of these tensors as one broadcast like `receive_broadcast`, load the new tensors, and
+        keep them for the next changes.
+
+        Args:
+            base: policy version that the changes start from; None: all tensors are sent whole.
+            checksum: checksum of the whole new tensors.
+        """
 
     async def leave(self, group: str) -> None:
         """Leave the group."""

@@ -34,18 +34,25 @@ class Weights:
         return cls({name: tensor.detach().clone() for name, tensor in tensors.items()}, version)
 
 
+def listed(failed: Mapping[str, str]) -> str:
+    """Return the reasons by URL as text."""
+    return "; ".join(f"{url}: {reason}" for url, reason in failed.items())
+
+
 class SyncError(ServerError):
     """Some servers did not receive the weights; all other servers did."""
 
     def __init__(self, failed: Mapping[str, str]):
         """`failed`: the reason, in the server's message, by the URL of the server."""
         self.failed = dict(failed)
-        reasons = "; ".join(f"{url}: {reason}" for url, reason in self.failed.items())
-        super().__init__(f"new weights did not reach {len(self.failed)} servers ({reasons})")
+        super().__init__(f"new weights did not reach {len(self.failed)} servers ({listed(self.failed)})")
 
 
 class WeightSync(Protocol):
     """Protocol for sending weights to servers that are paused or sample no turns."""
+
+    sent_bytes: int
+    """Bytes of weights that the last `send` sent; what all servers received at once counts once."""
 
     async def prepare(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Do the part of `send` for which servers need not pause; `send` with the same object follows.
@@ -57,7 +64,7 @@ class WeightSync(Protocol):
     async def send(self, servers: Sequence[ServerApi], weights: Mapping[str, Tensor], version: int) -> None:
         """Make all these servers load `weights` (by the names of a Hugging Face checkpoint, tied ones once) as policy
         `version`, with all steps from `begin_update` to `end_update`. Each step has a timeout, and after a failure no
-        process waits.
+        process waits. The tensors must not change until the next `send` has ended.
 
         Raises:
             SyncError: some servers did not receive the weights; `failed` of the error names them. All others did.

@@ -47,7 +47,7 @@ class TensorSync:
         """
         self._key = f"{engine_key(settings)}.weight_sync=tensor"
         self._seconds, self._workers = settings.sync_timeout, settings.tensor_parallel_size
-        self._export, self._bucket = export, bucket
+        self._export, self._bucket, self.sent_bytes = export, bucket, 0
         self._device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else None
         self._check_local(settings.urls)
 
@@ -59,9 +59,10 @@ class TensorSync:
         exported = await asyncio.to_thread(self._export, weights)
         steps = UpdateSteps(servers)
         await steps.each(lambda server: server.begin_update(), self._seconds)
-        parts = buckets(exported, self._bucket)
+        parts, self.sent_bytes = buckets(exported, self._bucket), 0
         while shared := await asyncio.to_thread(self._share_next, parts):
             was_read = False
+            self.sent_bytes += sum(value.nbytes for value in shared.tensors.values())
             try:
                 digest = await asyncio.to_thread(checksum, shared.tensors)
                 payloads = {server.url: shared.payloads(self._workers) for server in steps.remaining}

@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.engines.server.http import Http
@@ -27,6 +27,9 @@ from mtrl.engines.server.server_api import (
 from mtrl.engines.sglang import bodies
 from mtrl.engines.sglang.gate import TurnGate
 from mtrl.types import FinishReason, Generation
+
+if TYPE_CHECKING:
+    from mtrl.engines.server.changes import TensorChanges
 
 SHORT_TIMEOUT = 5.0
 """Timeout of short requests, such as health checks, in seconds."""
@@ -217,6 +220,19 @@ class SglangApi:
     ) -> None:
         await self._open_session()
         await self._post("/update_weights_from_distributed", bodies.broadcast_body(layouts, group))
+
+    async def check_kept(self, version: int) -> None:
+        raise ServerRefusedError("SGLang loads whole tensors, and keeps none to which changes can be applied")
+
+    async def receive_changes(
+        self,
+        changes: Sequence[TensorChanges],
+        group: str,
+        base: int | None,
+        version: int,
+        checksum: str | None = None,
+    ) -> None:
+        raise ServerRefusedError("SGLang loads whole tensors, and no changes of them")
 
     async def leave(self, group: str) -> None:
         await self._post("/destroy_weights_update_group", {"group_name": group})

@@ -1,4 +1,4 @@
-"""Receives new weights in a vLLM worker: from files, by broadcast, or from shared memory.
+"""Receives new weights in a vLLM worker: from files, by broadcast (whole or as changes), or from shared memory.
 
 This module runs inside the engine's environment. vLLM 0.32 itself cannot receive weights on a CPU, nor from files.
 """
@@ -17,21 +17,25 @@ from vllm.distributed.weight_transfer.base import (
 )
 
 from mtrl.distributed import broadcast
+from mtrl.engines.server.changes import TensorChanges, message_size
 from mtrl.engines.server.checksum import checksum
 from mtrl.engines.vllm.adapters import spare_plain_turns
+from mtrl.engines.vllm.kept import KeptWeights
 from mtrl.engines.vllm.payload import unpack
 from mtrl.engines.vllm.reload import Reload
 
 
 @dataclass
 class GroupInfo(WeightTransferInitInfo):
-    """The order to join or leave a group."""
+    """An order outside an update: to join or leave a group, or to check the kept weights."""
 
     join: dict[str, Any] | None = None
     """Group to join: `backend, host, port, world_size, name` as for `broadcast.join_group`; `rank_offset`, the rank of
     this server's first worker; `seconds`, the timeout of the meeting and of every broadcast."""
     leave: str | None = None
     """Name of the group to leave."""
+    kept: int | None = None
+    """Policy version of the weights that the worker must keep, because changes from them follow."""
 
 
 @dataclass
@@ -39,12 +43,13 @@ class Step(WeightTransferUpdateInfo):
     """One step of an update."""
 
     kind: str
-    """Kind of the step: folder | broadcast | tensors | check | abandon"""
+    """Kind of the step: folder | broadcast | changes | tensors | check | abandon"""
     value: Any = None
     """Value by kind. folder: its path | broadcast: `{"group": name, "tensors": [{"name", "dtype", "shape"}, …]}` |
+    changes: `{"group": name, "base": version | None, "version", "tensors": [fields of TensorChanges, …]}` |
     tensors: a payload for each worker, by rank, see `payload` | abandon: the reason"""
     checksum: str | None = None
-    """The trainer's checksum of the tensors of this step; None: it is not compared."""
+    """The trainer's checksum of the whole tensors of this step; None: it is not compared."""
 
 
 class WeightReceiver(WeightTransferEngine[GroupInfo, Step]):
@@ -58,6 +63,7 @@ class WeightReceiver(WeightTransferEngine[GroupInfo, Step]):
         self._groups: dict[str, broadcast.GroupMembership] = {}
         self._seconds: dict[str, float] = {}
         self._reload: Reload | None = None
+        self._kept = KeptWeights()
         if self.vllm_config.lora_config is not None and self.device.type == "cpu":
             spare_plain_turns()
 
@@ -72,8 +78,11 @@ class WeightReceiver(WeightTransferEngine[GroupInfo, Step]):
                 join["backend"], join["host"], join["port"], join["world_size"], rank, name, seconds
             )
             self._seconds[name] = seconds
+        if init_info.kept is not None:
+            self._kept.check(init_info.kept)
 
     def start_weight_update(self) -> None:
+        self._kept.begin()
         self._reload = Reload(self.model, self.model_config)
 
     def receive_weights(self, update_info: Step) -> None:
@@ -83,7 +92,7 @@ class WeightReceiver(WeightTransferEngine[GroupInfo, Step]):
             self._take(update_info, self._reload)
         except BaseException:
             self._reload.abandon()
-            self._reload = None
+            self._reload, self._kept = None, KeptWeights()
             raise
 
     def finish_weight_update(self) -> None:
@@ -91,6 +100,7 @@ class WeightReceiver(WeightTransferEngine[GroupInfo, Step]):
             raise RuntimeError("no update has begun")
         self._reload.finish()
         self._reload = None
+        self._kept.finish()
 
     def shutdown(self) -> None:
         for name in list(self._groups):
@@ -102,6 +112,8 @@ class WeightReceiver(WeightTransferEngine[GroupInfo, Step]):
                 weights = read_folder(Path(step.value))
             case "broadcast":
                 weights = self._receive(step.value["group"], step.value["tensors"])
+            case "changes":
+                weights = self._receive_changes(**step.value)
             case "tensors":
                 weights = unpack(step.value[self.parallel_config.rank])
             case "check":
@@ -116,16 +128,22 @@ class WeightReceiver(WeightTransferEngine[GroupInfo, Step]):
         reload.take(weights)
 
     def _receive(self, name: str, layouts: list[dict[str, Any]]) -> dict[str, Tensor]:
+        dtypes, shapes = ([layout[key] for layout in layouts] for key in ("dtype", "shape"))
+        tensors = self._broadcast(name, dtypes, shapes)
+        return {layout["name"]: tensor for layout, tensor in zip(layouts, tensors, strict=True)}
+
+    def _receive_changes(
+        self, group: str, base: int | None, version: int, tensors: list[dict[str, Any]]
+    ) -> dict[str, Tensor]:
+        changes = [TensorChanges.from_json(values) for values in tensors]
+        (message,) = self._broadcast(group, ["uint8"], [[message_size(changes)]])
+        new = self._kept.apply(changes, message.cpu(), base, version)
+        return {name: value.to(self.device) for name, value in new.items()}
+
+    def _broadcast(self, name: str, dtypes: list[str], shapes: list[list[int]]) -> list[Tensor]:
         if name not in self._groups:
             raise ValueError(f"this worker has not joined the group {name!r}")
-        tensors = broadcast.receive(
-            self._groups[name],
-            [layout["dtype"] for layout in layouts],
-            [layout["shape"] for layout in layouts],
-            self.device,
-            self._seconds[name],
-        )
-        return {layout["name"]: tensor for layout, tensor in zip(layouts, tensors, strict=True)}
+        return broadcast.receive(self._groups[name], dtypes, shapes, self.device, self._seconds[name])
 
     def _leave(self, name: str) -> None:
         self._seconds.pop(name, None)

@@ -10,13 +10,16 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from hashlib import blake2b
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.engines.base import SamplingParams
 from mtrl.engines.server.http import Http
 from mtrl.engines.server.server_api import Json, Rendezvous, ServerError, ServerRefusedError, TensorLayout, TurnRequest
 from mtrl.types import FinishReason, Generation
+
+if TYPE_CHECKING:
+    from mtrl.engines.server.changes import TensorChanges
 
 INITIAL_VERSION = "default"
 """vLLM's weight version of the weights that it was started with."""
@@ -110,6 +113,19 @@ class VllmApi:
     ) -> None:
         """`checksum`: as for `receive_folder`, over these tensors."""
         await self._update("broadcast", broadcast_value(layouts, group), checksum)
+
+    async def check_kept(self, version: int) -> None:
+        await self._post("/init_weight_transfer_engine", {"init_info": {"kept": version}})
+
+    async def receive_changes(
+        self,
+        changes: Sequence[TensorChanges],
+        group: str,
+        base: int | None,
+        version: int,
+        checksum: str | None = None,
+    ) -> None:
+        await self._update("changes", changes_value(changes, group, base, version), checksum)
 
     async def leave(self, group: str) -> None:
         await self._post("/init_weight_transfer_engine", {"init_info": {"leave": group}})
@@ -235,6 +251,11 @@ def broadcast_value(layouts: Sequence[TensorLayout], group: str) -> Json:
     """Return the value of `update_body` for a broadcast."""
     tensors = [{"name": layout.name, "dtype": layout.dtype, "shape": list(layout.shape)} for layout in layouts]
     return {"group": group, "tensors": tensors}
+
+
+def changes_value(changes: Sequence[TensorChanges], group: str, base: int | None, version: int) -> Json:
+    """Return the value of `update_body` for a broadcast of changes."""
+    return {"group": group, "base": base, "version": version, "tensors": [change.to_json() for change in changes]}
 
 
 def update_body(kind: str, value: Any, checksum: str | None = None) -> Json:

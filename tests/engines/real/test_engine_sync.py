@@ -10,6 +10,7 @@ from engine_model import PARITY, changed, load_model, named_weights, reference_l
 from mtrl.config.engine_schema import SglangConfig, VllmConfig
 from mtrl.config.model_schema import ModelConfig
 from mtrl.engines.base import SamplingParams
+from mtrl.engines.server.changes import find_changes
 from mtrl.engines.server.distributed_sync import DistributedSync
 from mtrl.engines.server.export import FullWeights
 from mtrl.engines.server.server_api import TurnRequest
@@ -119,6 +120,59 @@ def test_an_update_works_after_an_interrupted_one(server, make, tied_model, way)
         await sync.close()
 
     server.ask(scenario)
+
+
+def test_changes_are_applied_to_the_kept_weights(engine, server, tied_model, caplog):
+    if engine == "sglang":
+        pytest.skip("SGLang loads whole tensors only")
+
+    async def scenario(api):
+        settings = VllmConfig(weight_sync="distributed", sync_delta=True, sync_timeout=60.0)
+        sync, disk = (
+            make_sync(one, model=str(tied_model), dtype="float32", lora_scaling=None)
+            for one in (settings, VllmConfig())
+        )
+        model, sizes = load_model(tied_model), []
+        whole = sum(value.nbytes for value in named_weights(model).values())
+        for _ in range(3):
+            version = next(versions)
+            with torch.no_grad():
+                model.model.norm.weight += 0.1
+                model.model.layers[1].mlp.up_proj.weight[::7, 5] *= -1
+                model.model.embed_tokens.weight[version::40] += 0.1
+            await send(api, sync, named_weights(model), version)
+            await check(api, model, version)
+            sizes.append(sync.sent_bytes)
+        assert sizes[0] == whole and max(sizes[1:]) < whole / 20, sizes
+        version = next(versions)
+        await send(api, disk, named_weights(changed(model, seed=3)), version)
+        await check(api, model, version)
+        assert not caplog.text
+        version = next(versions)  # the files have replaced the weights that the server kept
+        await send(api, sync, named_weights(changed(model, seed=4)), version)
+        await check(api, model, version)
+        assert "this worker keeps no weights, and the changes are from version" in caplog.text
+        caplog.clear()
+        weights = named_weights(changed(model, seed=5))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("mtrl.engines.server.weight_parts.find_changes", lost_change)
+            version = next(versions)
+            await send(api, sync, weights, version)
+        assert "checksum" in caplog.text and sync.sent_bytes > whole
+        await check(api, model, version)
+        await sync.close()
+        await disk.close()
+
+    server.ask(scenario)
+
+
+def lost_change(name, new, old):
+    """Find the changes of a tensor, and lose the last one."""
+    if old is None:
+        return find_changes(name, new, old)
+    last = new.clone()
+    last.view(-1)[-1] = old.reshape(-1)[-1]
+    return find_changes(name, last, old)
 
 
 def test_corrupted_weights_are_refused(engine, server, make, tied_model, monkeypatch):

@@ -9,7 +9,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from weight_server import WeightServer
 
-from mtrl.config.engine_schema import SglangConfig
+from mtrl.config.engine_schema import SglangConfig, VllmConfig
 from mtrl.config.model_schema import ModelConfig
 from mtrl.engines.server.checksum import checksum
 from mtrl.engines.server.lora_sync import MergedWeights, adapter_name
@@ -63,6 +63,25 @@ def test_the_adapter_folder_has_the_format_of_peft(tmp_path, start, adapted, mak
     ids = torch.arange(20)[None]
     with torch.no_grad():
         assert torch.equal(again.eval()(ids).logits, adapted.eval()(ids).logits)
+
+
+def test_changes_of_merged_weights_are_sent(start, adapted):
+    async def scenario():
+        async with WeightServer() as server:
+            settings = VllmConfig(weight_sync="distributed", sync_delta=True)
+            sync = make_sync(settings, model=str(start), dtype="bfloat16", lora_scaling=scaling_of(adapted))
+            first = adapter_state(adapted)
+            second = {name: value * (1 + 1e-4) for name, value in first.items()}
+            merged = MergedWeights(str(start), "bfloat16", scaling_of(adapted))
+            sizes = []
+            for version, adapters in ((1, first), (2, second)):
+                await sync.send([server], adapters, version)
+                assert await server.state() == (version, checksum(dict(merged(adapters))))
+                sizes.append(sync.sent_bytes)
+            assert server.bases == [None, 1] and sizes[1] < sizes[0] / 20
+            await sync.close()
+
+    asyncio.run(scenario())
 
 
 def test_every_version_is_a_separate_adapter(tmp_path, start, adapted):

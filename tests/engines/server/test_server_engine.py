@@ -45,7 +45,7 @@ def test_a_conversation_stays_on_the_server_that_cached_it(make, cluster):
         assert (stats.prompt_tokens, stats.sampled_tokens) == (3 + 8 + 13, 12)
         assert stats.cached_tokens == 7 + 12
         assert stats.extra == {
-            "retries": 0, "resent": 0, "restarts": 0, "sync_seconds": 0, "waiting": 0, "replicas": 2,
+            "retries": 0, "resent": 0, "restarts": 0, "sync_seconds": 0, "sync_bytes": 4, "waiting": 0, "replicas": 2,
         }  # fmt: skip
 
     run_engine(engine, go())

@@ -311,6 +311,8 @@ class ToyProcess:
 class ToySync:
     """See `WeightSync`."""
 
+    sent_bytes = 4
+
     def __init__(self):
         self.sent, self.error = [], None
         self.prepared = []
@@ -348,6 +350,8 @@ class ToySync:
 
 class ToyAdapterSync(AdapterSync):
     """Weight sync of adapters, in which the name of the folder is the version."""
+
+    sent_bytes = 4
 
     def __init__(self):
         pass

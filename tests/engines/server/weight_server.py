@@ -1,7 +1,8 @@
 """A server in a process of its own that only receives weights. It reads its orders line by line.
 
 `WeightServer` is the trainer's side, with the part of a `ServerApi` that a `WeightSync` needs. A faulty server dies
-(`kill`), stops (`stop`) or refuses (`refuse`) when it gets the order of a step. All servers are forks of one process.
+(`kill`), stops (`stop`), refuses (`refuse`) or loses a bit of its kept weights (`drift`) when it gets the order of a
+step. All servers are forks of one process.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from mtrl.engines.server.changes import TensorChanges, message_size
 from mtrl.engines.server.server_api import Rendezvous, ServerRefusedError, ServerUnreachableError, TensorLayout
 from tests import forked
 
@@ -36,6 +38,8 @@ class WeightServer:
         self.url = f"http://{name}"
         self.fault, self.at, self.seconds = fault, at, seconds
         self.calls: list[str] = []
+        self.bases: list[int | None] = []
+        """Version from which the changes of each broadcast started; None: whole tensors."""
         self._lock = asyncio.Lock()
 
     async def __aenter__(self) -> WeightServer:
@@ -99,6 +103,16 @@ class WeightServer:
         tensors = [asdict(layout) for layout in layouts]
         await self.ask("receive_broadcast", tensors=tensors, group=group, seconds=self.seconds, checksum=checksum)
 
+    async def check_kept(self, version: int) -> None:
+        await self.ask("check_kept", version=version)
+
+    async def receive_changes(
+        self, changes: Sequence[TensorChanges], group: str, base: int | None, version: int, checksum: str | None = None
+    ) -> None:
+        self.bases.append(base)
+        tensors, place = [change.to_json() for change in changes], {"group": group, "seconds": self.seconds}
+        await self.ask("receive_changes", tensors=tensors, base=base, version=version, checksum=checksum, **place)
+
     async def leave(self, group: str) -> None:
         await self.ask("leave", group=group)
 
@@ -130,7 +144,21 @@ class Weights:
     """The state of the process of a server."""
 
     def __init__(self) -> None:
-        self.version, self.tensors, self.groups = 0, {}, {}
+        from mtrl.engines.vllm.kept import KeptWeights
+
+        self.version, self.tensors, self.groups, self.kept = 0, {}, {}, KeptWeights()
+
+    def drift(self) -> None:
+        """Change one bit of the kept weights."""
+        import torch
+
+        next(value for value in self.kept.tensors.values() if value.numel()).view(torch.uint8).view(-1)[0] ^= 1
+
+    def fail(self) -> None:
+        """Forget the kept weights, as a worker does whose update has failed."""
+        from mtrl.engines.vllm.kept import KeptWeights
+
+        self.kept = KeptWeights()
 
     def take(self, tensors: Any, expected: str | None) -> None:
         from mtrl.engines.server.checksum import checksum
@@ -146,6 +174,9 @@ class Weights:
         match step:
             case "begin_update":
                 self.tensors = {}
+                self.kept.begin()
+            case "check_kept":
+                self.kept.check(order["version"])
             case "receive_folder":
                 from safetensors.torch import load_file
 
@@ -162,6 +193,11 @@ class Weights:
                 dtypes, shapes = [layout["dtype"] for layout in layouts], [layout["shape"] for layout in layouts]
                 came = broadcast.receive(group, dtypes, shapes, "cpu", order["seconds"])
                 self.take(dict(zip(names, came, strict=True)), order["checksum"])
+            case "receive_changes":
+                changes = [TensorChanges.from_json(values) for values in order["tensors"]]
+                group, shapes = self.groups[order["group"]], [[message_size(changes)]]
+                (message,) = broadcast.receive(group, ["uint8"], shapes, "cpu", order["seconds"])
+                self.take(self.kept.apply(changes, message, order["base"], order["version"]), order["checksum"])
             case "leave":
                 if group := self.groups.pop(order["group"], None):
                     broadcast.leave(group)
@@ -172,6 +208,7 @@ class Weights:
                 return sorted(path.name for path in Path(order["folder"]).iterdir())
             case "end_update":
                 self.version = order["version"]
+                self.kept.finish()
             case "ready":
                 return os.getpid()
             case "state":
@@ -189,12 +226,16 @@ def serve(connection: socket.socket) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             case "stop":
                 os.kill(os.getpid(), signal.SIGSTOP)
+            case "drift":
+                weights.drift()
         try:
             if order["ill"] == "refuse":
                 raise ValueError("I refuse")
             answer = {"value": weights.do(order["step"], order)}
         except Exception as error:
             answer = {"error": f"{type(error).__name__}: {error}"}
+            if order["step"] != "check_kept":
+                weights.fail()
         stream.write(json.dumps({"number": order["number"], **answer}) + "\n")
         stream.flush()
 
@@ -202,7 +243,8 @@ def serve(connection: socket.socket) -> None:
 def main(path: str) -> None:
     """Fork a server for every connection, until stdin is closed."""
     import mtrl.distributed.broadcast
-    import mtrl.engines.server.checksum  # noqa: F401 - what every fork needs
+    import mtrl.engines.server.checksum
+    import mtrl.engines.vllm.kept  # noqa: F401 - what every fork needs
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as listener:

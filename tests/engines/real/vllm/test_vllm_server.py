@@ -17,6 +17,7 @@ from vllm_weights import WAYS, broadcast_group, update
 
 from mtrl.distributed import broadcast
 from mtrl.engines.base import SamplingParams
+from mtrl.engines.server.changes import TensorChanges
 from mtrl.engines.server.server_api import Rendezvous, ServerError, ServerRefusedError, TensorLayout, TurnRequest
 from mtrl.engines.vllm.vllm_api import VllmApi
 from mtrl.types import FinishReason
@@ -452,6 +453,8 @@ async def send_everything(api: VllmApi):
         await api.pause(mode)
     await api.join(Rendezvous("127.0.0.1", 1, 2, 1, "gloo", "g"))
     await api.receive_broadcast([TensorLayout("a", "float32", (1, 2))], "g", 1, "00")
+    await api.check_kept(1)
+    await api.receive_changes([TensorChanges("a", "float32", (1, 2), 1, 1, 1)], "g", 1, 2, "00")
     calls = [
         api.resume(), api.begin_update(), api.receive_folder("f", 1), api.receive_tensors(["p"], 1, "00"),
         api.end_update(1), api.drop_cache(), api.leave("g"), api.load_adapter("a", "f"), api.drop_adapter("a"),

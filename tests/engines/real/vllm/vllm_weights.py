@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from mtrl.distributed import broadcast
+from mtrl.engines.server.changes import find_changes, message_of
 from mtrl.engines.server.checksum import checksum as checksum_of
 from mtrl.engines.server.server_api import Rendezvous, TensorLayout
 
@@ -72,4 +73,15 @@ async def by_broadcast(api, weights, version, checksum=None):
             await receiving
 
 
-WAYS = {"folder": by_folder, "broadcast": by_broadcast, "tensors": by_tensors}
+async def by_changes(api, weights, version, checksum=None):
+    """Send whole tensors in the form of changes."""
+    async with broadcast_group(api) as (group, name):
+        found = [find_changes(key, value, None) for key, value in weights.items()]
+        message = message_of([piece for _, pieces in found for piece in pieces], "cpu")
+        layouts, digest = [layout for layout, _ in found], checksum or checksum_of(weights)
+        receiving = asyncio.create_task(api.receive_changes(layouts, name, None, version, digest))
+        await asyncio.to_thread(broadcast.broadcast, group, [message], 20.0)
+        await receiving
+
+
+WAYS = {"folder": by_folder, "broadcast": by_broadcast, "tensors": by_tensors, "changes": by_changes}
