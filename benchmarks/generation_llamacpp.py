@@ -50,11 +50,15 @@ class LlamaCppSampler:
         except ImportError as error:
             raise SystemExit(f"llamacpp needs llama-cpp-python: pip install llama-cpp-python gguf ({error})") from None
         self.lib: Any = llama_cpp
+        self.silence = self.lib.llama_log_callback(lambda *_: None)  # llama.cpp calls it as long as it runs
+        self.lib.llama_log_set(self.silence, None)
         file = folder.parent / "policy.gguf"
         if not file.exists():
             write_gguf(folder, file)
         self.lib.llama_backend_init()
         self.model = self.lib.llama_model_load_from_file(os.fsencode(file), self.lib.llama_model_default_params())
+        if not self.model:
+            raise SystemExit(f"llama.cpp cannot load {file.name}; see above")
         settings = self.lib.llama_context_default_params()
         settings.n_ctx, settings.n_seq_max = trajectories * (context + 256), trajectories
         settings.n_batch = settings.n_ubatch = BATCH
@@ -145,7 +149,7 @@ def write_gguf(folder: Path, file: Path) -> None:
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokenizer.convert_ids_to_tokens(range(config.vocab_size)))
     writer.add_token_types([gguf.TokenType.NORMAL] * config.vocab_size)
-    writer.add_token_merges([])
+    writer.add_token_merges(["a b"])  # a file needs one
     for name, value in model.named_parameters():
         matrix = value.detach()
         if matrix.dim() == 1 or matrix.dtype == torch.float32:
