@@ -94,7 +94,8 @@ def stored_model(structure: Any, path: str, dtype: torch.dtype) -> Any | None:
     tensors = {} if folder is None else _tensors_of(folder)
     if folder is None or not tensors or not is_plain(structure, folder):
         return None
-    stand_ins = {name: torch.empty((), dtype=dtype).expand(shape) for name, (_, shape) in tensors.items()}
+    # Equal stand-ins of tied weights are tied, so that one is left over, and the weights themselves decide.
+    stand_ins = {name: torch.zeros((), dtype=dtype).expand(shape) for name, (_, shape) in tensors.items()}
     try:
         model, report = type(structure).from_pretrained(
             None,
@@ -215,10 +216,10 @@ def _files_of(folder: Path) -> list[Path]:
 
 def _leave_in_files(model: Any, tensors: Mapping[str, StoredTensor]) -> None:
     """Move the parameters of a model to the meta device in place, and record where they are stored. Buffers stay."""
-    for name, parameter in model.named_parameters():
-        empty = nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
-        for module in model.modules():
-            for leaf, own in module._parameters.items():
-                if own is parameter:
-                    module._parameters[leaf] = empty
-                    module.__dict__.setdefault(_ATTRIBUTE, {})[leaf] = tensors[name]
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    empty = {old: nn.Parameter(torch.empty_like(old, device="meta"), old.requires_grad) for old in names}
+    for module in model.modules():  # tied parameters stay one object
+        for leaf, old in module._parameters.items():
+            if old is not None:
+                module._parameters[leaf] = empty[old]
+                module.__dict__.setdefault(_ATTRIBUTE, {})[leaf] = tensors[names[old]]
