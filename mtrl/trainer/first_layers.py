@@ -24,8 +24,7 @@ def first_layers(model: Any) -> Any:
     """
     small = copy.deepcopy(model)
     layers = decoder_layers(small)
-    names = getattr(model.config.get_text_config(), "layer_types", None) or [""] * len(layers)
-    kinds = [(name, _kind(layer)) for name, layer in zip(names, layers, strict=True)]
+    kinds = kinds_of(model)
     count = max((kinds.index(kind) + 1 for kind in kinds), default=0)
     for module in small.modules():
         if isinstance(module, nn.ModuleList) and list(module) == layers:
@@ -40,9 +39,18 @@ def first_layers(model: Any) -> Any:
     return small
 
 
-def _kind(layer: nn.Module) -> str:
-    """Return a text that is equal for layers which differ in the values of their weights only: the names, types and
-    plain settings of their modules, and the shapes of their parameters."""
+def kinds_of(model: Any) -> list[str]:
+    """Return a text for each layer of a causal LM. It is equal for layers that differ in the values of their weights
+    only: it has the layer's type by the configuration, the names, types and plain settings of its modules, and the
+    shapes of its parameters."""
+    layers = decoder_layers(model)
+    types = getattr(model.config.get_text_config(), "layer_types", None) or [""] * len(layers)
+    if len(types) != len(layers):  # it is not known which type belongs to which layer
+        types = range(len(layers))
+    return [f"{name} {_described(layer)}" for name, layer in zip(types, layers, strict=True)]
+
+
+def _described(layer: nn.Module) -> str:
     modules = [
         (
             name,
