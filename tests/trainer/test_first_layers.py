@@ -48,6 +48,7 @@ def test_equal_layers_are_represented_by_one(tied, implementation, tiny_tokenize
     small = first_layers(model)
     assert len(decoder_layers(small)) == 1 and len(decoder_layers(model)) == 4
     assert not stored_tensors(whole) and all(p.is_meta for p in model.parameters())
+    whole.set_attn_implementation(implementation)
     ids = torch.arange(12)[None]
     del whole.model.layers[1:]
     with torch.no_grad():
