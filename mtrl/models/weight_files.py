@@ -12,8 +12,8 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,27 +97,38 @@ def stored_model(structure: Any, path: str, dtype: torch.dtype) -> Any | None:
     # Equal stand-ins of tied weights are tied, so that one is left over, and the weights themselves decide.
     stand_ins = {name: torch.zeros((), dtype=dtype).expand(shape) for name, (_, shape) in tensors.items()}
     try:
-        model, report = type(structure).from_pretrained(
-            None,
-            config=copy.deepcopy(structure.config),
-            state_dict=dict(stand_ins),
-            dtype=dtype,
-            attn_implementation=structure.config._attn_implementation,
-            output_loading_info=True,
-        )
+        with _without_messages():
+            model, report = type(structure).from_pretrained(
+                None,
+                config=copy.deepcopy(structure.config),
+                state_dict=dict(stand_ins),
+                dtype=dtype,
+                attn_implementation=structure.config._attn_implementation,
+                output_loading_info=True,
+            )
     except (OSError, ValueError, RuntimeError):  # as for shapes that differ; loading of the weights reports it
         return None
-    represented = {value.untyped_storage().data_ptr(): name for name, value in stand_ins.items()}
-    names = {name: represented.get(value.untyped_storage().data_ptr()) for name, value in model.named_parameters()}
-    shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
-    fits = all(source is not None and shapes[name] == tensors[source][1] for name, source in names.items())
-    if any(report.values()) or not fits or sorted(map(str, names.values())) != sorted(tensors):
+    sources = _sources(model, stand_ins)
+    if sources is None or any(report.values()):
         return None
-    _leave_in_files(model, {name: tensors[str(source)][0] for name, source in names.items()})
+    _leave_in_files(model, {name: tensors[source][0] for name, source in sources.items()})
     model.config.name_or_path = model.name_or_path = path
     with suppress(OSError):  # without this file the module has the settings that follow from its configuration
         model.generation_config = GenerationConfig.from_pretrained(folder)
     return model.eval()
+
+
+@contextmanager
+def _without_messages() -> Iterator[None]:
+    """Within this context Transformers reports nothing: where weights do not fit, `from_pretrained` reports it."""
+    from transformers.utils import logging as messages
+
+    before = messages.get_verbosity()
+    messages.set_verbosity(messages.CRITICAL)
+    try:
+        yield
+    finally:
+        messages.set_verbosity(before)
 
 
 def is_plain(structure: Any, folder: Path) -> bool:
@@ -212,6 +223,19 @@ def _files_of(folder: Path) -> list[Path]:
     if any(Path(name).name != name for name in names):
         raise ValueError(f"{INDEX} names files outside of its folder")
     return [folder / name for name in names]
+
+
+def _sources(model: Any, stand_ins: Mapping[str, Tensor]) -> dict[str, str] | None:
+    """Return for each parameter the name of the stand-in whose memory it holds; None unless each stand-in is one
+    parameter, of the same shape."""
+    names = {value.untyped_storage().data_ptr(): name for name, value in stand_ins.items()}
+    found = {}
+    for name, value in model.named_parameters():
+        source = names.pop(value.untyped_storage().data_ptr(), None)
+        if source is None or value.shape != stand_ins[source].shape:
+            return None
+        found[name] = source
+    return None if names else found
 
 
 def _leave_in_files(model: Any, tensors: Mapping[str, StoredTensor]) -> None:
