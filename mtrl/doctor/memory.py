@@ -16,6 +16,7 @@ from mtrl.config.schema import Config
 from mtrl.doctor.activations import FLOAT32, adapter_bytes, layer_bytes
 from mtrl.doctor.architecture import Architecture
 from mtrl.doctor.layout import (
+    BYTES,
     GIB,
     MemoryLayout,
     context_of,
@@ -386,16 +387,16 @@ class Memory:
         """Return the bytes of weights that rank 0 holds in main memory while models are loaded.
 
         Several ranks read their slices of a dense model from its safetensors files, and rank 0 reads the embedding, the
-        head and one layer to check the attention. It loads mixtures of experts whole, since Transformers converts their
-        published weights; with such a policy it loads every other model whole as well."""
+        head and one layer to check the attention: tensor by tensor, as in the file and then in the dtype of the model.
+        It loads mixtures of experts whole, since Transformers converts their published weights; with such a policy it
+        loads every other model whole as well."""
         if self.layout.ranks == 1 or self.model.experts:
             return self._loaded()
-        checked = (self.model.root + self.model.layer) * self.layout.stored
+        checked = _checked(self.model, self.layout.stored)
         if self.teacher is None:
             return checked
-        teacher = self.teacher
-        parameters = teacher.parameters if teacher.experts else teacher.root + teacher.layer
-        return max(checked, parameters * self.layout.computed)
+        of_teacher = self.teacher.parameters * self.layout.computed
+        return max(checked, of_teacher if self.teacher.experts else _checked(self.teacher, self.layout.computed))
 
     def _sent(self) -> int:
         """Return the bytes of main memory for weights on their way to the engine. They are gathered bucket by bucket;
@@ -430,3 +431,9 @@ class Memory:
     def _by_shared_memory(self) -> bool:
         servers = self.layout.servers
         return servers is not None and servers.weight_sync == "disk" and servers.sync_folder is None
+
+
+def _checked(model: Architecture, size: int) -> int:
+    """Return the bytes of the weights that rank 0 reads to check the attention of a dense model, with `size` bytes for
+    each, and of the head as in a file of half precision."""
+    return (model.root + model.layer) * size + model.head * BYTES["bfloat16"]

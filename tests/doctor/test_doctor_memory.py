@@ -183,8 +183,8 @@ def test_only_experts_are_loaded_whole_by_several_ranks(offload):
         assert alone == copies * slices * model.parameters * 4
         several, _ = loading("Qwen/Qwen3-8B", 8, *words)
         layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288 + 2 * 4096 + 2 * 128
-        checked = 2 * 151936 * 4096 + 4096 + layer
-        assert several == 4 * (checked + offload * copies * model.parameters)
+        checked = 4 * (2 * 151936 * 4096 + 4096 + layer) + 2 * 151936 * 4096
+        assert several == checked + 4 * offload * copies * model.parameters
         whole, mixture = loading("Qwen/Qwen3-30B-A3B", 8, *words)
         assert whole == copies * slices * mixture.parameters * 4
 
