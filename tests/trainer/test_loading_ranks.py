@@ -1,5 +1,5 @@
-"""Ranks read their slices from files, or receive them from the leader: both ways give the same weights, and by the
-first no rank holds whole weights."""
+"""Ranks read their slices from files, or receive them from the leader: both ways give the same weights, and no rank but
+a leader that sends slices holds whole weights."""
 
 import os
 import re
@@ -15,6 +15,7 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mtrl.command.compose import compose
 from mtrl.distributed.sharding import local_part
+from mtrl.errors import UserError
 from mtrl.models.tiny import save
 from mtrl.models.weight_files import SINGLE, stored_tensors
 from mtrl.trainer.loading import load_model
@@ -205,5 +206,24 @@ def test_no_rank_holds_whole_weights(tmp_path, tiny_tokenizer, folders):
     write_both_ways(model, tiny_tokenizer, tmp_path / "model")
     del model
     (leader, whole), (follower, received) = run_ranks(2, peaks, tmp_path, folders / "files", tmp_path / "model")
-    print([each / size for each in (leader, whole, follower, received)], size)
     assert max(leader, follower) < 0.75 * size < whole
+    assert received < 0.75 * size
+
+
+def test_a_module_without_weights_has_the_structure_of_the_model(make_tiny_model, tiny_tokenizer, tmp_path):
+    save(make_tiny_model(), tiny_tokenizer, tmp_path)
+    config = OmegaConf.to_object(compose(["model=hf", f"model.path={tmp_path}", "model.dtype=bfloat16"]))
+    whole, structure = (load_model(config, str(tmp_path), device=device)[0] for device in ("cpu", "meta"))
+    assert all(value.is_meta for value in structure.state_dict().values())
+    for mine, other in ((whole, structure), (structure, whole)):
+        described = [{n: (p.shape, p.dtype) for n, p in m.named_parameters()} for m in (mine, other)]
+        assert described[0] == described[1], "tied parameters count once in both"
+    assert not structure.training
+
+
+def test_a_truncated_file_is_reported_at_once(make_tiny_model, tiny_tokenizer, tmp_path):
+    save(make_tiny_model(), tiny_tokenizer, tmp_path)
+    file = tmp_path / SINGLE
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(UserError, match=r"model\.path=.* cannot be loaded \(.*\); give a folder or a Hub name"):
+        load_model(config_of(tmp_path), str(tmp_path), in_files=True)
