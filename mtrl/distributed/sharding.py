@@ -27,7 +27,7 @@ from mtrl.distributed.slices import every_rank_has, read_slice
 from mtrl.distributed.ties import aliases_of, tie
 from mtrl.errors import UserError
 from mtrl.models.value_head import ValueModel
-from mtrl.models.weight_files import stored_tensors
+from mtrl.models.weight_files import file_tensors
 
 if TYPE_CHECKING:
     from mtrl.config.trainer_schema import FsdpConfig
@@ -119,7 +119,7 @@ def shard_from_leader(
     """
     leader = world.rank == 0
     whole = {name: value.detach() for name, value in module.named_parameters()} if leader else {}
-    stored = stored_tensors(module) if leader else {}
+    stored = file_tensors(module) if leader else {}
     described: list[Any] = [{name: value.dtype for name, value in whole.items()}, dict(module.named_buffers()), stored]
     dist.broadcast_object_list(described, src=0)  # buffers are small, and a checkpoint does not hold all of them
     dtypes, buffers, stored = described

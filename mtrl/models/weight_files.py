@@ -34,18 +34,19 @@ FLOATS = {"F64", "F32", "F16", "BF16"}
 quantised weights."""
 SAMPLE = 4096
 """Number of bytes at the start of each tensor that a digest of a file covers."""
-_ATTRIBUTE = "mtrl_stored_tensors"
+_ATTRIBUTE = "mtrl_file_tensors"
 """Attribute of a module: the stored tensors of its own parameters by their names. Copies of the module and wrappers
 around it keep it."""
 
 
 @dataclass(frozen=True)
-class StoredTensor:
+class FileTensor:
     """A tensor of a safetensors file."""
 
     file: str
     name: str
     """Name of the tensor in the file."""
+    shape: tuple[int, ...]
 
     def read(self, part: Sequence[slice] = ()) -> Tensor:
         """Return a part of the tensor in the dtype of the file; the file is closed afterwards, since pages of an open
@@ -55,33 +56,36 @@ class StoredTensor:
             part: slice of each dimension; without slices the whole tensor is read.
 
         Raises:
-            UserError: the file cannot be read.
+            UserError: the file cannot be read, or its tensor has another shape by now.
         """
         try:
             with safe_open(self.file, "pt") as opened:
-                return opened.get_slice(self.name)[tuple(part)] if part else opened.get_tensor(self.name)
-        except (OSError, SafetensorError) as error:
+                whole = opened.get_slice(self.name)
+                if tuple(whole.get_shape()) != self.shape:
+                    raise ValueError(f"its shape is {whole.get_shape()} and was {list(self.shape)}")
+                return whole[tuple(part)] if part else opened.get_tensor(self.name)
+        except (OSError, ValueError, SafetensorError) as error:
             raise UserError(
                 f"{self.name} cannot be read from {self.file} ({error}); each rank reads its slices of the weights "
                 "from this file, so give an intact model that does not change while the ranks load it"
             ) from error
 
 
-def stored_tensors(module: nn.Module) -> dict[str, StoredTensor]:
+def file_tensors(module: nn.Module) -> dict[str, FileTensor]:
     """Return the stored tensors of a module's parameters by the names of `named_parameters()`. The result is empty for
     a module that has its weights in memory."""
     found = {}
     for name, _ in module.named_parameters():
         owner, _, leaf = name.rpartition(".")
-        own: Mapping[str, StoredTensor] = getattr(module.get_submodule(owner), _ATTRIBUTE, {})
+        own: Mapping[str, FileTensor] = getattr(module.get_submodule(owner), _ATTRIBUTE, {})
         if leaf in own:
             found[name] = own[leaf]
     return found
 
 
-def stored_model(structure: Any, path: str, dtype: torch.dtype) -> Any | None:
+def model_in_files(structure: Any, path: str, dtype: torch.dtype) -> Any | None:
     """Return a causal LM like that of `from_pretrained`, in evaluation mode, whose parameters are on the meta device
-    and stay in their files (`stored_tensors`); None if `from_pretrained` must load the weights, see `is_plain`.
+    and stay in their files (`file_tensors`); None if `from_pretrained` must load the weights, see `is_plain`.
 
     Args:
         structure: the module without weights, on the meta device.
@@ -95,7 +99,7 @@ def stored_model(structure: Any, path: str, dtype: torch.dtype) -> Any | None:
     if folder is None or not tensors or not is_plain(structure, folder):
         return None
     # Equal stand-ins of tied weights are tied, so that one is left over, and the weights themselves decide.
-    stand_ins = {name: torch.zeros((), dtype=dtype).expand(shape) for name, (_, shape) in tensors.items()}
+    stand_ins = {name: torch.zeros((), dtype=dtype).expand(tensor.shape) for name, tensor in tensors.items()}
     try:
         with _without_messages():
             model, report = type(structure).from_pretrained(
@@ -111,7 +115,7 @@ def stored_model(structure: Any, path: str, dtype: torch.dtype) -> Any | None:
     sources = _sources(model, stand_ins)
     if sources is None or any(report.values()):
         return None
-    _leave_in_files(model, {name: tensors[source][0] for name, source in sources.items()})
+    _leave_in_files(model, {name: tensors[source] for name, source in sources.items()})
     model.config.name_or_path = model.name_or_path = path
     with suppress(OSError):  # without this file the module has the settings that follow from its configuration
         model.generation_config = GenerationConfig.from_pretrained(folder)
@@ -152,7 +156,7 @@ def is_plain(structure: Any, folder: Path) -> bool:
     )
 
 
-def digests(stored: Iterable[StoredTensor]) -> dict[str, str]:
+def digests(stored: Iterable[FileTensor]) -> dict[str, str]:
     """Return a digest of each file: of its header, which has the names, shapes and positions of all tensors, and of the
     first bytes of each tensor. Ranks on other machines compare it with that of rank 0. The digest of a file that cannot
     be read is empty."""
@@ -192,10 +196,9 @@ def _local_folder(path: str) -> Path | None:
         return None
 
 
-def _tensors_of(folder: Path) -> dict[str, tuple[StoredTensor, tuple[int, ...]]]:
-    """Return the tensors of a folder's safetensors files, with their shapes, by their names. The result is empty if
-    there are no such files, or if one is damaged or holds other numbers than `FLOATS`; `from_pretrained` then reports
-    what is wrong."""
+def _tensors_of(folder: Path) -> dict[str, FileTensor]:
+    """Return the tensors of a folder's safetensors files by their names. The result is empty if there are no such
+    files, or if one is damaged or holds other numbers than `FLOATS`; `from_pretrained` then reports what is wrong."""
     found = {}
     try:
         for file in _files_of(folder):
@@ -204,7 +207,7 @@ def _tensors_of(folder: Path) -> dict[str, tuple[StoredTensor, tuple[int, ...]]]
                     part = opened.get_slice(name)
                     if part.get_dtype() not in FLOATS or name in found:
                         return {}
-                    found[name] = StoredTensor(str(file), name), tuple(part.get_shape())
+                    found[name] = FileTensor(str(file), name, tuple(part.get_shape()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError, SafetensorError):
         return {}
     return found
@@ -238,12 +241,11 @@ def _sources(model: Any, stand_ins: Mapping[str, Tensor]) -> dict[str, str] | No
     return None if names else found
 
 
-def _leave_in_files(model: Any, tensors: Mapping[str, StoredTensor]) -> None:
+def _leave_in_files(model: Any, tensors: Mapping[str, FileTensor]) -> None:
     """Move the parameters of a model to the meta device in place, and record where they are stored. Buffers stay."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     empty = {old: nn.Parameter(torch.empty_like(old, device="meta"), old.requires_grad) for old in names}
     for module in model.modules():  # tied parameters stay one object
-        for leaf, old in module._parameters.items():
-            if old is not None:
-                module._parameters[leaf] = empty[old]
-                module.__dict__.setdefault(_ATTRIBUTE, {})[leaf] = tensors[names[old]]
+        for leaf, old in [*module.named_parameters(recurse=False, remove_duplicate=False)]:
+            setattr(module, leaf, empty[old])
+            module.__dict__.setdefault(_ATTRIBUTE, {})[leaf] = tensors[names[old]]

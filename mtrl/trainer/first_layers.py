@@ -9,14 +9,14 @@ from torch import nn
 
 from mtrl.distributed.sharding import decoder_layers
 from mtrl.distributed.ties import aliases_of, tie
-from mtrl.models.weight_files import stored_tensors
+from mtrl.models.weight_files import file_tensors
 
 IGNORED = {"layer_idx", "training", "gradient_checkpointing"}
 """Settings in which layers of one kind may differ: the number of the layer, and whether it is recomputed."""
 
 
 def first_layers(model: Any) -> Any:
-    """Return a copy of a causal LM whose weights stay in files (`stored_tensors`), with weights in CPU memory, and with
+    """Return a copy of a causal LM whose weights stay in files (`file_tensors`), with weights in CPU memory, and with
     so many of its first layers that each kind of layer occurs.
 
     Raises:
@@ -31,10 +31,11 @@ def first_layers(model: Any) -> Any:
             del module[count:]
             break
     aliases = aliases_of(small)
-    for name, stored in stored_tensors(small).items():
+    for name, stored in file_tensors(small).items():
         owner, _, leaf = name.rpartition(".")
         empty = small.get_parameter(name)
-        small.get_submodule(owner)._parameters[leaf] = nn.Parameter(stored.read().to(empty.dtype), empty.requires_grad)
+        weights = nn.Parameter(stored.read().to(empty.dtype), empty.requires_grad)
+        setattr(small.get_submodule(owner), leaf, weights)
     tie(small, aliases)
     return small
 

@@ -16,7 +16,7 @@ from mtrl.models.attention import OWN, products_are_faster, use_own_attention
 from mtrl.models.gguf import as_folder
 from mtrl.models.preparation import checkpoint_gradients, keeps_apart, prepare_packing, prepare_parts
 from mtrl.models.vision import ImageProcessor, give_processor, has_vision, load_processor, prepare_vision
-from mtrl.models.weight_files import stored_model, stored_tensors
+from mtrl.models.weight_files import file_tensors, model_in_files
 from mtrl.record.checksums import changes
 from mtrl.record.run_dir import RunDir
 from mtrl.trainer.first_layers import first_layers
@@ -49,7 +49,7 @@ def load_model(
     dtype = getattr(torch, config.model.dtype)
     if target.type == "meta":
         return make_structure(config, path, key, dtype), tokenizer
-    model = _model_in_files(config, path, key, dtype) if in_files else None
+    model = _load_in_files(config, path, key, dtype) if in_files else None
     if model is not None:
         return model, tokenizer
     model = _load_module(config, path, key, dtype).to(target)
@@ -97,12 +97,12 @@ def load_beside(config: Config, path: str, key: str, policy: Any, dtype: torch.d
     """
     check_export(path, key)
     path = as_folder(path, key)
-    in_files = bool(stored_tensors(policy))
+    in_files = bool(file_tensors(policy))
     if policy.device.type == "meta" and not in_files:
         model = make_structure(config, path, key, dtype, otherwise)
         set_attention(model, policy.config._attn_implementation)
         return model
-    model = _model_in_files(config, path, key, dtype) if in_files else None
+    model = _load_in_files(config, path, key, dtype) if in_files else None
     if model is None:
         model = _load_module(config, path, key, dtype, otherwise).to("cpu" if in_files else policy.device)
     fit_to_ranks(model, config)
@@ -204,7 +204,7 @@ def _load_module(config: Config, path: str, key: str, dtype: torch.dtype, otherw
     return model.eval()
 
 
-def _model_in_files(config: Config, path: str, key: str, dtype: torch.dtype) -> Any | None:
+def _load_in_files(config: Config, path: str, key: str, dtype: torch.dtype) -> Any | None:
     """Return a module whose weights stay in their files; None if `_load_module` must load it, or report why it cannot
     be loaded."""
     from transformers.utils.logging import disable_progress_bar
@@ -216,7 +216,7 @@ def _model_in_files(config: Config, path: str, key: str, dtype: torch.dtype) -> 
         structure = make_structure(config, path, key, dtype)
     except UserError:
         return None
-    return stored_model(structure, path, dtype)
+    return model_in_files(structure, path, dtype)
 
 
 def is_vision_model(config: Config) -> bool:
@@ -323,7 +323,7 @@ def fit_to_ranks(model: Any, config: Config) -> None:
         UserError: as for `fit_attention`, or `trainer.sequence_parallel` is above 1, and the model cannot compute
             sequences in parts.
     """
-    checked = first_layers(model) if stored_tensors(model) else model
+    checked = first_layers(model) if file_tensors(model) else model
     fit_attention(checked, config)
     if config.trainer.sequence_parallel > 1:
         prepare_parts(checked, config.trainer.sequence_parallel)

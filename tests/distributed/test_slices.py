@@ -19,7 +19,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from mtrl.config.trainer_schema import FsdpConfig
 from mtrl.distributed.sharding import full_state, shard_from_leader
 from mtrl.distributed.slices import every_rank_has, own_indices, read_slice
-from mtrl.models.weight_files import SINGLE, StoredTensor, stored_model, stored_tensors
+from mtrl.models.weight_files import SINGLE, FileTensor, file_tensors, model_in_files
 
 SHAPES = [(1,), (3,), (8,), (5, 3), (8, 7), (2, 3, 4)]
 PLACEMENTS = {
@@ -47,7 +47,7 @@ def divided(rank, folder):
                 continue  # FSDP2 refuses to shard such a tensor that is divided already
             given = distribute_tensor(whole.float(), mesh, placements, src_data_rank=None)
             filled = distribute_tensor(torch.zeros(shape), mesh, placements, src_data_rank=None)
-            read_slice(filled, StoredTensor(str(folder / SINGLE), name))
+            read_slice(filled, FileTensor(str(folder / SINGLE), name, shape))
             assert torch.equal(filled.to_local(), given.to_local()), (placements, shape)
             found = [own_indices(given, dimension) for dimension in range(whole.dim())]
             local, offset = compute_local_shape_and_global_offset(given.shape, mesh, placements)
@@ -78,8 +78,8 @@ def received(rank, place):
         os.chdir(place / (case if rank and case != "shared" else "leader"))
         with torch.device("meta"):
             structure = make_lm()
-        model = structure if rank else stored_model(structure, "/proc/self/cwd", torch.float32)
-        stored = [*stored_tensors(model).values()]
+        model = structure if rank else model_in_files(structure, "/proc/self/cwd", torch.float32)
+        stored = [*file_tensors(model).values()]
         module = shard_from_leader(model, FsdpConfig(), world())
         dist.broadcast_object_list(box := [stored], src=0)
         found[case] = every_rank_has(box[0]), full_state(module)
@@ -109,7 +109,7 @@ from sharded_models import make_lm
 from mtrl.config.trainer_schema import FsdpConfig
 from mtrl.distributed.sharding import shard_from_leader
 from mtrl.distributed.world import World
-from mtrl.models.weight_files import SINGLE, stored_model
+from mtrl.models.weight_files import SINGLE, model_in_files
 
 os.chdir(f"{folder}/{{os.environ['RANK']}}")
 with torch.device("meta"):
@@ -123,7 +123,7 @@ class Removing(type(model)):
 try:
     with closing(World.join(30.0)) as world:
         if world.is_leader:
-            model = stored_model(model, "/proc/self/cwd", torch.float32)
+            model = model_in_files(model, "/proc/self/cwd", torch.float32)
         else:
             model.__class__ = Removing
         shard_from_leader(model, FsdpConfig(), world)

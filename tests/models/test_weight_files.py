@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from mtrl.distributed.ties import aliases_of
 from mtrl.errors import UserError
-from mtrl.models.weight_files import INDEX, SINGLE, StoredTensor, digests, stored_model, stored_tensors
+from mtrl.models.weight_files import INDEX, SINGLE, FileTensor, digests, file_tensors, model_in_files
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 97}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -47,7 +47,7 @@ def structure_of(folder, dtype=torch.float32):
 
 
 def opened(folder, dtype=torch.float32):
-    return stored_model(structure_of(folder, dtype), str(folder), dtype)
+    return model_in_files(structure_of(folder, dtype), str(folder), dtype)
 
 
 @pytest.fixture
@@ -57,11 +57,11 @@ def folder(tmp_path):
 
 
 @pytest.mark.parametrize("kind", PLAIN)
-def test_a_model_in_files_is_that_of_from_pretrained(kind, tmp_path):
+def test_a_load_in_files_is_that_of_from_pretrained(kind, tmp_path):
     make(kind, PLAIN[kind], tmp_path, max_shard_size="20KB")
     assert (tmp_path / INDEX).exists()
     whole, model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32), opened(tmp_path)
-    stored, parameters = stored_tensors(model), dict(whole.named_parameters())
+    stored, parameters = file_tensors(model), dict(whole.named_parameters())
     assert stored.keys() == parameters.keys() == dict(model.named_parameters()).keys()
     for name, empty in model.named_parameters():
         assert empty.is_meta and (empty.dtype, empty.shape) == (torch.float32, parameters[name].shape)
@@ -81,14 +81,14 @@ def test_a_model_in_files_is_that_of_from_pretrained(kind, tmp_path):
 def test_a_file_with_the_second_name_of_tied_weights_is_read(tmp_path):
     make("tied", PLAIN["tied"], tmp_path)
     changed(tmp_path, lambda state: state.update({"lm_head.weight": state.pop("model.embed_tokens.weight")}))
-    stored = stored_tensors(opened(tmp_path))
+    stored = file_tensors(opened(tmp_path))
     assert stored["model.embed_tokens.weight"].name == "lm_head.weight" and "lm_head.weight" not in stored
 
 
 def test_a_body_is_read_as_transformers_reads_it(folder):
     """Names without the prefix of the body become those of the causal LM."""
     changed(folder, lambda state: [state.update({n.removeprefix("model."): state.pop(n)}) for n in list(state)])
-    stored = stored_tensors(opened(folder))
+    stored = file_tensors(opened(folder))
     assert stored["model.norm.weight"].name == "norm.weight" and stored["lm_head.weight"].name == "lm_head.weight"
 
 
@@ -100,15 +100,15 @@ def test_copies_and_adapters_keep_the_places_of_weights(folder):
     from mtrl.models.value_head import ValueModel
 
     model = opened(folder)
-    stored = stored_tensors(model)
-    assert stored_tensors(copy.deepcopy(model)) == stored
-    body = stored_tensors(ValueModel(copy.deepcopy(model)))
+    stored = file_tensors(model)
+    assert file_tensors(copy.deepcopy(model)) == stored
+    body = file_tensors(ValueModel(copy.deepcopy(model)))
     assert body == {
         name.replace("model.", "body.", 1): place for name, place in stored.items() if "lm_head" not in name
     }
     settings = ModelConfig(lora_rank=2)
     adapted = add_adapters(model, settings, seed=3)
-    assert {plain_name(name): place for name, place in stored_tensors(adapted).items()} == stored
+    assert {plain_name(name): place for name, place in file_tensors(adapted).items()} == stored
     whole = add_adapters(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32), settings, seed=3)
     for (name, mine), (_, theirs) in zip(adapted.named_parameters(), whole.named_parameters(), strict=True):
         assert mine.requires_grad == theirs.requires_grad == ("lora_" in name) == (not mine.is_meta)
@@ -173,7 +173,7 @@ def test_other_files_are_left_to_from_pretrained(case, folder, monkeypatch):
         structure.config = AutoConfig.from_pretrained(folder)
     if case.startswith("another file by"):
         structure.config.transformers_weights = SINGLE
-    assert stored_model(structure, str(folder), torch.float32) is None
+    assert model_in_files(structure, str(folder), torch.float32) is None
 
 
 def test_models_whose_weights_transformers_converts_are_left_to_it(tmp_path):
@@ -191,7 +191,7 @@ def test_two_different_tensors_of_tied_weights_are_left_to_transformers(tmp_path
 def test_code_of_a_model_itself_is_left_to_it(folder):
     structure = structure_of(folder)
     structure.__class__ = type("Own", (type(structure),), {"__module__": "transformers_modules.model"})
-    assert stored_model(structure, str(folder), torch.float32) is None
+    assert model_in_files(structure, str(folder), torch.float32) is None
 
 
 def test_a_name_of_the_hub_is_read_from_its_copy(folder, tmp_path, monkeypatch):
@@ -202,22 +202,22 @@ def test_a_name_of_the_hub_is_read_from_its_copy(folder, tmp_path, monkeypatch):
     monkeypatch.setattr("mtrl.utils.hub.hub_answers", lambda: False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     structure = structure_of(folder)
-    assert stored_model(structure, "some/model", torch.float32) is None
+    assert model_in_files(structure, "some/model", torch.float32) is None
     (place / "refs").mkdir(parents=True)
     (place / "refs" / "main").write_text(revision)
     shutil.copytree(folder, place / "snapshots" / revision)
-    stored = stored_tensors(stored_model(structure, "some/model", torch.float32))
+    stored = file_tensors(model_in_files(structure, "some/model", torch.float32))
     assert {tensor.file for tensor in stored.values()} == {str(place / "snapshots" / revision / SINGLE)}
 
 
 def test_a_digest_notices_other_files(folder, tmp_path):
     copied = tmp_path / "copy"
     shutil.copytree(folder, copied)
-    (place,) = {tensor.file for tensor in stored_tensors(opened(folder)).values()}
-    other = StoredTensor(str(copied / SINGLE), NORM)
+    (place,) = {tensor.file for tensor in file_tensors(opened(folder)).values()}
+    other = FileTensor(str(copied / SINGLE), NORM, (32,))
 
     def same():
-        return [*digests([other]).values()] == [*digests([StoredTensor(place, NORM)]).values()]
+        return [*digests([other]).values()] == [*digests([FileTensor(place, NORM, (32,))]).values()]
 
     assert same()
     changed(copied, lambda state: state[NORM].mul_(1.5))
@@ -226,9 +226,17 @@ def test_a_digest_notices_other_files(folder, tmp_path):
     assert [*digests([other]).values()] == [""]
 
 
-@pytest.mark.parametrize("damage", [cut, lambda folder: (folder / SINGLE).unlink()], ids=["truncated", "removed"])
+DAMAGES = {
+    "truncated": cut,
+    "removed": lambda folder: (folder / SINGLE).unlink(),
+    "replaced": lambda folder: changed(folder, lambda state: state.update({NORM: torch.ones(1)})),
+    "without the tensor": lambda folder: changed(folder, lambda state: state.pop(NORM)),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
 def test_a_file_that_changes_before_it_is_read_is_an_error(damage, folder):
-    stored = stored_tensors(opened(folder))[NORM]
-    damage(folder)
+    stored = file_tensors(opened(folder))[NORM]
+    DAMAGES[damage](folder)
     with pytest.raises(UserError, match=rf"{NORM} cannot be read from .*{SINGLE} \(.*\); each rank reads its slices"):
         stored.read([slice(0, 2)])

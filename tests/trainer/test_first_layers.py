@@ -19,7 +19,7 @@ from mtrl.distributed.sharding import decoder_layers
 from mtrl.errors import UserError
 from mtrl.models.attention import OWN
 from mtrl.models.tiny import save
-from mtrl.models.weight_files import stored_tensors
+from mtrl.models.weight_files import file_tensors
 from mtrl.trainer.first_layers import first_layers, kinds_of
 from mtrl.trainer.loading import fit_to_ranks, load_model
 
@@ -36,7 +36,7 @@ def in_files(model, tokenizer, folder, *words):
     save(model, tokenizer, folder)
     config = config_of(folder, *words)
     model, _ = load_model(config, str(folder), in_files=True)
-    assert stored_tensors(model)
+    assert file_tensors(model)
     return config, model
 
 
@@ -47,7 +47,7 @@ def test_equal_layers_are_represented_by_one(tied, implementation, tiny_tokenize
     _, model = in_files(whole, tiny_tokenizer, tmp_path / "model", f"model.attn_implementation={implementation}")
     small = first_layers(model)
     assert len(decoder_layers(small)) == 1 and len(decoder_layers(model)) == 4
-    assert not stored_tensors(whole) and all(p.is_meta for p in model.parameters())
+    assert not file_tensors(whole) and all(p.is_meta for p in model.parameters())
     whole.set_attn_implementation(implementation)
     ids = torch.arange(12)[None]
     del whole.model.layers[1:]
