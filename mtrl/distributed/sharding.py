@@ -23,9 +23,11 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 from mtrl.distributed.meshes import WHOLE, ModelParallel, make_meshes
 from mtrl.distributed.plans import divide
+from mtrl.distributed.slices import every_rank_has, read_slice
 from mtrl.distributed.ties import aliases_of, tie
 from mtrl.errors import UserError
 from mtrl.models.value_head import ValueModel
+from mtrl.models.weight_files import file_tensors
 
 if TYPE_CHECKING:
     from mtrl.config.trainer_schema import FsdpConfig
@@ -105,17 +107,25 @@ def shard_from_leader(
 ) -> nn.Module:
     """Shard a module whose weights only rank 0 has, and send every rank its slices, one tensor at a time. See `shard`.
 
+    Parameters of rank 0 that are stored in files (`mtrl.models.weight_files`) are not sent: every rank reads its slices
+    of them. Where a rank does not have these files, rank 0 reads and sends one tensor at a time.
+
     Args:
-        module: rank 0: the module with weights. Other ranks: a module of the same structure, whose parameters and
-            buffers, on the meta device or not, are replaced.
+        module: rank 0: the module with weights, or with weights in files. Other ranks: a module of the same structure,
+            whose parameters and buffers, on the meta device or not, are replaced.
+
+    Raises:
+        UserError: as for `shard`, or a file of the weights cannot be read.
     """
     leader = world.rank == 0
     whole = {name: value.detach() for name, value in module.named_parameters()} if leader else {}
-    described = [{name: value.dtype for name, value in whole.items()}, dict(module.named_buffers())]
+    stored = file_tensors(module) if leader else {}
+    described: list[Any] = [{name: value.dtype for name, value in whole.items()}, dict(module.named_buffers()), stored]
     dist.broadcast_object_list(described, src=0)  # buffers are small, and a checkpoint does not hold all of them
-    dtypes, buffers = described
+    dtypes, buffers, stored = described
+    in_slices = bool(stored) and every_rank_has(stored.values())
     # A model is divided on the meta device by the leader too, since its slices would all be moved to the GPU at once.
-    is_empty = not leader or parallel.is_used
+    is_empty = not leader or parallel.is_used or bool(stored)
     if is_empty:
         aliases = aliases_of(module)
         device = device or torch.device("cpu")
@@ -132,7 +142,11 @@ def shard_from_leader(
         _set_buffers(module, buffers)
         tie(module, aliases)
     for name, value in module.named_parameters():
-        _receive(value, whole.pop(name, None), parallel.is_used)
+        if name in stored and in_slices:
+            read_slice(value, stored[name])
+            continue
+        sent = whole.pop(name, None)
+        _receive(value, stored[name].read() if leader and name in stored else sent, parallel.is_used)
     return module
 
 

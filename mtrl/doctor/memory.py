@@ -16,6 +16,7 @@ from mtrl.config.schema import Config
 from mtrl.doctor.activations import FLOAT32, adapter_bytes, layer_bytes
 from mtrl.doctor.architecture import Architecture
 from mtrl.doctor.layout import (
+    BYTES,
     GIB,
     MemoryLayout,
     context_of,
@@ -363,14 +364,11 @@ class Memory:
     # The main memory of the machine
 
     def host(self) -> dict[str, int]:
-        """Return the bytes of the first machine's main memory: while rank 0 loads whole models, of which it sends the
-        other ranks their slices, and during a step."""
+        """Return the bytes of the first machine's main memory: while models are loaded, and during a step."""
         layout, model = self.layout, self.model
-        copies = 1 + needs_reference(self.config) + (self._critic() > 0)
-        loading = copies * model.parameters * layout.stored
-        loading += self.teacher.parameters * layout.computed if self.teacher else 0
+        loading = self._in_rank_0()
         if self.config.trainer.fsdp.cpu_offload:
-            loading += layout.ranks_here * loading // layout.shards
+            loading += layout.ranks_here * self._loaded() // layout.shards
         away = sum(self.states().values()) if self.config.trainer.fsdp.cpu_offload else 0
         if self.config.trainer.optimizer.offload and not away:
             away = self.states()["moments of Adam"]
@@ -378,6 +376,27 @@ class Memory:
             away += self.recomputed_layers * (1 << (self.layer_input - 1).bit_length())
         files = 3 * model.parameters * layout.computed if self._by_shared_memory() else 0
         return {"loading": loading, "step": layout.ranks_here * away + self._sent() + self._changes() + files}
+
+    def _loaded(self) -> int:
+        """Return the bytes of the weights of all models."""
+        copies = 1 + needs_reference(self.config) + (self._critic() > 0)
+        whole = copies * self.model.parameters * self.layout.stored
+        return whole + (self.teacher.parameters * self.layout.computed if self.teacher else 0)
+
+    def _in_rank_0(self) -> int:
+        """Return the bytes of weights that rank 0 holds in main memory while models are loaded.
+
+        Several ranks read their slices of a dense model from its safetensors files, and rank 0 reads the embedding, the
+        head and one layer to check the attention: tensor by tensor, as in the file and then in the dtype of the model.
+        It loads mixtures of experts whole, since Transformers converts their published weights; with such a policy it
+        loads every other model whole as well."""
+        if self.layout.ranks == 1 or self.model.experts:
+            return self._loaded()
+        checked = _checked(self.model, self.layout.stored)
+        if self.teacher is None:
+            return checked
+        of_teacher = self.teacher.parameters * self.layout.computed
+        return max(checked, of_teacher if self.teacher.experts else _checked(self.teacher, self.layout.computed))
 
     def _sent(self) -> int:
         """Return the bytes of main memory for weights on their way to the engine. They are gathered bucket by bucket;
@@ -423,3 +442,9 @@ class Memory:
     def _by_shared_memory(self) -> bool:
         servers = self.layout.servers
         return servers is not None and servers.weight_sync == "disk" and servers.sync_folder is None
+
+
+def _checked(model: Architecture, size: int) -> int:
+    """Return the bytes of the weights that rank 0 reads to check the attention of a dense model, with `size` bytes for
+    each, and of the head as in a file of half precision."""
+    return (model.root + model.layer) * size + model.head * BYTES["bfloat16"]

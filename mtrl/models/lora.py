@@ -37,7 +37,8 @@ def add_adapters(model: Any, config: ModelConfig, seed: int = 0) -> Any:
     not separate linear layers (one block per layer) get no adapters.
 
     Args:
-        model: changed in place; make copies for engines before the call.
+        model: changed in place; make copies for engines before the call. It may be on the meta device; the adapters are
+            then on the CPU.
 
     Raises:
         UserError: peft is missing, a target names no linear layer, or the rank exceeds that of all adapted matrices.
@@ -56,7 +57,7 @@ def add_adapters(model: Any, config: ModelConfig, seed: int = 0) -> Any:
         task_type="CAUSAL_LM",
     )
     before = set(model.modules())
-    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), _on_the_cpu(chosen.values()):
         warnings.simplefilter("ignore", FutureWarning)  # a warning between the libraries, which users cannot fix
         torch.default_generator.manual_seed(seed)  # only the CPU's generator, since peft creates adapters on the CPU
         adapted = get_peft_model(model, settings)
@@ -68,6 +69,20 @@ def add_adapters(model: Any, config: ModelConfig, seed: int = 0) -> Any:
     for module in set(adapted.modules()) - before:
         module.training = False  # as in all other modules; training mode marks layers that recompute activations
     return adapted
+
+
+@contextmanager
+def _on_the_cpu(layers: Iterable[nn.Linear]) -> Iterator[None]:
+    """Within this context, layers on the meta device have weights on the CPU that take no memory, since peft creates an
+    adapter on the device of its layer, and an adapter needs values also where the layer has no weights in memory."""
+    empty = {layer: layer.weight for layer in layers if layer.weight.is_meta}
+    for layer, weight in empty.items():
+        layer.weight = nn.Parameter(torch.empty((), dtype=weight.dtype).expand(weight.shape), weight.requires_grad)
+    try:
+        yield
+    finally:
+        for layer, weight in empty.items():
+            layer.weight = weight.requires_grad_(layer.weight.requires_grad)
 
 
 def _linear_layers(model: Any) -> dict[str, nn.Linear]:

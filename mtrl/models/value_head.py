@@ -33,8 +33,10 @@ class ValueModel(nn.Module):
             )
         width = causal_lm.get_output_embeddings().weight.shape[-1]
         dtype = torch.promote_types(causal_lm.dtype, torch.float32)  # small differences between values matter
-        # The random initialisation is skipped, since it would change the global random state.
-        self.head: nn.Linear = nn.utils.skip_init(nn.Linear, width, 1, device=causal_lm.device, dtype=dtype)
+        # The head has values also where the body has no weights in memory, since no file has them. The random
+        # initialisation is skipped, since it would change the global random state.
+        device = "cpu" if causal_lm.device.type == "meta" else causal_lm.device
+        self.head: nn.Linear = nn.utils.skip_init(nn.Linear, width, 1, device=device, dtype=dtype)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 

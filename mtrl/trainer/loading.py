@@ -16,8 +16,10 @@ from mtrl.models.attention import OWN, products_are_faster, use_own_attention
 from mtrl.models.gguf import as_folder
 from mtrl.models.preparation import checkpoint_gradients, keeps_apart, prepare_packing, prepare_parts
 from mtrl.models.vision import ImageProcessor, give_processor, has_vision, load_processor, prepare_vision
+from mtrl.models.weight_files import file_tensors, model_in_files
 from mtrl.record.checksums import changes
 from mtrl.record.run_dir import RunDir
+from mtrl.trainer.first_layers import first_layers
 from mtrl.utils.gpus import gpu_evidence
 from mtrl.utils.hub import is_out_of_reach, model_options
 
@@ -25,13 +27,17 @@ UNREADABLE = (OSError, ValueError, ImportError, SafetensorError)
 """Exceptions of Transformers for a folder or Hub name without a model, or with one that this machine cannot run."""
 
 
-def load_model(config: Config, path: str, key: str = "model.path", device: str | None = None) -> tuple[Any, Any]:
+def load_model(
+    config: Config, path: str, key: str = "model.path", device: str | None = None, in_files: bool = False
+) -> tuple[Any, Any]:
     """Load the module and the tokenizer of a folder, GGUF file or Hub name. The module is in evaluation mode, without
     dropout, since the log-probs of sampling and training must agree.
 
     Args:
         key: setting that names the model, for error messages.
         device: device in the form of `model.device`; None: `model.device`. `meta`: the module has no weights.
+        in_files: leave the weights in their files, if each rank can read its slices of them there
+            (`mtrl.models.weight_files`); otherwise the weights are loaded.
 
     Raises:
         UserError: the model cannot be loaded.
@@ -43,6 +49,9 @@ def load_model(config: Config, path: str, key: str = "model.path", device: str |
     dtype = getattr(torch, config.model.dtype)
     if target.type == "meta":
         return make_structure(config, path, key, dtype), tokenizer
+    model = _load_in_files(config, path, key, dtype) if in_files else None
+    if model is not None:
+        return model, tokenizer
     model = _load_module(config, path, key, dtype).to(target)
     if has_vision(model.config):
         give_processor(tokenizer, _image_processor(config, path, key, tokenizer))
@@ -51,7 +60,7 @@ def load_model(config: Config, path: str, key: str = "model.path", device: str |
 
 def load_peer(config: Config, path: str, key: str, policy: Any) -> Any:
     """Load a module that reads the policy's tokens, with the policy's dtype, device and attention: a reference, or a
-    critic's body. It has no weights if the policy has none, on the meta device.
+    critic's body. See `load_beside`.
 
     Args:
         key: setting that names the model, for error messages.
@@ -76,7 +85,8 @@ def load_peer(config: Config, path: str, key: str, policy: Any) -> Any:
 
 
 def load_beside(config: Config, path: str, key: str, policy: Any, dtype: torch.dtype, otherwise: str = "") -> Any:
-    """Load a module in `dtype`, with the policy's device and attention, and without weights if the policy has none.
+    """Load a module in `dtype`, with the policy's device and attention. It has no weights if the policy has none, on
+    the meta device. If the policy's weights stay in files, so do those of the module, or they are on the CPU.
 
     Args:
         key: setting that names the model, for error messages.
@@ -87,13 +97,16 @@ def load_beside(config: Config, path: str, key: str, policy: Any, dtype: torch.d
     """
     check_export(path, key)
     path = as_folder(path, key)
-    has_weights = policy.device.type != "meta"
-    model = (_load_module if has_weights else make_structure)(config, path, key, dtype, otherwise)
-    if has_weights:
-        fit_to_ranks(model, config)
-    else:
+    in_files = bool(file_tensors(policy))
+    if policy.device.type == "meta" and not in_files:
+        model = make_structure(config, path, key, dtype, otherwise)
         set_attention(model, policy.config._attn_implementation)
-    return model.to(policy.device)
+        return model
+    model = _load_in_files(config, path, key, dtype) if in_files else None
+    if model is None:
+        model = _load_module(config, path, key, dtype, otherwise).to("cpu" if in_files else policy.device)
+    fit_to_ranks(model, config)
+    return model
 
 
 def vocabulary(model: Any) -> int:
@@ -189,6 +202,21 @@ def _load_module(config: Config, path: str, key: str, dtype: torch.dtype, otherw
     if sees:
         prepare_vision(model, config.model.freeze_vision)
     return model.eval()
+
+
+def _load_in_files(config: Config, path: str, key: str, dtype: torch.dtype) -> Any | None:
+    """Return a module whose weights stay in their files; None if `_load_module` must load it, or report why it cannot
+    be loaded."""
+    from transformers.utils.logging import disable_progress_bar
+
+    disable_progress_bar()
+    if folder_reads_images(path, config.model.trust_remote_code):
+        return None
+    try:
+        structure = make_structure(config, path, key, dtype)
+    except UserError:
+        return None
+    return model_in_files(structure, path, dtype)
 
 
 def is_vision_model(config: Config) -> bool:
@@ -288,15 +316,19 @@ def fit_attention(model: Any, config: Config) -> None:
 
 
 def fit_to_ranks(model: Any, config: Config) -> None:
-    """Prepare the attention of a model that is trained, or computes with the policy, on this and other ranks.
+    """Prepare the attention of a model that is trained, or computes with the policy, on this and other ranks. If its
+    weights stay in files, the checks run its first layers.
 
     Raises:
         UserError: as for `fit_attention`, or `trainer.sequence_parallel` is above 1, and the model cannot compute
             sequences in parts.
     """
-    fit_attention(model, config)
+    checked = first_layers(model) if file_tensors(model) else model
+    fit_attention(checked, config)
     if config.trainer.sequence_parallel > 1:
-        prepare_parts(model, config.trainer.sequence_parallel)
+        prepare_parts(checked, config.trainer.sequence_parallel)
+    if checked is not model:
+        set_attention(model, checked.config._attn_implementation)
 
 
 def recompute(model: Any, config: Config) -> None:
@@ -312,7 +344,7 @@ def recompute(model: Any, config: Config) -> None:
 
 
 def set_attention(model: Any, name: str) -> None:
-    """Select the attention that rank 0 has selected by `fit_to_ranks`."""
+    """Select the attention that rank 0 has selected by `fit_to_ranks`, or that the checks of `fit_to_ranks` have."""
     if name == OWN:
         use_own_attention(model)
     else:

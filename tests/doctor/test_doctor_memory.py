@@ -167,6 +167,28 @@ def test_activations_by_the_number_of_recomputed_layers():
     assert host[12, "true"] - host[12, "false"] == 4 * 12 * each
 
 
+@pytest.mark.parametrize("offload", [False, True])
+def test_only_experts_are_loaded_whole_by_several_ranks(offload):
+    """Of a dense model with 152k tokens and a width of 4,096, rank 0 reads the embedding, the head and a layer."""
+
+    def loading(path, ranks, *words):
+        words = [f"model.path={path}", f"placement.ranks={ranks}", f"trainer.fsdp.cpu_offload={offload}", *words]
+        _, memory = memory_of(*words)
+        return memory.host()["loading"], memory.model
+
+    slices = 1 + offload
+    kl = "algorithm.kl_loss_coef=0.1"
+    for words, copies in (((), 1), ((kl,), 2)):
+        alone, model = loading("Qwen/Qwen3-8B", 1, *words)
+        assert alone == copies * slices * model.parameters * 4
+        several, _ = loading("Qwen/Qwen3-8B", 8, *words)
+        layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288 + 2 * 4096 + 2 * 128
+        checked = 4 * (2 * 151936 * 4096 + 4096 + layer) + 2 * 151936 * 4096
+        assert several == checked + 4 * offload * copies * model.parameters
+        whole, mixture = loading("Qwen/Qwen3-30B-A3B", 8, *words)
+        assert whole == copies * slices * mixture.parameters * 4
+
+
 def test_inputs_are_not_offloaded_from_main_memory_to_itself():
     words = ["model.path=Qwen/Qwen3-8B", "model.device=cpu", "trainer.gradient_checkpointing=true"]
     config, memory = memory_of(*words, "trainer.activation_offload=true")

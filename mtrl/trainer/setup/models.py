@@ -55,11 +55,12 @@ def make_learner(config: Config, world: World, path: str) -> Learner:
     trainer, algorithm = config.trainer, config.algorithm
     set_threads(config, world)
     own_group = sequence_group(config, world)
-    # A model that will be sharded is moved to the GPU layer by layer, since the whole model may not fit. Followers
-    # receive their slices from the leader, since a machine's memory may not hold whole models for all its ranks.
+    # A model that will be sharded is moved to the GPU layer by layer, since the whole model may not fit. Followers read
+    # their slices from the files of the weights, or receive them from the leader, since a machine's memory may not hold
+    # whole models for all its ranks.
     sharded = needs_sharding(trainer.fsdp, world)
     device = config.model.device if not sharded else "cpu" if world.is_leader else "meta"
-    model, tokenizer = load_model(config, path, device=device)
+    model, tokenizer = load_model(config, path, device=device, in_files=world.size > 1)
     if pick_device(config.model.device).type == "cpu":
         warn_of_offloads(trainer)
     if trainer.threads is None and sum(p.numel() for p in model.parameters()) <= SMALL_MODEL:

@@ -1,0 +1,251 @@
+"""Models whose weights stay in safetensors files, of which each rank reads its slices later.
+
+This is possible if every tensor of the files becomes one parameter, unchanged but for its dtype. Transformers itself
+decides which tensor that is: it loads stand-ins that have the shapes of the files' tensors and no memory, and a
+parameter that holds a stand-in afterwards is read from the tensor that the stand-in represents. All other work of
+`from_pretrained`, such as the computation of buffers and the tying of parameters, is done as for real weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from mtrl.errors import UserError
+from mtrl.utils.hub import is_out_of_reach
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+"""Names of a model's only file, and of the index of several files. Transformers prefers the first."""
+READ = ("config.json", "generation_config.json", "adapter_config.json", SINGLE, INDEX, "model-*-of-*.safetensors")
+"""Patterns of the files that are downloaded for a name of the Hub."""
+FLOATS = {"F64", "F32", "F16", "BF16"}
+"""Types of numbers, by their names in safetensors files, that are cast to the dtype of a parameter. Others are those of
+quantised weights."""
+SAMPLE = 4096
+"""Number of bytes at the start of each tensor that a digest of a file covers."""
+_ATTRIBUTE = "mtrl_file_tensors"
+"""Attribute of a module: the stored tensors of its own parameters by their names. Copies of the module and wrappers
+around it keep it."""
+
+
+@dataclass(frozen=True)
+class FileTensor:
+    """A tensor of a safetensors file."""
+
+    file: str
+    name: str
+    """Name of the tensor in the file."""
+    shape: tuple[int, ...]
+
+    def read(self, part: Sequence[slice] = ()) -> Tensor:
+        """Return a part of the tensor in the dtype of the file; the file is closed afterwards, since pages of an open
+        file count as memory of the process.
+
+        Args:
+            part: slice of each dimension; without slices the whole tensor is read.
+
+        Raises:
+            UserError: the file cannot be read, or its tensor has another shape by now.
+        """
+        try:
+            with safe_open(self.file, "pt") as opened:
+                whole = opened.get_slice(self.name)
+                if tuple(whole.get_shape()) != self.shape:
+                    raise ValueError(f"its shape is {whole.get_shape()} and was {list(self.shape)}")
+                return whole[tuple(part)] if part else opened.get_tensor(self.name)
+        except (OSError, ValueError, SafetensorError) as error:
+            raise UserError(
+                f"{self.name} cannot be read from {self.file} ({error}); each rank reads its slices of the weights "
+                "from this file, so give an intact model that does not change while the ranks load it"
+            ) from error
+
+
+def file_tensors(module: nn.Module) -> dict[str, FileTensor]:
+    """Return the stored tensors of a module's parameters by the names of `named_parameters()`. The result is empty for
+    a module that has its weights in memory."""
+    found = {}
+    for name, _ in module.named_parameters():
+        owner, _, leaf = name.rpartition(".")
+        own: Mapping[str, FileTensor] = getattr(module.get_submodule(owner), _ATTRIBUTE, {})
+        if leaf in own:
+            found[name] = own[leaf]
+    return found
+
+
+def model_in_files(structure: Any, path: str, dtype: torch.dtype) -> Any | None:
+    """Return a causal LM like that of `from_pretrained`, in evaluation mode, whose parameters are on the meta device
+    and stay in their files (`file_tensors`); None if `from_pretrained` must load the weights, see `is_plain`.
+
+    Args:
+        structure: the module without weights, on the meta device.
+        path: folder or name of the Hub.
+        dtype: dtype of the parameters.
+    """
+    from transformers import GenerationConfig
+
+    folder = _local_folder(path)
+    tensors = {} if folder is None else _tensors_of(folder)
+    if folder is None or not tensors or not is_plain(structure, folder):
+        return None
+    # Equal stand-ins of tied weights are tied, so that one is left over, and the weights themselves decide.
+    stand_ins = {name: torch.zeros((), dtype=dtype).expand(tensor.shape) for name, tensor in tensors.items()}
+    try:
+        with _without_messages():
+            model, report = type(structure).from_pretrained(
+                None,
+                config=copy.deepcopy(structure.config),
+                state_dict=dict(stand_ins),
+                dtype=dtype,
+                attn_implementation=structure.config._attn_implementation,
+                output_loading_info=True,
+            )
+    except (OSError, ValueError, RuntimeError):  # as for shapes that differ; loading of the weights reports it
+        return None
+    sources = _sources(model, stand_ins)
+    if sources is None or any(report.values()):
+        return None
+    _leave_in_files(model, {name: tensors[source] for name, source in sources.items()})
+    model.config.name_or_path = model.name_or_path = path
+    with suppress(OSError):  # without this file the module has the settings that follow from its configuration
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model.eval()
+
+
+@contextmanager
+def _without_messages() -> Iterator[None]:
+    """Within this context Transformers reports nothing: where weights do not fit, `from_pretrained` reports it."""
+    from transformers.utils import logging as messages
+
+    before = messages.get_verbosity()
+    messages.set_verbosity(messages.CRITICAL)
+    try:
+        yield
+    finally:
+        messages.set_verbosity(before)
+
+
+def is_plain(structure: Any, folder: Path) -> bool:
+    """Return whether the tensors of a folder can be the parameters of a model as they are: the code is that of
+    Transformers, which converts no tensor for this architecture (it may rename them), the weights are not quantised,
+    and no adapter or other file belongs to them."""
+    try:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightRenaming
+    except ImportError:  # another version of Transformers, whose rules are unknown
+        return False
+    config, kind = structure.config, type(structure)
+    return (
+        kind.__module__.startswith("transformers.models.")
+        and all(isinstance(rule, WeightRenaming) for rule in get_model_conversion_mapping(structure))
+        and getattr(config, "quantization_config", None) is None
+        and getattr(config, "transformers_weights", None) is None
+        and not getattr(type(config), "extra_files", ())
+        and not (folder / "adapter_config.json").exists()
+        and not (folder / ".metadata").exists()  # a checkpoint of torch.distributed, which Transformers prefers
+    )
+
+
+def digests(stored: Iterable[FileTensor]) -> dict[str, str]:
+    """Return a digest of each file: of its header, which has the names, shapes and positions of all tensors, and of the
+    first bytes of each tensor. Ranks on other machines compare it with that of rank 0. The digest of a file that cannot
+    be read is empty."""
+    return {file: _digest(file) for file in sorted({tensor.file for tensor in stored})}
+
+
+def _digest(file: str) -> str:
+    """Return the digest of a safetensors file: 8 bytes with the length of the header, the header in JSON, and the
+    numbers at the offsets that the header names."""
+    try:
+        with open(file, "rb") as opened:
+            size = int.from_bytes(opened.read(8), "little")
+            header = opened.read(size)
+            found = hashlib.sha256(header)
+            found.update(str(os.fstat(opened.fileno()).st_size).encode())
+            for name, tensor in json.loads(header).items():
+                if name != "__metadata__":
+                    begin, end = tensor["data_offsets"]
+                    opened.seek(8 + size + begin)
+                    found.update(opened.read(min(end - begin, SAMPLE)))
+            return found.hexdigest()
+    except (OSError, ValueError):
+        return ""
+
+
+def _local_folder(path: str) -> Path | None:
+    """Return the folder of a model; for a name of the Hub the folder of its copy, which is downloaded now. The result
+    is None if there is no copy."""
+    if Path(path).is_dir():
+        return Path(path).absolute()
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(path, allow_patterns=list(READ), local_files_only=is_out_of_reach(path)))
+    except (OSError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError):
+        return None
+
+
+def _tensors_of(folder: Path) -> dict[str, FileTensor]:
+    """Return the tensors of a folder's safetensors files by their names. The result is empty if there are no such
+    files, or if one is damaged or holds other numbers than `FLOATS`; `from_pretrained` then reports what is wrong."""
+    found = {}
+    try:
+        for file in _files_of(folder):
+            with safe_open(file, "pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 - it is no dictionary
+                    part = opened.get_slice(name)
+                    if part.get_dtype() not in FLOATS or name in found:
+                        return {}
+                    found[name] = FileTensor(str(file), name, tuple(part.get_shape()))
+    except (OSError, ValueError, KeyError, AttributeError, TypeError, SafetensorError):
+        return {}
+    return found
+
+
+def _files_of(folder: Path) -> list[Path]:
+    """Return the safetensors files of a folder that Transformers reads.
+
+    Raises:
+        OSError, ValueError, KeyError, AttributeError, TypeError: the index is missing or invalid.
+    """
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+    names = sorted(set(index["weight_map"].values()))
+    if any(Path(name).name != name for name in names):
+        raise ValueError(f"{INDEX} names files outside of its folder")
+    return [folder / name for name in names]
+
+
+def _sources(model: Any, stand_ins: Mapping[str, Tensor]) -> dict[str, str] | None:
+    """Return for each parameter the name of the stand-in whose memory it holds; None unless each stand-in is one
+    parameter, of the same shape."""
+    names = {value.untyped_storage().data_ptr(): name for name, value in stand_ins.items()}
+    found = {}
+    for name, value in model.named_parameters():
+        source = names.pop(value.untyped_storage().data_ptr(), None)
+        if source is None or value.shape != stand_ins[source].shape:
+            return None
+        found[name] = source
+    return None if names else found
+
+
+def _leave_in_files(model: Any, tensors: Mapping[str, FileTensor]) -> None:
+    """Move the parameters of a model to the meta device in place, and record where they are stored. Buffers stay."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    empty = {old: nn.Parameter(torch.empty_like(old, device="meta"), old.requires_grad) for old in names}
+    for module in model.modules():  # tied parameters stay one object
+        for leaf, old in [*module.named_parameters(recurse=False, remove_duplicate=False)]:
+            setattr(module, leaf, empty[old])
+            module.__dict__.setdefault(_ATTRIBUTE, {})[leaf] = tensors[names[old]]
