@@ -43,9 +43,11 @@ while True:  # until the daemon has noted itself and its child
         if len(file.readlines()) >= 10:
             break
     time.sleep(0.01)
-open(sys.argv[1] + ".ready", "w").close()
+def be_ready():
+    open(sys.argv[1] + ".ready", "w").close()
+
 """
-STAY = "time.sleep(600)"
+STAY = "be_ready(); time.sleep(600)"
 DEAF = "signal.signal(signal.SIGTERM, signal.SIG_IGN); " + STAY
 COUNT = 10
 """Number of processes of a tree."""
@@ -65,7 +67,8 @@ time.sleep(600)
 
 
 def tree(folder: Path, then: str = STAY) -> ServerCommand:
-    """Return a server that starts nine processes, each of a kind that is easily missed, and then runs `then`."""
+    """Return a server that starts nine processes, each of a kind that is easily missed, and then runs `then`, which
+    calls `be_ready` as soon as a test may send signals."""
     return ServerCommand([sys.executable, "-S", "-c", SPREAD + then, str(folder / "pids")])
 
 

@@ -64,8 +64,8 @@ def test_a_stopped_server_is_ended(start, tmp_path):
 @pytest.mark.parametrize(
     ("then", "code", "how"),
     [
-        ("sys.exit(3)", 3, "ended with status 3"),
-        ("os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV, "was killed by SIGSEGV"),
+        ("be_ready(); sys.exit(3)", 3, "ended with status 3"),
+        ("be_ready(); os.kill(os.getpid(), signal.SIGSEGV)", -signal.SIGSEGV, "was killed by SIGSEGV"),
     ],
 )
 def test_the_process_tree_ends_when_the_server_dies(start, tmp_path, then, code, how):
