@@ -6,14 +6,14 @@ import logging
 import os
 import threading
 import time
-from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 
-from mtrl.sandbox.container import CommandResult, ContainerError, ContainerLimits
+from mtrl.sandbox.container import CommandResult, ContainerLimits
 from mtrl.sandbox.engine_container import EngineContainer
+from mtrl.utils.text import one_line
 
 log = logging.getLogger(__name__)
 
@@ -43,89 +43,131 @@ class ContainerKind:
 
 @dataclass(frozen=True)
 class _Waiting:
+    kind: ContainerKind
     container: EngineContainer
     since: float = field(default_factory=time.monotonic)
 
     @property
     def is_usable(self) -> bool:
-        return time.monotonic() - self.since < LONGEST_WAIT and self.container.is_running()
+        try:
+            return time.monotonic() - self.since < LONGEST_WAIT and self.container.is_running()
+        except OSError:  # no client of the engine can be started
+            return False
 
 
 class WarmContainers:
-    """Started containers that wait for episodes, of the kinds that episodes asked for last.
+    """Started containers that wait for episodes, of the kind that an episode asked for last.
 
-    A container serves one episode, so another one of its kind is started in the background in place of each that is
-    taken. Waiting containers end with this process, like all its containers (`container_supervisor`).
+    A container serves one episode, so another one is started in the background in place of each that is taken. Waiting
+    containers end with this process, like all its containers (`container_supervisor`).
 
     Args:
-        count: greatest number of waiting containers, of all kinds together.
+        count: greatest number of containers that wait or are being started, of all kinds together. While containers of
+            a new kind are started, those of the old one may wait too.
     """
 
     def __init__(self, count: int):
         self.count = count
         self._lock = threading.Lock()
-        self._waiting: OrderedDict[ContainerKind, list[_Waiting]] = OrderedDict()
-        """Containers by kind, oldest first; the kind that was asked for last is the last one."""
-        self._starting: Counter[ContainerKind] = Counter()
+        self._waiting: list[_Waiting] = []
+        """Containers in the order of their starts."""
+        self._starting = 0
+        """Number of containers that are being started."""
+        self._newest: ContainerKind | None = None
+        """Kind that was asked for last."""
 
     def take(self, kind: ContainerKind) -> EngineContainer | None:
         """Return a running container of the kind that no episode has used; None if none waits."""
-        while True:
-            with self._lock:
-                waiting = self._waiting.get(kind)
-                if not waiting:
-                    return None
-                first = waiting.pop(0)
+        while (first := self._first(kind)) is not None:
             if first.is_usable:
                 return first.container
-            first.container.remove()
+            _in_background(first.container.remove)
+        return None
 
     def refill(self, kind: ContainerKind) -> None:
-        """Start containers in the background until `count` of this kind wait."""
+        """Start containers of this kind in the background until `count` wait or are being started."""
         with self._lock:
-            waiting = self._waiting.setdefault(kind, [])
-            self._waiting.move_to_end(kind)
-            missing = self.count - len(waiting) - self._starting[kind]
-            self._starting[kind] += max(0, missing)
+            self._newest = kind
+            missing = self.count - sum(one.kind == kind for one in self._waiting) - self._starting
+            self._starting += max(0, missing)
         for _ in range(missing):
-            threading.Thread(target=self._start, args=(kind,), name="warm-container", daemon=True).start()
+            if not _in_background(self._start):
+                with self._lock:
+                    self._starting -= 1
 
-    def _start(self, kind: ContainerKind) -> None:
-        container = kind.make_waiting()
-        try:
-            container.start()
-        except ContainerError as error:  # an episode that needs the container meets the same error, and reports it
-            log.warning("no container waits for the next episode: %s", error)
-            container.remove()
-            with self._lock:
-                self._starting[kind] -= 1
-            return
+    def _first(self, kind: ContainerKind) -> _Waiting | None:
         with self._lock:
-            self._starting[kind] -= 1
-            self._waiting.setdefault(kind, []).append(_Waiting(container))
-            surplus = self._surplus()
-        for one in surplus:
-            one.container.remove()
+            first = next((one for one in self._waiting if one.kind == kind), None)
+            if first is not None:
+                self._waiting.remove(first)
+            return first
 
-    def _surplus(self) -> list[_Waiting]:
-        """Take the containers above `count` out, first those of the kind that was asked for longest ago."""
-        found = []
-        while sum(map(len, self._waiting.values())) > self.count:
-            kind, waiting = next(iter(self._waiting.items()))
-            if waiting:
-                found.append(waiting.pop(0))
-            else:
-                del self._waiting[kind]
-        return found
+    def _start(self) -> None:
+        try:
+            with self._lock:
+                kind = self._newest
+            assert kind is not None
+            started = _Waiting(kind, _started(kind))
+            with self._lock:
+                self._waiting.append(started)
+        except Exception as error:  # an episode that needs the container meets the same error, and reports it
+            log.warning("no container waits for the next episode: %s", one_line(error))
+        finally:
+            with self._lock:
+                self._starting -= 1
+        while (surplus := self._surplus()) is not None:
+            surplus.container.remove()
+
+    def _surplus(self) -> _Waiting | None:
+        """Take a container out if more than `count` wait: the first one of an old kind, else the first one."""
+        with self._lock:
+            if len(self._waiting) <= self.count:
+                return None
+            old = next((one for one in self._waiting if one.kind != self._newest), self._waiting[0])
+            self._waiting.remove(old)
+            return old
 
 
-@cache
+def _started(kind: ContainerKind) -> EngineContainer:
+    container = kind.make_waiting()
+    try:
+        container.start()
+    except BaseException:
+        with suppress(OSError):  # the supervisor removes it
+            container.remove()
+        raise
+    return container
+
+
+def _in_background(work: Callable[[], None]) -> bool:
+    """Call a function in a thread that does not outlive this process. Return whether the thread has started."""
+    try:
+        threading.Thread(target=work, name="warm-container", daemon=True).start()
+    except RuntimeError as error:  # the limit on threads
+        log.warning("no container waits for the next episode: %s", error)
+        return False
+    return True
+
+
+_pools_lock = threading.Lock()
+_pools: dict[int, WarmContainers] = {}
+"""Waiting containers of this process by their greatest number."""
+
+
 def warm_containers(count: int) -> WarmContainers:
     """Return the waiting containers of this process, of which there are at most `count`."""
-    return WarmContainers(count)
+    with _pools_lock:
+        return _pools.setdefault(count, WarmContainers(count))
 
 
-os.register_at_fork(after_in_child=warm_containers.cache_clear)  # the containers belong to the parent
+def _forget() -> None:
+    """Leave the containers to the parent, in a process that was forked."""
+    global _pools_lock
+    _pools_lock = threading.Lock()
+    _pools.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 class WarmContainer:

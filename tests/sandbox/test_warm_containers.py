@@ -45,6 +45,49 @@ def others(kind):
         subprocess.run([kind.engine, "rm", "-f", name], capture_output=True, check=False)
 
 
+PROGRAM = """#!/bin/bash
+cd "$(dirname "$0")"
+case $1 in
+    run) echo >> runs; sleep 0.2 ;;
+    container) echo true ;;
+esac
+"""
+
+
+@pytest.fixture
+def scripted(tmp_path):
+    """A kind of containers of a program in place of an engine."""
+    (tmp_path / "runs").touch()
+    program = tmp_path / "engine"
+    program.write_text(PROGRAM)
+    program.chmod(0o755)
+    return ContainerKind(str(program), "image", LIMITS)
+
+
+def test_no_more_containers_are_started_than_may_wait(scripted, tmp_path):
+    """Episodes of twenty kinds begin at once."""
+    others, kinds = WarmContainers(2), [replace(scripted, cwd=f"/{i}") for i in range(20)]
+    for one in kinds:
+        others.refill(one)
+    settle()
+    assert (tmp_path / "runs").read_text() == "\n" * 2
+    others.refill(kinds[-1])
+    settle()
+    assert [others.take(kinds[-1]) is None for _ in range(3)] == [False, False, True], "the newest kind waits"
+
+
+def test_containers_are_started_again_after_any_error(scripted, tmp_path, caplog):
+    others, program = WarmContainers(1), tmp_path / "engine"
+    program.rename(tmp_path / "away")
+    others.refill(scripted)
+    settle()
+    assert "no container waits for the next episode: environment.config.backend=" in caplog.text
+    (tmp_path / "away").rename(program)
+    others.refill(scripted)
+    settle()
+    assert others.take(scripted) is not None
+
+
 def test_an_episode_takes_a_container_that_was_started_before(kind, others, tmp_path):
     first, second = WarmContainer(kind, others), WarmContainer(kind, others)
     first.remove()  # an episode may end before its container starts
@@ -73,7 +116,9 @@ def test_a_container_that_has_ended_or_waited_too_long_is_not_taken(kind, others
     settle()
     assert len(running(kind)) == 1
     monkeypatch.setattr(warm_containers, "LONGEST_WAIT", 0.0)
-    assert others.take(kind) is None and running(kind) == set()
+    assert others.take(kind) is None
+    settle()
+    assert running(kind) == set()
 
 
 def test_containers_of_another_kind_take_the_place_of_the_old_ones(kind, others):

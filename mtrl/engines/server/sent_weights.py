@@ -31,9 +31,9 @@ class SentWeights:
 
     def record(self, servers: Collection[ServerApi], tensors: Mapping[str, Tensor], version: int) -> None:
         """Note that these servers keep these weights now."""
-        if not servers:
-            return
         known = self._weights
         if known is None or known.tensors is not tensors or known.version != version:
             self._weights, self._servers = Weights(tensors, version), []
         self._servers += servers
+        if not self._servers:
+            self._weights = None

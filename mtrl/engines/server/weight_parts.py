@@ -81,8 +81,9 @@ def _changed_part(
 ) -> WeightPart:
     changes, pieces = [], []
     for name, value in part:
-        before, last = (name, None) if old is None else next(old)
-        assert before == name, f"{name} was {before}"
+        before, last = (name, None) if old is None else next(old, (None, None))
+        if before != name:
+            raise ValueError(f"{name} was {before} in the last weights")
         change, content = find_changes(name, value, last)
         changes.append(change)
         pieces += content
