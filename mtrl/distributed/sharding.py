@@ -27,7 +27,7 @@ from mtrl.distributed.slices import every_rank_has, read_slice
 from mtrl.distributed.ties import aliases_of, tie
 from mtrl.errors import UserError
 from mtrl.models.value_head import ValueModel
-from mtrl.models.weight_files import file_tensors
+from mtrl.models.weight_files import file_tensors, forget_files
 
 if TYPE_CHECKING:
     from mtrl.config.trainer_schema import FsdpConfig
@@ -147,6 +147,7 @@ def shard_from_leader(
             continue
         sent = whole.pop(name, None)
         _receive(value, stored[name].read() if leader and name in stored else sent, parallel.is_used)
+    forget_files(module)
     return module
 
 

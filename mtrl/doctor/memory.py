@@ -393,6 +393,8 @@ class Memory:
         if self.layout.ranks == 1 or self.model.experts:
             return self._loaded()
         checked = _checked(self.model, self.layout.stored)
+        if self.layout.servers is None and self._has_copy():  # the embedded engine's copy is loaded whole
+            checked = max(checked, self.model.parameters * self.layout.stored)
         if self.teacher is None:
             return checked
         of_teacher = self.teacher.parameters * self.layout.computed

@@ -33,7 +33,7 @@ FLOATS = {"F64", "F32", "F16", "BF16"}
 """Types of numbers, by their names in safetensors files, that are cast to the dtype of a parameter. Others are those of
 quantised weights."""
 SAMPLE = 4096
-"""Number of bytes at the start of each tensor that a digest of a file covers."""
+"""Number of bytes at each of three places of a tensor that a digest of a file covers."""
 _ATTRIBUTE = "mtrl_file_tensors"
 """Attribute of a module: the stored tensors of its own parameters by their names. Copies of the module and wrappers
 around it keep it."""
@@ -110,7 +110,7 @@ def model_in_files(structure: Any, path: str, dtype: torch.dtype) -> Any | None:
                 attn_implementation=structure.config._attn_implementation,
                 output_loading_info=True,
             )
-    except (OSError, ValueError, RuntimeError):  # as for shapes that differ; loading of the weights reports it
+    except Exception:  # as for shapes that differ: loading of the weights reports it, or works
         return None
     sources = _sources(model, stand_ins)
     if sources is None or any(report.values()):
@@ -157,9 +157,9 @@ def is_plain(structure: Any, folder: Path) -> bool:
 
 
 def digests(stored: Iterable[FileTensor]) -> dict[str, str]:
-    """Return a digest of each file: of its header, which has the names, shapes and positions of all tensors, and of the
-    first bytes of each tensor. Ranks on other machines compare it with that of rank 0. The digest of a file that cannot
-    be read is empty."""
+    """Return a digest of each file: of its header, which has the names, shapes and positions of all tensors, and of some
+    bytes at the begin, in the middle and at the end of each tensor. Ranks on other machines compare it with that of rank
+    0. The digest of a file that cannot be read, or is another kind of file, is empty."""
     return {file: _digest(file) for file in sorted({tensor.file for tensor in stored})}
 
 
@@ -168,18 +168,27 @@ def _digest(file: str) -> str:
     numbers at the offsets that the header names."""
     try:
         with open(file, "rb") as opened:
-            size = int.from_bytes(opened.read(8), "little")
+            size, total = int.from_bytes(opened.read(8), "little"), os.fstat(opened.fileno()).st_size
+            if size > total - 8:  # another kind of file, such as a placeholder of Git LFS
+                return ""
             header = opened.read(size)
             found = hashlib.sha256(header)
-            found.update(str(os.fstat(opened.fileno()).st_size).encode())
+            found.update(str(total).encode())
             for name, tensor in json.loads(header).items():
                 if name != "__metadata__":
                     begin, end = tensor["data_offsets"]
-                    opened.seek(8 + size + begin)
-                    found.update(opened.read(min(end - begin, SAMPLE)))
+                    for start in (begin, (begin + end) // 2, max(begin, end - SAMPLE)):
+                        opened.seek(8 + size + start)
+                        found.update(opened.read(min(end - start, SAMPLE)))
             return found.hexdigest()
-    except (OSError, ValueError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ""
+
+
+def forget_files(module: nn.Module) -> None:
+    """Forget where the parameters of a module are stored, since the module has its weights in memory now."""
+    for part in module.modules():
+        part.__dict__.pop(_ATTRIBUTE, None)
 
 
 def _local_folder(path: str) -> Path | None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from mtrl.distributed.sharding import decoder_layers
 from mtrl.distributed.ties import aliases_of, tie
-from mtrl.models.weight_files import file_tensors
+from mtrl.models.weight_files import file_tensors, forget_files
 
 IGNORED = {"layer_idx", "training", "gradient_checkpointing"}
 """Settings in which layers of one kind may differ: the number of the layer, and whether it is recomputed."""
@@ -37,6 +37,7 @@ def first_layers(model: Any) -> Any:
         weights = nn.Parameter(stored.read().to(empty.dtype), empty.requires_grad)
         setattr(small.get_submodule(owner), leaf, weights)
     tie(small, aliases)
+    forget_files(small)
     return small
 
 

@@ -181,10 +181,12 @@ def test_only_experts_are_loaded_whole_by_several_ranks(offload):
     for words, copies in (((), 1), ((kl,), 2)):
         alone, model = loading("Qwen/Qwen3-8B", 1, *words)
         assert alone == copies * slices * model.parameters * 4
-        several, _ = loading("Qwen/Qwen3-8B", 8, *words)
+        several, _ = loading("Qwen/Qwen3-8B", 8, *words, "generator.backend=vllm")
         layer = 2 * 4096 * 4096 + 2 * 4096 * 1024 + 3 * 4096 * 12288 + 2 * 4096 + 2 * 128
         checked = 4 * (2 * 151936 * 4096 + 4096 + layer) + 2 * 151936 * 4096
         assert several == checked + 4 * offload * copies * model.parameters
+        embedded, _ = loading("Qwen/Qwen3-8B", 8, *words)
+        assert embedded == 4 * (1 + offload * copies) * model.parameters, "the engine's copy is loaded whole"
         whole, mixture = loading("Qwen/Qwen3-30B-A3B", 8, *words)
         assert whole == copies * slices * mixture.parameters * 4
 

@@ -226,6 +226,24 @@ def test_a_digest_notices_other_files(folder, tmp_path):
     assert [*digests([other]).values()] == [""]
 
 
+def test_a_digest_notices_a_change_of_the_last_number_of_a_tensor(tmp_path):
+    files = [tmp_path / f"{i}.safetensors" for i in range(2)]
+    for file, last in zip(files, (0.0, 1.0), strict=True):
+        save_file({"a": torch.cat([torch.zeros(9999), torch.tensor([last])])}, file)
+    assert len({*digests([FileTensor(str(file), "a", (10000,)) for file in files]).values()}) == 2
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"version https://git-lfs.github.com/spec/v1\n", b"\xff" * 64, b"", b"\x02" + bytes(7) + b"[]",
+     b"\x08" + bytes(7) + b'{"a":{}}'],
+)  # fmt: skip
+def test_another_kind_of_file_has_no_digest(content, tmp_path):
+    file = tmp_path / SINGLE
+    file.write_bytes(content)
+    assert digests([FileTensor(str(file), "a", (1,))]) == {str(file): ""}
+
+
 DAMAGES = {
     "truncated": cut,
     "removed": lambda folder: (folder / SINGLE).unlink(),

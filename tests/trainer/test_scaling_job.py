@@ -16,8 +16,8 @@ from clock import Clock
 from costs import LEADER, Costs
 from drawing import draw, saturated, tables
 from hardware import Hardware
+from interpreter import DESK, LOOP, Interpreter
 from job import Job, Plan
-from leader import DESK, LOOP, Leader
 from scaling import ARMS, Row, Task, read_csv, write_csv
 from server import Asked, Server, Speed
 from workload import WORKLOADS, Tail
@@ -159,7 +159,7 @@ def test_a_dropped_turn_frees_its_slot():
 
 def test_the_interpreter_is_shared_while_both_lanes_have_work():
     clock, done = Clock(), []
-    leader = Leader(clock)
+    leader = Interpreter(clock)
     for lane, kind, seconds in ((LOOP, "turns", 1.0), (LOOP, "turns", 1.0), (DESK, "credit", 3.0)):
         leader.do(lane, kind, seconds, lambda kind=kind: done.append((kind, clock.now)))
     clock.run(lambda: len(done) == 3)
