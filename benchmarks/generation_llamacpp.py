@@ -7,12 +7,12 @@ A token is drawn by llama.cpp's own sampler from the whole vocabulary; no log-pr
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from generation_samplers import Wave, check
+from generation_samplers import Wave
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 BATCH = 2048
@@ -79,11 +79,8 @@ class LlamaCppSampler:
             if turn:  # the last token of the last turn is read with the observation
                 texts = [[last, *seen] for last, seen in zip(newest, wave.observations[turn - 1], strict=True)]
             newest = self._read(texts, lengths)
-            count = 1
-            while count < wave.tokens:
+            for _ in range(wave.tokens - 1):
                 newest = self._read([[token] for token in newest], lengths)
-                count += 1
-            check(count, wave.tokens)
 
     def _read(self, texts: Sequence[Sequence[int]], lengths: list[int]) -> list[int]:
         """Read more tokens of each sequence, add them to `lengths`, and return the next token of each."""
@@ -93,7 +90,8 @@ class LlamaCppSampler:
             for k, token in enumerate(text)
         ]
         sampled: list[int] = []
-        for part in parts_of(tokens):
+        for begin in range(0, len(tokens), BATCH):
+            part = tokens[begin : begin + BATCH]
             self._decode(part)
             for place, (_, _, sequence, is_last) in enumerate(part):
                 if is_last:
@@ -120,12 +118,6 @@ class LlamaCppSampler:
         self.lib.llama_batch_free(self.batch)
         self.lib.llama_free(self.context)
         self.lib.llama_model_free(self.model)
-
-
-def parts_of(tokens: Sequence[Token]) -> Iterator[Sequence[Token]]:
-    """Yield the tokens in batches of at most `BATCH`."""
-    for begin in range(0, len(tokens), BATCH):
-        yield tokens[begin : begin + BATCH]
 
 
 def write_gguf(folder: Path, file: Path) -> None:

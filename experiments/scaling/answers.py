@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -96,11 +95,3 @@ async def answer_costs(repeats: int, count: int = 2) -> tuple[list[list[float]],
     episodes = GROUPS * GROUP
     rows = [[GROUPS, episodes * turns, episodes * turns * (a + b)] for turns, a, b in SHAPES]
     return [[float(number) for number in row] for row in rows], found, call
-
-
-def main() -> None:
-    print(asyncio.run(answer_costs(3)))
-
-
-if __name__ == "__main__":
-    main()

@@ -158,8 +158,8 @@ def is_plain(structure: Any, folder: Path) -> bool:
 
 def digests(stored: Iterable[FileTensor]) -> dict[str, str]:
     """Return a digest of each file: of its header, which has the names, shapes and positions of all tensors, and of
-    some bytes at the begin, in the middle and at the end of each tensor. Ranks on other machines compare it with that
-    of rank 0. The digest of a file that cannot be read, or is another kind of file, is empty."""
+    some bytes at the beginning, in the middle and at the end of each tensor. Ranks on other machines compare it with
+    that of rank 0. The digest of a file that cannot be read, or is another kind of file, is empty."""
     return {file: _digest(file) for file in sorted({tensor.file for tensor in stored})}
 
 

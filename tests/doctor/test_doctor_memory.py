@@ -169,7 +169,7 @@ def test_activations_by_the_number_of_recomputed_layers():
 
 @pytest.mark.parametrize("offload", [False, True])
 def test_only_experts_are_loaded_whole_by_several_ranks(offload):
-    """Of a dense model with 152k tokens and a width of 4,096, rank 0 reads the embedding, the head and a layer."""
+    """Rank 0 reads the embedding, the head and a layer of a dense model with 152k tokens and a width of 4,096."""
 
     def loading(path, ranks, *words):
         words = [f"model.path={path}", f"placement.ranks={ranks}", f"trainer.fsdp.cpu_offload={offload}", *words]

@@ -38,7 +38,7 @@ def settle():
 
 @pytest.fixture
 def others(kind):
-    """At most one waiting container; what is left of this process's containers is removed."""
+    """A pool with at most one waiting container. The containers that the test has left are removed."""
     yield WarmContainers(1)
     settle()
     for name in running(kind):

@@ -137,7 +137,7 @@ def test_the_real_stream_trains_the_same_batches_at_the_same_times(lag, has_work
 
 
 def test_rollout_workers_take_the_turns_from_rank_0():
-    """Of 256 GPUs 32 are simulated. Their turns are run by 4 of 32 workers, or by rank 0 at eight times the cost."""
+    """The job simulates 32 of 256 GPUs. 4 of 32 workers run the turns, or rank 0 runs them at eight times the cost."""
     costs = Costs.read(SCALING / "costs.yaml").changed(router_per_replica=0.0)
     alone, shared = (Job(Plan(WORK, 256, 0, has_workers=workers), Hardware(costs), 5) for workers in (False, True))
     for job in (alone, shared):

@@ -41,7 +41,7 @@ def _folded(data: Tensor) -> bytes:
     folds = []
     for part in data.split(8 * _ROW * _ROWS):
         words = torch.nn.functional.pad(part, (0, -part.numel() % (8 * _ROW))).view(torch.int64)
-        mixed = words + (words >> 32)  # a bijection; with odd factors alone, two changed top bits would cancel
+        mixed = words + (words >> 32)  # with odd factors alone, two changed top bits would cancel
         folds.append(mixed.view(-1, _ROW).mul_(factors).sum(1))
     return torch.cat(folds).cpu().numpy().tobytes() if folds else b""
 
