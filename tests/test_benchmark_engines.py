@@ -38,7 +38,8 @@ def test_the_table_has_the_medians_of_the_rounds(tmp_path):
     result, lines = json.loads((tmp_path / "found.json").read_text()), done.stdout.splitlines()
     local = result["engines"]["local"]
     assert local["x local"] == {} and all(len(rounds) == 2 for rounds in local["values"].values())
-    assert all(min(rounds) > 0 for rounds in local["values"].values())
+    assert min(local["values"]["memory, MiB"]) >= 0, "the engine may use memory that this process held before"
+    assert all(min(rounds) > 0 for name, rounds in local["values"].items() if name != "memory, MiB")
     assert lines[-len(local["values"]) - 2] == "|  | local |"
     assert [line.split(" | ")[0] for line in lines[-len(local["values"]) :]] == [
         f"| {name}" for name in local["values"]
