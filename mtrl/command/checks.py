@@ -328,7 +328,7 @@ def _mixture(cfg: DictConfig) -> list[str]:
         tree = OmegaConf.structured(own)
         with in_source(name):
             check_values(keys.plain(tree))
-            for part in (_data, _environment, _reward):
+            for part in (_data, _environment, _reward, _lengths, check_algorithm):
                 warnings += (f"environments.{name}: {warning}" for warning in part(tree) or ())
     return warnings
 
@@ -347,8 +347,8 @@ _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     _replaced,
     _environment,
     _reward,
-    _mixture,
     check_algorithm,
+    _mixture,
     check_distillation,
     check_scale,
     check_engines,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mtrl.algorithms.registry import find_estimator
+from mtrl.config import keys
 from mtrl.config.derived import runs_agent
 from mtrl.config.mixture import in_source, source_configs, weights_of
 from mtrl.config.schema import Config
@@ -18,7 +19,6 @@ def check_mixture(config: Config) -> None:
     weights_of(config)
     method = config.algorithm.advantage_method
     one_task = {
-        f"rollouts.workers={config.rollouts.workers}": config.rollouts.workers,
         "generator.agent names a program, which": runs_agent(config),
         f"environment.opponent={config.environment.opponent}": config.environment.opponent != "scripted",
         f"trainer.epochs={config.trainer.epochs}": config.trainer.epochs is not None,
@@ -33,6 +33,24 @@ def check_mixture(config: Config) -> None:
     for name, own in source_configs(config).items():
         with in_source(name):
             _refuse_program(own)
+            _check_context(config, own)
+
+
+def _check_context(config: Config, own: Config) -> None:
+    """Check that the contexts of a source are within those of the run, whose memory and folds are for all sources."""
+    whole, mine = config.generator.max_context_length, own.generator.max_context_length
+    if mine == whole:
+        return
+    if config.generator.context.fold != "none":
+        raise UserError(
+            f"generator.max_context_length={mine} cannot differ from the run's where contexts are folded "
+            f"(generator.context.fold={config.generator.context.fold}); take it out"
+        )
+    if mine is None or (whole is not None and mine > whole):
+        raise UserError(
+            f"generator.max_context_length={keys.typed(mine)} must be at most that of the run, {whole}; lower it, or "
+            "raise generator.max_context_length of the run"
+        )
 
 
 def _refuse_program(config: Config) -> None:

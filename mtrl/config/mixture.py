@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,15 +12,27 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mtrl.config import keys
-from mtrl.config.schema import Config, DataConfig, EnvironmentConfig, RewardConfig
+from mtrl.config.algorithm_schema import AlgorithmConfig
+from mtrl.config.schema import Config, DataConfig, EnvironmentConfig, GeneratorConfig, RewardConfig
+from mtrl.config.source_weights import Weight, read_weight, shares_of
 from mtrl.errors import UserError
 
-SECTIONS = {"environment": EnvironmentConfig, "data": DataConfig, "reward": RewardConfig}
+SECTIONS: dict[str, Any] = {
+    "environment": EnvironmentConfig,
+    "data": DataConfig,
+    "reward": RewardConfig,
+    "generator": GeneratorConfig,
+    "algorithm": AlgorithmConfig,
+}
 """Sections of which a source may set keys."""
 KEYS = ("weight", *SECTIONS)
 """Keys of a source."""
-OF_THE_TASK = ("name", "target", "config", "prompt")
-"""Keys of `environment` that a source may set; the limits are those of the run."""
+OWN = {
+    "environment": ("name", "target", "config", "prompt", "step_timeout", "episode_timeout", "retries"),
+    "generator": ("max_turns", "max_context_length", "sampling_params.max_generate_length"),
+    "algorithm": ("group_size",),
+}
+"""Keys that a source may set in a section; all keys of the other sections."""
 RESERVED = (
     *("breaks", "claims", "completion", "components", "context", "episode", "episodes", "failed_episodes", "field"),
     *("field_accuracy", "fields", "format", "gateway", "lenient_frac", "measures", "metrics", "out_of_turns", "reward"),
@@ -38,32 +49,31 @@ def unfit(name: str) -> str | None:
     return None if re.fullmatch(r"[A-Za-z]\w*", name) else "it must be letters, digits and _"
 
 
-def weights_of(config: Config) -> dict[str, float]:
+def weights_of(config: Config) -> dict[str, Weight]:
     """Return the weight of each source by its name.
 
     Raises:
-        UserError: a weight is no number of at least 0, or all weights are 0.
+        UserError: a weight is neither a number of at least 0 nor a schedule of such numbers, or all weights are 0 at
+            some number of rows.
     """
-    weights = {str(name): source.get("weight", 1.0) for name, source in _sources(config).items()}
-    for name, weight in weights.items():
-        is_number = isinstance(weight, int | float) and not isinstance(weight, bool) and math.isfinite(weight)
-        if not is_number or weight < 0:
+    weights = {
+        str(name): read_weight(str(name), source.get("weight", 1.0)) for name, source in _sources(config).items()
+    }
+    for rows in sorted({rows for weight in weights.values() for rows, _ in weight.points}):
+        if not any(weight.at(rows) for weight in weights.values()):
+            when = f" after {rows} rows" if rows else ""
             raise UserError(
-                f"environments.{name}.weight={weight} must be a number of at least 0; write for example 1.0"
+                f"the weights of environments {', '.join(weights)} sum to 0{when}, so no row can be drawn; set "
+                f"environments.{next(iter(weights))}.weight=1.0"
             )
-    if weights and not any(weights.values()):
-        raise UserError(
-            f"the weights of environments {', '.join(weights)} sum to 0, so no row can be drawn; set "
-            f"environments.{next(iter(weights))}.weight=1.0"
-        )
-    return {name: float(weight) for name, weight in weights.items()}
+    return weights
 
 
 def source_configs(config: Config) -> dict[str, Config]:
     """Return the configuration that each source would have in a run of its own, by name; empty without a mixture.
 
-    A source starts from `environment`, `data` and `reward` of the run and changes the keys that it sets. If it names a
-    task, `environment.config` starts empty.
+    A source starts from the settings of the run and changes the keys that it sets. If it names a task,
+    `environment.config` starts empty.
 
     Raises:
         UserError: a name, a key or a value of a source is wrong.
@@ -72,15 +82,23 @@ def source_configs(config: Config) -> dict[str, Config]:
 
 
 def described_tasks(config: Config) -> str:
-    """Return the tasks of a run with the origin of their rows, for the lines at its start; those of a mixture with
-    their shares of the prompts."""
+    """Return the tasks of a run with the origin of their rows and the number of turns, for the lines at its start;
+    those of a mixture with their shares of the prompts at the start, and with a group size that is not the run's."""
     weights = weights_of(config)
-    own = [
-        f"{weights[name] / sum(weights.values()):.0%} {name}: {described_tasks(each)}"
-        for name, each in source_configs(config).items()
-    ]
+    shares, own = shares_of(weights, 0) if weights else {}, []
+    for name, each in source_configs(config).items():
+        size = each.algorithm.group_size
+        group = f", groups of {size}" if size != config.algorithm.group_size else ""
+        later = " at first" if len(weights[name].points) > 1 else ""
+        own.append(f"{shares[name]:.0%}{later} {name}: {described_tasks(each)}{group}")
     task = config.environment.target or config.environment.name
-    return "; ".join(own) or f"{task}, {config.data.path or 'synthetic rows'}"
+    turns = f"at most {config.generator.max_turns} turns"
+    return "; ".join(own) or f"{task}, {config.data.path or 'synthetic rows'}, {turns}"
+
+
+def group_sizes(config: Config) -> dict[str, int]:
+    """Return the number of trajectories per prompt of each source by its name; empty without a mixture."""
+    return {name: own.algorithm.group_size for name, own in source_configs(config).items()}
 
 
 def row_id(name: str, id: Any) -> str:
@@ -134,13 +152,14 @@ def _changed(base: Any, section: str, given: Any, source: str) -> Any:
     known = [entry.name for entry in fields(SECTIONS[section])]
     if unknown := [key for key in given if key not in known]:
         raise _unknown(place, unknown[0], known)
-    if section == "environment":
-        if other := [key for key in given if key not in OF_THE_TASK]:
+    if section in OWN:
+        paths = keys.flat(given, "")
+        if other := [path for path in paths if not any(f"{path}.".startswith(f"{own}.") for own in OWN[section])]:
             raise UserError(
-                f"{place}.{other[0]} cannot differ between the sources of a run; set environment.{other[0]} for all"
+                f"{place}.{other[0]} cannot differ between the sources of a run; set {section}.{other[0]} for all"
             )
-        if "name" in given or "target" in given:
-            base, given = replace(base, target=None, config={}), {"name": given.get("target"), **given}
+    if section == "environment" and ("name" in given or "target" in given):
+        base, given = replace(base, target=None, config={}), {"name": given.get("target"), **given}
     try:
         return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(base), given))
     except OmegaConfBaseException as error:

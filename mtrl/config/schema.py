@@ -246,9 +246,10 @@ class Config:
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     environment: EnvironmentConfig = field(default_factory=EnvironmentConfig)
     environments: dict[str, Any] = field(default_factory=dict)
-    """A mixture of tasks, each a source of rows by its name, with the keys weight, environment, data and reward. A
-    source starts from `environment`, `data` and `reward` of the run, and its weight is its share of the prompts,
-    relative to the other weights. Empty: one task, `environment`."""
+    """A mixture of tasks, each a source of rows by its name, with the keys weight, environment, data, reward, generator
+    and algorithm. A source starts from these sections of the run, and its weight is its share of the prompts, relative
+    to the other weights: a number, or a schedule such as [[0,3],[1600,1]] over the training rows that are drawn. Empty:
+    one task, `environment`."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     algorithm: AlgorithmConfig = field(default_factory=AlgorithmConfig)
     distillation: DistillationConfig = field(default_factory=DistillationConfig)

@@ -50,27 +50,38 @@ def load_task(config: Config) -> Task:
     Raises:
         UserError: the environment or its loader does not take a key of `environment.config`, or refuses a value.
     """
+    return _task_of(config, _load_one)
+
+
+def task_without_rows(config: Config) -> Task:
+    """Return the task of a configuration, or the mixture of its sources, without rows: for a process that gets its rows
+    from another one."""
+    return _task_of(config, _without_rows)
+
+
+def _task_of(config: Config, make: Callable[[Config], Task]) -> Task:
+    """Return the task that `make` makes, or the mixture of those that it makes of the sources."""
     if not config.environments:
-        return _load_one(config)
+        return make(config)
     tasks: dict[str, Task] = {}
     for name, own in source_configs(config).items():
         with in_source(name):
-            tasks[name] = _load_one(own)
+            tasks[name] = make(own)
     weights = weights_of(config)
     makers = {name: task.make_environment for name, task in tasks.items()}
     offline = {name: task.make_for_demonstrations for name, task in tasks.items()}
     return Task(
         mixed_family({name: task.family for name, task in tasks.items()}),
-        mixed_splits({name: _drawn(task.splits, weights[name]) for name, task in tasks.items()}),
+        mixed_splits({name: _drawn(task.splits, weights[name].is_ever_positive) for name, task in tasks.items()}),
         partial(MixedEnvironment, makers, config.generator.max_turns),
         tasks,
         partial(MixedEnvironment, offline, config.generator.max_turns) if offline != makers else None,
     )
 
 
-def _drawn(splits: Splits, weight: float) -> Splits:
-    """Return the splits of a source, without training rows if its weight is 0."""
-    return splits if weight else replace(splits, train=[])
+def _drawn(splits: Splits, is_trained: bool) -> Splits:
+    """Return the splits of a source, without training rows if its weight is always 0."""
+    return splits if is_trained else replace(splits, train=[])
 
 
 def _load_one(config: Config) -> Task:
@@ -82,6 +93,11 @@ def _load_one(config: Config) -> Task:
     try_out(make, config, family)
     offline = offline_config(config, family)
     return Task(family, splits, make, make_offline=None if offline is None else environment_factory(offline, family))
+
+
+def _without_rows(config: Config) -> Task:
+    family = get_family(config.environment.name, config.environment.target)
+    return Task(family, Splits([], []), environment_factory(config, family))
 
 
 def _loaded(config: Config, family: Family) -> Splits:

@@ -160,7 +160,7 @@ class Evaluation:
         config, evaluation = self.config, self.config.evaluation
         sampled = f", {evaluation.samples_per_row} x {min(evaluation.sampled_rows, len(self.rows))} rows sampled"
         facts = {
-            "task": f"{described_tasks(config)}, at most {config.generator.max_turns} turns",
+            "task": described_tasks(config),
             "rows": f"{min(evaluation.rows, len(self.rows))} of {evaluation.split}, greedy"
             + (sampled if evaluation.sampled_rows else "")
             + (f", {prompt_of(config)} prompts" if writes_prompts(self.task.family) else ""),

@@ -163,16 +163,17 @@ def endpoint_model(source: Source, config: Config, task: Task, budget: Budget) -
         UserError: See `EndpointEngine`.
     """
     from mtrl.rollout.chat import ChatConversation
-    from mtrl.trainer.setup.connect import eval_sampling_params, limits
+    from mtrl.trainer.setup.connect import eval_sampling_params, limits, limits_of_sources
 
     assert source.model is not None and source.url is not None
-    at_once = config.evaluation.endpoint.max_concurrent
+    at_once, context = config.evaluation.endpoint.max_concurrent, config.generator.max_context_length or sys.maxsize
     loop = Throttle(
         EndpointEngine(Address(source.model, source.url), config.evaluation.endpoint, budget, source.label),
         task.make_environment,
         ChatConversation,
         EnvironmentPool(config.environment.max_workers),
-        limits(config, config.generator.max_context_length or sys.maxsize),
+        limits(config, context),
         slots=asyncio.Semaphore(at_once),
     )
+    loop.limits_of_sources = limits_of_sources(config, context)
     return ReadyModel(source, loop, eval_sampling_params(config))

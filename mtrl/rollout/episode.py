@@ -8,12 +8,13 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Generic, TypeVar
 
+from mtrl.config.mixture import source_of
 from mtrl.engines.base import Engine, EngineLostError, SamplingParams, TurnSampler
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
@@ -34,13 +35,15 @@ Handle = TypeVar("Handle")
 
 @dataclass(frozen=True)
 class EpisodeLimits:
-    """Limits of one episode: turns, context tokens, seconds and retries."""
+    """Limits of one episode: turns, tokens, seconds and retries."""
 
     max_turns: int
     max_context_length: int
     step_timeout: float
     episode_timeout: float
     retries: int
+    max_generate_length: int | None = None
+    """Maximum number of sampled tokens per turn; None: the one of the sampling parameters."""
 
 
 class Occupancy:
@@ -85,8 +88,16 @@ class BaseLoop(ABC, Generic[Handle]):
 
     engine: Engine
     limits: EpisodeLimits
+    limits_of_sources: Mapping[str, EpisodeLimits] = {}
+    """Limits of each source of a mixture by its name; empty: all rows have `limits`."""
     sampling_clock: Occupancy
     """Clock of the seconds in which at least one turn was being sampled."""
+
+    def limits_of(self, trajectory: Trajectory) -> EpisodeLimits:
+        """Return the limits of the episode of a trajectory."""
+        if not self.limits_of_sources:
+            return self.limits
+        return self.limits_of_sources.get(source_of(trajectory.task_id), self.limits)
 
     async def run(self, row: Row, group_id: str, index: int, sampling: SamplingParams) -> Trajectory:
         """Run one episode; errors and time-outs are retried in a fresh state, and never raised.
@@ -107,7 +118,10 @@ class BaseLoop(ABC, Generic[Handle]):
     ) -> list[Trajectory]:
         """Run the episode called `name` until an attempt succeeds or none is left. Each attempt fills copies of
         `empty`; return those of the last one."""
-        for attempt in range(self.limits.retries + 1):
+        limits = self.limits_of(empty[0])
+        if limits.max_generate_length is not None:
+            sampling = replace(sampling, max_generate_length=limits.max_generate_length)
+        for attempt in range(limits.retries + 1):
             seed = sampling.seed ^ (attempt << 32)
             trajectories = copy.deepcopy(list(empty))
             await self._attempt(trajectories, row, name, replace(sampling, seed=seed))
@@ -120,7 +134,8 @@ class BaseLoop(ABC, Generic[Handle]):
 
     async def _attempt(self, trajectories: list[Trajectory], row: Row, name: str, sampling: SamplingParams) -> None:
         async with self._open_trajectory(name, sampling) as handle:
-            deadline = asyncio.timeout(self.limits.episode_timeout)
+            seconds = self.limits_of(trajectories[0]).episode_timeout
+            deadline = asyncio.timeout(seconds)
             try:
                 async with deadline:
                     # The episode gets a copy, so that its changes to the row do not reach other episodes.
@@ -128,7 +143,7 @@ class BaseLoop(ABC, Generic[Handle]):
             except EngineLostError:
                 raise
             except Exception as error:
-                late = EpisodeTimeoutError(self.limits.episode_timeout, error) if deadline.expired() else None
+                late = EpisodeTimeoutError(seconds, error) if deadline.expired() else None
                 for trajectory in trajectories:
                     fail(trajectory, late or error)
 
@@ -182,20 +197,22 @@ class EpisodeLoop(BaseLoop[str]):
     async def _run_episode(
         self, trajectory: Trajectory, trajectory_id: str, row: Row, sampling: SamplingParams
     ) -> None:
-        stepper = Stepper(self.make_environment, self._call, trajectory, row, self.limits.max_turns)
+        limits = self.limits_of(trajectory)
+        call = partial(self.pool.call, timeout=limits.step_timeout)
+        stepper = Stepper(self.make_environment, call, trajectory, row, limits.max_turns)
         try:
             prompt = await stepper.open()
             offered = (stepper.tools,) if stepper.tools else ()
             conversation = self.make_conversation(prompt, *offered)
             trajectory.turns = conversation.turns
             trajectory.stop_reason = StopReason.MAX_TURNS
-            for turn_index in range(self.limits.max_turns):
+            for turn_index in range(limits.max_turns):
                 # Every turn has its own random stream, so that a repeated context does not repeat the same tokens.
                 turn_sampling = replace(sampling, seed=(sampling.seed + turn_index) % 2**64)
                 if await self._turn(stepper, trajectory_id, conversation, turn_sampling):
                     break
         finally:
-            await stepper.close(self.pool, self.limits.step_timeout)
+            await stepper.close(self.pool, limits.step_timeout)
 
     async def _turn(
         self, stepper: Stepper, trajectory_id: str, conversation: Dialogue, sampling: SamplingParams
@@ -237,9 +254,10 @@ class EpisodeLoop(BaseLoop[str]):
     ) -> Turn | None:
         """Like `_sample`, without a fold."""
         trajectory = stepper.trajectory
-        if conversation.prompt_tokens >= self.limits.max_context_length:
+        context = self.limits_of(trajectory).max_context_length
+        if conversation.prompt_tokens >= context:
             if not trajectory.turns:
-                raise PromptTooLongError(conversation.prompt_tokens, self.limits.max_context_length)
+                raise PromptTooLongError(conversation.prompt_tokens, context)
             trajectory.stop_reason = StopReason.CONTEXT_LIMIT
             await stepper.truncate()
             return None
@@ -252,9 +270,6 @@ class EpisodeLoop(BaseLoop[str]):
         turn: Turn = _parsed(conversation, generation)
         turn.seconds_generate = time.perf_counter() - start
         return turn
-
-    async def _call(self, function: Callable[..., Any], *args: Any, discard: Callable[[Any], Any] | None = None) -> Any:
-        return await self.pool.call(function, *args, timeout=self.limits.step_timeout, discard=discard)
 
 
 class EpisodeTimeoutError(TimeoutError):

@@ -46,11 +46,12 @@ class Rollouts:
         self,
         key: str,
         rows: Sequence[Row],
-        group_size: int,
+        group_size: int | Callable[[Row], int],
         sampling: SamplingParams,
         replacement: Callable[[], Row] | None = None,
     ) -> RolloutReport:
-        """Collect one group per row; `key` names the step and seeds its random streams.
+        """Collect one group per row; `key` names the step and seeds its random streams. `group_size` is the number of
+        episodes of a group, or a function that returns it for a row.
 
         A group in which an episode failed is run again on a row from `replacement`: to leave out only the failed
         episode would bias the group towards behaviour that does not fail. Without `replacement` (evaluation) the group
@@ -60,11 +61,12 @@ class Rollouts:
             RunEndedError: more than `max_failed_share` of the episodes failed, or replacements keep failing; in a
                 mixture, see `Pauses`.
         """
+        size = group_size if callable(group_size) else lambda row: group_size
         report = RolloutReport(groups=[])
         pending = [(f"{key}/{i}", row) for i, row in enumerate(rows)]
         failed_rounds = 0
         while pending:
-            groups = await all_or_none(self.group(group_id, row, group_size, sampling) for group_id, row in pending)
+            groups = await all_or_none(self.group(name, row, size(row), sampling) for name, row in pending)
             report.episodes += sum(len(group.trajectories) for group in groups)
             failed = [t for group in groups for t in group.trajectories if t.stop_reason in FAILED]
             failed_ids = {t.group_id for t in failed} if replacement else set()

@@ -175,6 +175,9 @@ class SelfPlayLoop(EpisodeLoop):
             await side.act(turn)
         return turn is not None
 
+    async def _call(self, function: Callable[..., Any], *args: Any, discard: Callable[[Any], Any] | None = None) -> Any:
+        return await self.pool.call(function, *args, timeout=self.limits.step_timeout, discard=discard)
+
 
 def _made_already() -> BaseEnvironment:
     raise RuntimeError("the roles of an episode share one environment")

@@ -296,7 +296,7 @@ class Trainer:
         row = self._metrics(experience, credited.advantages)
         row |= self._throughput(experience, update, {name: span.seconds for name, span in spans.items()})
         row |= added | learned | canary
-        self._adapt_kl(row)
+        self._adapt_kl(row, sum(self.experience.group_size(group.row) for group in experience.groups))
         await self.work_thread.do(self._write_trajectories, experience, credited, update)
         self.console.step({"step": self.progress.step, **row})
         if self._evaluation_due():
@@ -367,11 +367,11 @@ class Trainer:
         since_start = self.timeline.since_start
         self.timeline.record("rollout", self.progress.step + 1, since_start(start), since_start(end))
 
-    def _adapt_kl(self, row: dict[str, Any]) -> None:
-        """Adapt the weight of the KL to the KL that was measured in this step."""
+    def _adapt_kl(self, row: dict[str, Any], trajectories: int) -> None:
+        """Adapt the weight of the KL to the KL that was measured in this step, on this number of trajectories."""
         if "train/kl" in row:
             row["train/kl_coef"] = self.kl.coefficient
-            self.kl.update(row["train/kl"], self.config.trainer.prompts_per_step * self.config.algorithm.group_size)
+            self.kl.update(row["train/kl"], trajectories)
             self.progress.kl_coefficient = self.kl.coefficient
 
     def _check_signal(self, row: dict[str, Any]) -> None:

@@ -269,7 +269,7 @@ def run_facts(config: Config) -> dict[str, str]:
     algorithm, trainer, evaluation = config.algorithm, config.trainer, config.evaluation
     held_out = f"evaluation every {evaluation.every_steps} on {evaluation.rows} held-out rows"
     return {
-        "task": f"{described_tasks(config)}, at most {config.generator.max_turns} turns",
+        "task": described_tasks(config),
         "model": f"{config.model.path or config.model.name} on {config.model.device}, {config.model.dtype}"
         + (f", LoRA rank {config.model.lora_rank}" if config.model.lora_rank else ""),
         "algorithm": f"{algorithm.advantage_method} + {algorithm.loss_fn}, {trainer.prompts_per_step} prompts × "

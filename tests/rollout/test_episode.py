@@ -41,6 +41,33 @@ def test_max_turns_ends_the_episode(make_loop, run_episode, counting):
     assert trajectory.error is None and trajectory.trainable and trajectory.metrics == {"attempts": 1}
 
 
+def test_a_source_of_a_mixture_has_limits_of_its_own(make_loop, sampling, stepping, counting, tiny_tokenizer):
+    """The row of `short` ends after one turn of at most two tokens; its environment is tried three times."""
+    lengths = {}
+
+    class Engine(ScriptedEngine):
+        async def generate(self, trajectory_id, prompt, sampling):
+            lengths.setdefault(trajectory_id, set()).add(sampling.max_generate_length)
+            return await super().generate(trajectory_id, prompt, sampling)
+
+    def step(self, response, truth):
+        if "short" in truth and len(counting.made) < 4:
+            raise OSError("down")
+        return 0.5, "next", False
+
+    loop = make_loop(stepping(step), engine=Engine(lambda trajectory, turn: "a", tiny_tokenizer))
+    short = replace(loop.limits, max_turns=1, retries=2, max_generate_length=2)
+    loop.limits_of_sources = {"short": short, "long": loop.limits}
+
+    def play(name):
+        row = {"id": f"{name}/1", "prompt": [{"role": "user", "content": "Q"}], "ground_truth": {name: 1}}
+        return asyncio.run(loop.run(row, name, 0, sampling))
+
+    assert (len(play("long").turns), len(play("short").turns)) == (3, 1)
+    assert lengths == {"long/0": {sampling.max_generate_length}, "short/0": {2}}
+    assert len(counting.made) == 4 and play("long").metrics == {"attempts": 1}
+
+
 def test_done_ends_the_episode(make_loop, run_episode, stepping, counting):
     environment = stepping(lambda self, response, truth: (1.0, None, response == "b"))
     trajectory = run_episode(make_loop(environment))

@@ -26,7 +26,8 @@ class FakeRollouts:
 
     async def collect(self, key, rows, size, sampling, replacement):
         self.keys.append((key, [row["n"] for row in rows]))
-        return RolloutReport([self.group(f"{key}/{i}", row, size) for i, row in enumerate(rows)], episodes=len(rows))
+        groups = [self.group(f"{key}/{i}", row, size(row)) for i, row in enumerate(rows)]
+        return RolloutReport(groups, episodes=len(rows))
 
     def group(self, group_id, row, size):
         group = make_group(row["n"], 50, size)

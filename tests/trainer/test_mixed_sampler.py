@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mtrl.config.mixture import source_of
 from mtrl.config.schema import Config, DataConfig, EnvironmentConfig
+from mtrl.config.source_weights import shares_of
 from mtrl.environments.mixture import interleaved
 from mtrl.errors import RunEndedError, UserError
 from mtrl.trainer.data.mixed_sampler import sampler_of
@@ -39,8 +40,40 @@ def test_two_to_one_by_worked_numbers_and_each_source_in_its_own_passes():
     ids = drawn(sampler, 12)
     assert "".join(map(source_of, ids)) == "abaabaabaaba"
     assert sorted(ids[:6]) == ["a/0", "a/1", "a/2", "a/3", "b/0", "b/1"]
-    epochs = {"data/a/epoch": 2.0, "data/b/epoch": 2.0}
+    epochs = {"data/a/epoch": 2.0, "data/b/epoch": 2.0, "data/a/share": 2 / 3, "data/b/share": 1 / 3}
     assert sampler.metrics() == {**epochs, "data/a/paused": 0.0, "data/b/paused": 0.0} and sampler.drawn == 12
+
+
+def test_equal_weights_alternate_for_ever():
+    assert "".join(map(source_of, drawn(made({"a": 1, "b": 1, "c": 1}), 3000))) == 1000 * "abc"
+
+
+def test_a_schedule_by_worked_numbers():
+    """The share of `a` falls from 1 to 0 over 4 rows: 1, 0.75, 0.5, 0.25, 0."""
+    sampler = made({"a": [[0, 4], [4, 0]], "b": [[0, 0], [4, 4]]})
+    assert "".join(map(source_of, drawn(sampler, 8))) == "aababbbb"
+    assert sampler.metrics()["data/a/share"] == 0.0
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.lists(st.floats(0, 9), min_size=2, max_size=2), min_size=2, max_size=4),
+    st.lists(st.integers(0, 60), min_size=2, max_size=2, unique=True).map(sorted),
+    st.integers(1, 80),
+)
+def test_no_source_is_more_than_a_row_ahead_of_its_scheduled_share(ends, at, count):
+    schedules = {
+        name: [[at[0], ends[0] + (not number)], [at[1], ends[1] + (not number)]]
+        for number, (name, ends) in enumerate(zip(NAMES, ends, strict=False))
+    }
+    sampler = made(schedules)
+    exact = dict.fromkeys(schedules, 0.0)
+    for row in range(count):
+        for name, share in shares_of(sampler.weights, row).items():
+            exact[name] += share
+    found = Counter(map(source_of, drawn(sampler, count)))
+    for name in schedules:
+        assert exact[name] - (len(schedules) - 1) - 1e-6 <= found[name] <= exact[name] + 1 + 1e-6
 
 
 @settings(max_examples=40)
@@ -56,8 +89,8 @@ def test_no_source_is_more_than_a_row_ahead_of_its_share(weights, count):
 
 @settings(max_examples=20)
 @given(st.integers(0, 30), st.sampled_from(["uniform", "difficulty"]))
-def test_a_restored_sampler_goes_on_exactly_and_other_weights_begin_new_counts(count, kind):
-    weights = {"a": 3, "b": 1, "c": 1}
+def test_a_restored_sampler_goes_on_exactly_and_other_weights_owe_nothing(count, kind):
+    weights = {"a": [[0, 3], [50, 1]], "b": 1, "c": 1}
 
     def play(sampler, count):
         found = []
@@ -74,7 +107,7 @@ def test_a_restored_sampler_goes_on_exactly_and_other_weights_begin_new_counts(c
     for sampler in (again, changed):
         sampler.drawn = count
         sampler.restore(state)
-    assert sum(changed.counts.values()) == 0
+    assert set(changed.owed.values()) == {0.0}
     assert Counter(map(source_of, drawn(changed, 10))) == {"b": 5, "c": 5}
     assert play(again, 40) == play(first, 40)
 
@@ -146,6 +179,8 @@ def test_the_last_source_ends_the_run_with_the_sentence_of_a_single_task(caplog)
 
 
 def test_a_source_with_a_weight_needs_training_rows():
-    with pytest.raises(UserError, match=r"environments\.b has no training rows and weight=1; check its data\.path"):
+    with pytest.raises(
+        UserError, match=r"environments\.b has no training rows and a weight above 0; check its data\.path"
+    ):
         made({"a": 1, "b": 1}, {"a": 2})
     assert {source_of(id) for id in drawn(made({"a": 1, "b": 0}, {"a": 2}), 4)} == {"a"}

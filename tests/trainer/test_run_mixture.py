@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 
 import pytest
 from runs import QUIET, ROOT, finish, rows_of, weights_of
 
 from mtrl.config.mixture import RESERVED
+from mtrl.record.run import Run
 from tests import forked
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("runs")]
@@ -45,18 +47,35 @@ def run(command):
 
 
 def test_a_mixture_has_metrics_of_each_source_resumes_exactly_and_can_be_opened(tmp_path):
+    """The resumed run has a rollout worker, which applies the limits of the sources as well."""
     whole, again = tmp_path / "whole", tmp_path / "again"
-    output = program("mtrl.main", *TINY, f"run_dir={whole}")
-    assert "67% words: gsm8k" in output
+    own = (
+        *("environments.words.weight=[[0,2],[90,1]]", "trainer.save_trajectories_every=1"),
+        *("environments.sql.algorithm.group_size=3", "environments.sql.generator.max_turns=2"),
+    )
+    output = program("mtrl.main", *TINY, *own, f"run_dir={whole}")
+    assert (
+        "67% at first words: gsm8k" in output and "text_to_sql, synthetic rows, at most 2 turns, groups of 3" in output
+    )
     first, *_, last = rows_of(whole)
+    assert last["data/words/share"] == pytest.approx((2 - 6 / 90) / (3 - 6 / 90))
+    for run_dir in (whole, again):
+        if run_dir == again:
+            resume = f"resume={whole / 'checkpoints' / 'step_000001'}"
+            output = program("mtrl.main", *TINY, *own, resume, "rollouts.workers=1", f"run_dir={again}")
+        found = [t for t in Run.open(run_dir).trajectories("train")]
+        sizes = Counter((t.task_id.split("/")[0], t.group_id) for t in found)
+        assert {(name, size) for (name, _), size in sizes.items()} == {("words", 2), ("sql", 3)}
+        assert max(len(t.turns) for t in found if t.task_id.startswith("sql")) == 2
+        assert max(len(t.turns) for t in found if t.task_id.startswith("words")) > 2
     assert (last["rollout/words/groups"], last["rollout/sql/groups"]) == (2.0, 1.0)
     assert {key for key in first if key.startswith("val/words/")} and first["val/sql/episodes"] == 2.0
     words = {key.split("/")[1] for key in {**first, **last} if key.startswith(("rollout/", "val/", "data/"))}
     assert words - NAMES <= {*RESERVED}
 
-    resume = f"resume={whole / 'checkpoints' / 'step_000001'}"
-    program("mtrl.main", *TINY, resume, f"run_dir={again}")
-    assert weights_of(again) == weights_of(whole) and rows_of(again)[-1] == last
+    of_workers = ("engine/workers", "engine/worker_restarts")
+    resumed = {key: value for key, value in rows_of(again)[-1].items() if key not in of_workers}
+    assert weights_of(again) == weights_of(whole) and resumed == last
 
     program("mtrl.rescore", whole, f"out={tmp_path / 'rescored.json'}")
     program("mtrl.evaluate", whole, "evaluation.source=sql", f"evaluation.output={tmp_path / 'evaluation'}")

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from mtrl.algorithms.signal import is_informative
+from mtrl.config.mixture import group_sizes, source_of
 from mtrl.config.schema import Config
 from mtrl.engines.base import SamplingParams
 from mtrl.environments.family import Family
@@ -102,6 +103,14 @@ class Producer(ABC):
     of its episodes that succeeded by the scorer, 0 to 1."""
     reward_clock: Occupancy = field(default_factory=Occupancy, init=False)
     """Clock of the time in which rewards and scores were computed."""
+
+    def __post_init__(self) -> None:
+        self._group_sizes = group_sizes(self.config)
+
+    def group_size(self, row: Row) -> int:
+        """Return the number of trajectories of the group of a training row."""
+        size = self.config.algorithm.group_size
+        return self._group_sizes.get(source_of(str(row["id"])), size) if self._group_sizes else size
 
     @abstractmethod
     async def collect(self, step: int) -> Experience:
@@ -232,8 +241,7 @@ class Collector(Producer):
 
     async def _play(self, key: str, prompts: int, total: RolloutReport) -> list[Group]:
         rows = [self._next_row() for _ in range(prompts)]
-        size = self.config.algorithm.group_size
-        report = await self.rollouts.collect(key, rows, size, self.sampling, self._next_row)
+        report = await self.rollouts.collect(key, rows, self.group_size, self.sampling, self._next_row)
         for group in report.groups:
             await self._reward_for_training(group)
             self._note_success(group)

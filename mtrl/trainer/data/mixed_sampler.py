@@ -7,6 +7,7 @@ from typing import Any
 
 from mtrl.config.mixture import in_source, source_configs, source_of, weights_of
 from mtrl.config.schema import Config
+from mtrl.config.source_weights import Weight, shares_of
 from mtrl.errors import UserError
 from mtrl.rollout.pauses import Pauses
 from mtrl.scoring.sources import named
@@ -28,9 +29,9 @@ def sampler_of(config: Config, rows: Sequence[Row]) -> Sampler:
     weights, samplers = weights_of(config), {}
     for name, own in source_configs(config).items():
         mine = [row for row in rows if source_of(str(row["id"])) == name]
-        if weights[name] and not mine:
+        if weights[name].is_ever_positive and not mine:
             raise UserError(
-                f"environments.{name} has no training rows and weight={weights[name]:g}; check its data.path and "
+                f"environments.{name} has no training rows and a weight above 0; check its data.path and "
                 f"data.train_split, or set environments.{name}.weight=0 to evaluate it only"
             )
         if mine:
@@ -39,12 +40,15 @@ def sampler_of(config: Config, rows: Sequence[Row]) -> Sampler:
     return MixedSampler(rows, config.seed, weights, samplers, pauses_of(config, weights))
 
 
-def pauses_of(config: Config, weights: Mapping[str, float]) -> Pauses:
-    """Return the pauses of the sources with a weight. Each is judged by as many groups as its share of a step has, and
-    by at least `LEAST_GROUPS`."""
-    shares = {name: weight / sum(weights.values()) for name, weight in weights.items() if weight}
+def pauses_of(config: Config, weights: Mapping[str, Weight]) -> Pauses:
+    """Return the pauses of the sources with a weight. Each is judged by as many groups as its largest share of a step
+    has, and by at least `LEAST_GROUPS`."""
+    points = {rows for weight in weights.values() for rows, _ in weight.points}
+    shares = [shares_of(weights, rows) for rows in points]  # between two points a share has no maximum
     windows = {
-        name: max(LEAST_GROUPS, round(share * config.trainer.prompts_per_step)) for name, share in shares.items()
+        name: max(LEAST_GROUPS, round(max(each[name] for each in shares) * config.trainer.prompts_per_step))
+        for name, weight in weights.items()
+        if weight.is_ever_positive
     }
     return Pauses(windows, config.environment.max_failed_share)
 
@@ -52,11 +56,11 @@ def pauses_of(config: Config, weights: Mapping[str, float]) -> Pauses:
 class MixedSampler(Sampler):
     """Draws every row from the source that is furthest behind its share.
 
-    With shares p_s = weight_s / sum of the weights, draw n (from 1) goes to the source with the largest p_s n - d_s,
-    where d_s is its number of draws so far, and to the first of several such sources. With k sources, always
-    p_s n - (k - 1) <= d_s < p_s n + 1: the largest of k numbers that sum to 1 is positive, and all p_s n - d_s sum to
-    0. Only sources that are not paused count. The counts d_s begin again when a source is paused or drawn again, so
-    that no source makes up for its pause, and when a resumed run has other weights.
+    Source s has the share p_s(n) = weight_s / sum of the weights of draw n, and is owed o_s = the sum of its shares so
+    far - the number of its draws. Every draw goes to the source that is owed most, and to the first of several such
+    sources. With k sources, -1 < o_s <= k - 1 after every draw: before it the k numbers o_s sum to 1, so the largest is
+    positive, and afterwards they sum to 0. Only sources that are not paused count. All o_s become 0 when a source is
+    paused or drawn again, so that no source makes up for its pause, and when a resumed run has other weights.
     """
 
     pauses: Pauses
@@ -65,16 +69,15 @@ class MixedSampler(Sampler):
         self,
         rows: Sequence[Row],
         seed: int,
-        weights: Mapping[str, float],
+        weights: Mapping[str, Weight],
         samplers: Mapping[str, Sampler],
         pauses: Pauses,
     ):
         """`weights` has every source; `samplers` has those with training rows, and `pauses` those with a weight."""
         super().__init__(rows, seed)
         self.weights, self.samplers, self.pauses = dict(weights), samplers, pauses
-        self.counts = dict.fromkeys(pauses.active, 0)
-        """Number of draws from each source that is not paused, since these sources and their weights are what they
-        are."""
+        self.owed = dict.fromkeys(pauses.active, 0.0)
+        """Number of draws that each source that is not paused is behind its share; negative: ahead of it."""
         places: dict[str, list[int]] = {}
         for place, row in enumerate(rows):
             places.setdefault(source_of(str(row["id"])), []).append(place)
@@ -83,11 +86,12 @@ class MixedSampler(Sampler):
 
     def choose(self) -> int:
         active = self.pauses.active
-        if self.counts.keys() != {*active}:
-            self.counts = dict.fromkeys(active, 0)
-        total, number = sum(self.weights[name] for name in active), sum(self.counts.values()) + 1
-        name = max(active, key=lambda name: self.weights[name] / total * number - self.counts[name])
-        self.counts[name] += 1
+        if self.owed.keys() != {*active}:
+            self.owed = dict.fromkeys(active, 0.0)
+        for name, share in shares_of({name: self.weights[name] for name in active}, self.drawn).items():
+            self.owed[name] += share
+        name = max(active, key=lambda name: round(self.owed[name], 9))  # else rounding errors decide between equals
+        self.owed[name] -= 1
         return self.places[name][self.samplers[name].next_index()]
 
     def note(self, row: Row, success: float) -> None:
@@ -98,8 +102,7 @@ class MixedSampler(Sampler):
             name: {"kind": type(sampler).__name__, "drawn": sampler.drawn, "state": sampler.state()}
             for name, sampler in self.samplers.items()
         }
-        paused = self.pauses.state()
-        return {"weights": dict(self.weights), "counts": dict(self.counts), "sources": own, "pauses": paused}
+        return {"weights": self._points(), "owed": dict(self.owed), "sources": own, "pauses": self.pauses.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         for name, stored in state.get("sources", {}).items():
@@ -107,16 +110,23 @@ class MixedSampler(Sampler):
                 sampler.drawn = stored["drawn"]
                 sampler.restore(stored["state"] if stored["kind"] == type(sampler).__name__ else {})
         self.pauses.restore(state.get("pauses", {}))
-        if state.get("weights") == self.weights:
-            self.counts = dict(state["counts"])
+        if state.get("weights") == self._points() and "owed" in state:  # earlier versions stored numbers of draws
+            self.owed = dict(state["owed"])
 
     def described(self) -> dict[str, dict[str, Any]]:
         return {name: sampler.described()[""] for name, sampler in self.samplers.items()}
 
     def metrics(self) -> dict[str, float]:
         """Return `data/NAME/epoch`, the number of passes over the training rows of each source, the metrics of its
-        sampler as `data/NAME/…`, and `data/NAME/paused` (`Pauses.metrics`)."""
+        sampler as `data/NAME/…`, `data/NAME/share`, the share of the source in the next row if all sources are drawn,
+        and `data/NAME/paused` (`Pauses.metrics`)."""
         found = self.pauses.metrics()
+        for name, share in shares_of(self.weights, self.drawn).items():
+            found[f"data/{name}/share"] = share
         for name, sampler in self.samplers.items():
             found |= named({"data/epoch": sampler.drawn / len(sampler.rows), **sampler.metrics()}, name)
         return found
+
+    def _points(self) -> dict[str, list[list[float]]]:
+        """Return the points of all weights, as values that can be written as JSON."""
+        return {name: [list(point) for point in weight.points] for name, weight in self.weights.items()}

@@ -60,6 +60,7 @@ class Stream(Producer):
     """Executor of the computation of rewards and scores; it must run one call at a time."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         settings = self.config.async_config
         self.admission = ADMISSIONS[settings.on_stale](
             self._wanted, settings.max_steps_off_policy, settings.max_concurrent_groups, self.config.trainer.max_steps
@@ -238,7 +239,7 @@ class Stream(Producer):
     # -- the task of a group ------------------------------------------------------------------------------------------
 
     async def _play(self, slot: Outstanding) -> None:
-        group = await self.rollouts.group(slot.group_id, slot.row, self.config.algorithm.group_size, self.sampling)
+        group = await self.rollouts.group(slot.group_id, slot.row, self.group_size(slot.row), self.sampling)
         self._running.discard(slot)
         if self._failed(group):
             self.admission.failed(slot, self.next_row())

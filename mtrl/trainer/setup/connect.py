@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from mtrl.config.derived import runs_agent
+from mtrl.config.mixture import in_source, source_configs, source_of
 from mtrl.config.schema import Config, SamplingConfig
 from mtrl.engines.base import Engine, SamplingParams
 from mtrl.engines.local.frozen import FrozenEngine
@@ -60,9 +61,16 @@ def connect(
     if task.family.shows_images and not isinstance(codec, ImageCodec):
         raise UserError(f"environment.name={task.family.name}: {NO_IMAGES}")
     limit = context_limit(config, model_config)
-    check_prompts(codec, rows, limit)
+    sources = limits_of_sources(config, limit)
+    for name, own in sources.items():
+        with in_source(name):
+            mine = [row for row in rows if source_of(str(row["id"])) == name]
+            check_prompts(codec, mine, own.max_context_length)
+    if not sources:
+        check_prompts(codec, rows, limit)
     make_loop = partial(agent_loop if runs_agent(config) else environment_loop, config, task, codec)
     loop = make_loop(limits(config, limit), lambda: make_engine(limit))
+    loop.limits_of_sources = sources
     if isinstance(loop, SelfPlayLoop) and make_frozen is not None:
         loop.frozen = make_frozen(limit)
     sampling = sampling_params(config.generator.sampling_params, codec.stop_token_ids)
@@ -128,6 +136,18 @@ def limits(config: Config, context: int) -> EpisodeLimits:
         episode_timeout=config.environment.episode_timeout,
         retries=config.environment.retries,
     )
+
+
+def limits_of_sources(config: Config, context: int) -> dict[str, EpisodeLimits]:
+    """Return the limits of an episode of each source of a mixture, with conversations of at most `context` tokens;
+    empty without a mixture."""
+    found = {}
+    for name, own in source_configs(config).items():
+        shortest = min(context, own.generator.max_context_length or context)
+        length = own.generator.sampling_params.max_generate_length
+        is_own = length != config.generator.sampling_params.max_generate_length
+        found[name] = replace(limits(own, shortest), max_generate_length=length if is_own else None)
+    return found
 
 
 def sampling_params(config: SamplingConfig, stop_token_ids: tuple[int, ...] = ()) -> SamplingParams:

@@ -14,12 +14,10 @@ from torch import Tensor
 from mtrl.command.checks import import_plugins
 from mtrl.config.derived import is_deterministic, overlaps, sequences
 from mtrl.config.schema import Config
-from mtrl.datasets import Splits
 from mtrl.engines.base import Engine
 from mtrl.engines.local.engine import LocalEngine, copy_weights
 from mtrl.engines.server.engine import ServerEngine
-from mtrl.environments.factory import Task, environment_factory
-from mtrl.environments.family import get_family
+from mtrl.environments.factory import task_without_rows
 from mtrl.models.lora import LoraWeights
 from mtrl.rollout.episode import BaseLoop
 from mtrl.rollout.resources import WorkerResources, byte_count
@@ -110,7 +108,8 @@ def make_episodes(config: Config, path: str, apply_weights: ApplyWeights) -> Bas
     Raises:
         UserError: the task, the model or the engine cannot be made.
     """
-    task = worker_task(config)
+    import_plugins(config.plugins)
+    task = task_without_rows(config)
     model, tokenizer = load_model(config, path, device="cpu")
     model = cast_parameters(model, compute_dtype(config)).to(pick_device(config.model.device))
 
@@ -141,19 +140,13 @@ def make_served_episodes(config: Config, path: str, limit: int) -> BaseLoop[Any]
     Raises:
         UserError: the task or the tokenizer cannot be made.
     """
-    task, (shape, tokenizer) = worker_task(config), load_shape(config, path)
+    import_plugins(config.plugins)
+    task, (shape, tokenizer) = task_without_rows(config), load_shape(config, path)
 
     def engine(context: int) -> Engine:
         return remote_engine(config, shape, context, limit)
 
     return connect(config, task, shape, tokenizer, [], engine).loop
-
-
-def worker_task(config: Config) -> Task:
-    """Return the task without its rows, since the leader sends each row."""
-    import_plugins(config.plugins)
-    family = get_family(config.environment.name, config.environment.target)
-    return Task(family, Splits([], []), environment_factory(config, family))
 
 
 def rollouts_of(loop: BaseLoop[Any], engine: Engine, config: Config) -> Rollouts:
