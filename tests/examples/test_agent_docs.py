@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from examples.agents import rft_agent
 from mtrl.agents.callable import CallableRunner
 from mtrl.agents.remote import rollout_request
 from mtrl.agents.runner import Assignment
@@ -58,6 +57,8 @@ def test_the_documented_request_is_the_one_that_is_sent():
 
 
 def test_the_service_in_the_guide_exists():
+    from examples.agents import rft_agent
+
     (command,) = [line for line in block("sh", "uvicorn").splitlines() if "uvicorn" in line]
     assert shlex.split(command)[-1] == "examples.agents.rft_agent:app"
     assert {"/rollout", "/health"} <= {route.path for route in rft_agent.app.routes}

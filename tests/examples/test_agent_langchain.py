@@ -2,7 +2,6 @@
 
 import pytest
 
-from examples.agents import langchain_agent
 from examples.agents.word_problems import FAMILY
 from mtrl.agents.callable import CallableRunner
 from mtrl.types import FinishReason
@@ -10,6 +9,8 @@ from tests.examples.agent_episodes import by_agent, by_environment, calculator_c
 
 
 def called(row, responses, codec):
+    from examples.agents import langchain_agent
+
     return by_agent(CallableRunner(langchain_agent.run, 2), row, responses, codec)
 
 

@@ -2,17 +2,20 @@
 
 import pytest
 
-pytest.importorskip("pydantic_ai", reason="needs pip install 'mtrl-agents[pydantic-ai]'")
-
-from examples.agents import openai_tools, pydantic_ai_agent
+from examples.agents import openai_tools
 from examples.agents.word_problems import FAMILY
 from mtrl.agents.callable import CallableRunner
 from mtrl.environments.tool_calls import format_call
 from mtrl.types import FinishReason, StopReason
 from tests.examples.agent_episodes import by_agent, by_environment, calculator_call, tokens
+from tests.packages import need
+
+need("pydantic_ai", "needs pip install 'mtrl-agents[pydantic-ai]'")
 
 
 def called(row, responses, codec, **limits):
+    from examples.agents import pydantic_ai_agent
+
     return by_agent(CallableRunner(pydantic_ai_agent.run, 2), row, responses, codec, **limits)
 
 

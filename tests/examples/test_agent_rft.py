@@ -2,7 +2,6 @@
 
 import pytest
 
-from examples.agents import rft_agent
 from examples.agents.word_problems import FAMILY
 from mtrl.agents.remote import RemoteRunner
 from mtrl.types import StopReason
@@ -10,10 +9,17 @@ from tests.examples.agent_episodes import by_agent, by_environment, served, toke
 
 
 @pytest.fixture
-def agent(monkeypatch):
+def module():
+    from examples.agents import rft_agent
+
+    return rft_agent
+
+
+@pytest.fixture
+def agent(module, monkeypatch):
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "none")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "none")
-    with served(rft_agent.app) as url:
+    with served(module.app) as url:
         yield url
 
 
@@ -26,10 +32,10 @@ def test_the_agent_gives_tokens_and_rewards_of_the_native_loop(row, agent, tiny_
         assert tokens(trajectory) == tokens(native)
 
 
-def test_an_error_of_the_agent_fails_the_episode(row, agent, tiny_codec, monkeypatch):
+def test_an_error_of_the_agent_fails_the_episode(row, agent, module, tiny_codec, monkeypatch):
     def broken(*_):
         raise RuntimeError("the tool failed")
 
-    monkeypatch.setattr(rft_agent, "solve", broken)
+    monkeypatch.setattr(module, "solve", broken)
     trajectory = by_agent(RemoteRunner(agent, "MTRL_NO_KEY"), row, ["#### 1"], tiny_codec)
     assert (trajectory.stop_reason, trajectory.trainable) == (StopReason.ENV_ERROR, False)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from examples.agents import openai_tools, strands_agent
+from examples.agents import openai_tools
 from examples.agents.word_problems import FAMILY
 from mtrl.agents.callable import CallableRunner
 from mtrl.types import FinishReason, StopReason
@@ -10,6 +10,8 @@ from tests.examples.agent_episodes import by_agent, by_environment, calculator_c
 
 
 def called(row, responses, codec, **limits):
+    from examples.agents import strands_agent
+
     return by_agent(CallableRunner(strands_agent.run, 2), row, responses, codec, **limits)
 
 

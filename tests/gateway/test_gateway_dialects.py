@@ -2,7 +2,6 @@
 
 import json
 
-import anthropic
 import openai
 import pytest
 from live_gateway import LIMITS, SECONDS, Live
@@ -83,6 +82,8 @@ class Messages:
     """Anthropic's client."""
 
     def __init__(self, live, session, stream=False):
+        import anthropic
+
         self.client = anthropic.Anthropic(
             base_url=live.gateway.base_url(session).removesuffix("/v1"),
             api_key=session.token, max_retries=0, timeout=SECONDS,
@@ -272,6 +273,8 @@ def test_instructions_do_not_carry_over(live, opened):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_errors_have_each_apis_own_form(live, opened, stream):
+    import anthropic
+
     client = Messages(live, opened("tools"), stream)
     with pytest.raises(anthropic.BadRequestError) as caught:
         client.say(LONG)
@@ -298,6 +301,8 @@ def test_errors_have_each_apis_own_form(live, opened, stream):
 
 
 def test_the_key_and_the_models_of_anthropics_client(live, opened):
+    import anthropic
+
     session = opened("tools")
     root = live.gateway.url
     client = anthropic.Anthropic(base_url=root, api_key=session.token, max_retries=0, timeout=SECONDS)

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 from follow_runs import HOSTILE, add_step, add_trajectories, make_run, tool_episode, tracker, with_trackers
 
-pytest.importorskip("mlflow")
-
 from mtrl.record.metrics import MetricsLog
 from mtrl.trackers import followers, mlflow_url, start_followers
 from mtrl.trackers.mlflow_names import LONGEST_TEXT, safe_name
 from mtrl.trackers.start import follower_of
+from tests.packages import need
+
+need("mlflow")
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("mlflow")]
 

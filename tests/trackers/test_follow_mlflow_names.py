@@ -5,9 +5,10 @@ from follow_runs import HOSTILE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-pytest.importorskip("mlflow")
-
 from mtrl.trackers.mlflow_names import LONGEST_TEXT, plain_name, presentable, safe_name, short_text
+from tests.packages import need
+
+need("mlflow")
 
 LONG = "x" * (LONGEST_TEXT + 1000)
 

@@ -7,10 +7,11 @@ import time
 import pytest
 from follow_runs import HOSTILE, add_step, add_trajectories, make_run, tool_episode, tracker
 
-pytest.importorskip("wandb")
-
 from mtrl.errors import UserError
 from mtrl.trackers.start import follower_of
+from tests.packages import need
+
+need("wandb")
 
 BLOCK, FULL, LAST = 32768, 1, 4
 
