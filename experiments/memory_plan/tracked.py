@@ -111,7 +111,10 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=16384, help="tokens of the micro-batch")
     parser.add_argument("--recomputed", type=int, help="number of layers that are recomputed (default: all)")
+    parser.add_argument("--layers", type=int, help="take so many layers of the model (default: all)")
     args = parser.parse_args()
+    if args.layers:
+        table()[args.path]["num_hidden_layers"] = args.layers
     with redirect_stdout(StringIO()):
         counted = tracked(args.path, args.ranks, args.tokens, args.recomputed)
     expected = planned(args.path, args.ranks, args.tokens, args.recomputed)

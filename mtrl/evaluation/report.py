@@ -25,6 +25,7 @@ from mtrl.evaluation.remarks import (
 from mtrl.evaluation.results import ModelResult, result_of
 from mtrl.evaluation.rollouts import ModelRollouts
 from mtrl.scoring.agreement import Thresholds
+from mtrl.scoring.sources import of_source
 from mtrl.utils.provenance import git_state, versions
 
 KINDS = ("greedy", "sampled")
@@ -42,6 +43,8 @@ class ModelReport:
     """Results by kind, without a kind of which every episode failed."""
     lost: dict[str, dict[str, int]]
     """Number of episodes by stop reason, for each kind of which every episode failed."""
+    by_source: dict[str, dict[str, ModelResult]] = field(default_factory=dict)
+    """In a mixture, the results of each source by its name, and by kind."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,16 @@ def _model(rollouts: ModelRollouts, config: Config, family: Family) -> ModelRepo
             stops = [str(t.stop_reason) for group in groups for t in group.trajectories]
             lost[kind] = {reason: stops.count(reason) for reason in sorted(set(stops))}
     source = {key: str(value) for key, value in vars(rollouts.source).items() if value not in (None, "")}
-    return ModelReport(rollouts.label, source, dict(rollouts.usage), results, lost)
+    by_source = {name: _results_of_source(rollouts, name, config, family) for name in config.environments}
+    own = {name: found for name, found in by_source.items() if found}
+    return ModelReport(rollouts.label, source, dict(rollouts.usage), results, lost, own)
+
+
+def _results_of_source(rollouts: ModelRollouts, name: str, config: Config, family: Family) -> dict[str, ModelResult]:
+    """Return the results of one source of a mixture by kind, without a kind of which every episode failed."""
+    own = ((kind, of_source(rollouts.groups.get(kind) or [], name)) for kind in KINDS)
+    found = ((kind, result_of(groups, kind, config.evaluation, family)) for kind, groups in own)
+    return {kind: result for kind, result in found if result is not None}
 
 
 def _remarks(models: Sequence[ModelReport], compared: Sequence[ModelComparison], config: Config) -> list[Remark]:

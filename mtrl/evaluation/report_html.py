@@ -30,6 +30,7 @@ def to_html(report: ModelsReport) -> str:
     sections = [
         ("questions", "Two questions", _questions(report)),
         ("remarks", "To know", _remarks(report.remarks)),
+        ("sources", "Sources", _table(tables.sources(report))),
         ("comparison", "Comparison", _comparison(report)),
         ("passk", "pass@k", _passes(report)),
         ("reward", "Reward against score", _reward(report)),

@@ -48,6 +48,7 @@ def _model(model: ModelReport) -> dict[str, Any]:
         "greedy": _plain(model.results.get("greedy")),
         "sampled": _plain(model.results.get("sampled")),
         "failed_kinds": model.lost,
+        "by_source": _plain(model.by_source),
     }
 
 

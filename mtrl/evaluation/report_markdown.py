@@ -29,6 +29,7 @@ def to_markdown(report: ModelsReport) -> str:
     if report.remarks:
         parts += ["## To know", "\n".join(map(_remark, report.remarks))]
     for title, table in (
+        ("Sources", tables.sources(report)),
         ("Comparison", tables.comparison(report)),
         ("pass@k", tables.pass_at_k(report)),
         ("Reward against score", tables.agreement(report)),

@@ -51,6 +51,26 @@ def headline(report: ModelsReport) -> Table:
     return Table(head, rows + _all_failed(report), note)
 
 
+def sources(report: ModelsReport) -> Table | None:
+    """Return the results of each source of a mixture; None for an evaluation of one task."""
+    rows = [
+        [
+            f"{source}: {name(model.label)}, {kind}",
+            rate(result.success),
+            rate(result.completion),
+            short(result.reward.mean),
+            percent(result.agreement.claims),
+            whole(result.episodes),
+            whole(sum(result.failures.values())),
+        ]
+        for source in dict.fromkeys(source for model in report.models for source in model.by_source)
+        for model in report.models
+        for kind, result in model.by_source.get(source, {}).items()
+    ]
+    head = ["source", "success", "completion", "mean reward", "solved by the reward", "episodes", "failed"]
+    return Table(head, rows) if rows else None
+
+
 def comparison(report: ModelsReport) -> Table | None:
     if not report.comparisons:
         return None

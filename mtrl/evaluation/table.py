@@ -26,14 +26,18 @@ def tables_of(report: ModelsReport) -> Iterator[Table]:
 
 
 def table_of(kind: str, models: list[ModelReport], comparisons: list[ModelComparison]) -> Table:
-    """Return a table with one column per model and one line per metric. The evaluated model comes first, then the
-    models that it is compared with."""
+    """Return a table with one column per model and one line per metric and source of a mixture. The evaluated model
+    comes first, then the models that it is compared with."""
     table = Table(box=None, padding=(0, 3, 0, 0), header_style="bold", pad_edge=False)
     table.add_column(Text(kind, style="cyan"), no_wrap=True)
     for model in models:
         table.add_column(Text(one_line(model.label, 40)), justify="right", no_wrap=True)
     for name, cell in lines([model.results[kind] for model in models]):
         table.add_row(Text(name, style="dim"), *(Text(cell(model.results[kind])) for model in models))
+    for source in dict.fromkeys(source for model in models for source in model.by_source):
+        results = (model.by_source.get(source, {}).get(kind) for model in models)
+        cells = (MISSING if result is None else interval(result.success) for result in results)
+        table.add_row(Text(f"success, {source}", style="dim"), *map(Text, cells))
     found = {c.other: c for c in comparisons}
     if found:
         for name, show in (("better by, points", difference), ("p", p_value)):

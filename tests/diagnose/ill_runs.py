@@ -56,6 +56,7 @@ def hopeless(**changes):
     })  # fmt: skip
 
 
+TASK = {"environment": {"name": "gsm8k"}}
 PER_TURN = {"algorithm__advantage_method": "group_based_per_turn"}
 WIDE = {"generator__max_turns": 20}
 LONG = {"generator__sampling_params": {"max_generate_length": 2048}}
@@ -114,6 +115,12 @@ RUNS = {
     "failing_episodes": lambda: of(RISING, **{"rollout/failed_episodes": 40.0, "rollout/stop/timeout": 0.3}),
     "paused_source": lambda: of(RISING, {"environments": {"words": {}, "sql": {}}}, **{
         "data/words/paused": np.r_[np.zeros(50), np.ones(10)], "data/sql/paused": 0.0,
+    }),
+    "unsolved_source": lambda: of(RISING, {"environments": {"words": TASK, "sql": TASK}}, **{
+        "rollout/words/success/mean": RISING, "rollout/sql/success/mean": 0.0,
+    }),
+    "falling_source": lambda: of(RISING, {"environments": {"words": TASK | {"weight": [[0, 2], [9, 1]]}, "sql": TASK}}, **{
+        "rollout/words/success/mean": noisy(learning(0.6, 0.2, 60), 0.05), "rollout/sql/success/mean": RISING,
     }),
     "template_breaks": lambda: of(RISING, **{"rollout/breaks": 200.0}),
     "idle_turn_credit": lambda: of(RISING, PER_TURN, **{"rollout/reward/early_frac": 0.0}),

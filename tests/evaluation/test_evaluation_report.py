@@ -112,7 +112,9 @@ def test_the_schema_does_not_change_unnoticed():
         "format", "version", "name", "created", "method", "models", "comparisons", "remarks", "generalisation",
         "independence", "disagreements", "judges",
     }  # fmt: skip
-    assert found["models"][0].keys() == {"label", "source", "usage", "greedy", "sampled", "failed_kinds"}
+    assert found["models"][0].keys() == {
+        *("label", "source", "usage", "greedy", "sampled", "failed_kinds", "by_source"),
+    }
     assert found["models"][0]["greedy"].keys() == {
         "rows", "episodes", "failures", "success", "success_with_failures", "pass_at_k",
         "reward_pass_at_k", "reward", "completion",

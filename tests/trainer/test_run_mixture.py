@@ -78,6 +78,15 @@ def test_a_mixture_has_metrics_of_each_source_resumes_exactly_and_can_be_opened(
     assert weights_of(again) == weights_of(whole) and resumed == last
 
     program("mtrl.rescore", whole, f"out={tmp_path / 'rescored.json'}")
+    output = program("mtrl.evaluate", whole, "evaluation.sampled_rows=0", f"evaluation.output={tmp_path / 'all'}")
+    assert "success, words" in output and "success, sql" in output
+    (row,) = rows_of(tmp_path / "all")
+    (model,) = json.loads((tmp_path / "all" / "report.json").read_text())["models"]
+    assert model["greedy"]["episodes"] == 4 and {*model["by_source"]} == NAMES
+    for name in NAMES:
+        own = model["by_source"][name]["greedy"]
+        assert own["episodes"] == 2 and own["success"]["value"] == row[f"val/{name}/success/mean"]
+    assert "## Sources" in (tmp_path / "all" / "report.md").read_text()
     program("mtrl.evaluate", whole, "evaluation.source=sql", f"evaluation.output={tmp_path / 'evaluation'}")
     (row,) = rows_of(tmp_path / "evaluation")
     assert row["val/success/mean"] == row["val/sql/success/mean"] and "val/words/success/mean" not in row

@@ -17,5 +17,6 @@ from mtrl.diagnose.rules import growth
 from mtrl.diagnose.rules import tasks
 from mtrl.diagnose.rules import policy
 from mtrl.diagnose.rules import gradient
+from mtrl.diagnose.rules import sources
 from mtrl.diagnose.rules import episodes
 from mtrl.diagnose.rules import credit

@@ -46,25 +46,6 @@ def failing_episodes(record: Record) -> Finding | None:
     )
 
 
-@rule("R066", windows=0.2)
-def paused_source(record: Record) -> Finding | None:
-    """A source of a mixture is paused, since its episodes keep failing."""
-    names = [str(name) for name in record.setting("environments") or {}]
-    pauses = {name: record.series(f"data/{name}/paused").values for name in names}
-    paused = [name for name, values in pauses.items() if len(values) and values[-1]]
-    if not paused:
-        return None
-    return Finding(
-        severity=Severity.WARNING,
-        title=f"No rows of {', '.join(paused)} are drawn: episodes keep failing",
-        evidence=known(*(f"{name} was paused in {int(pauses[name].sum())} of {record.steps} steps" for name in paused)),
-        metrics=tuple(key for name in paused for key in (f"data/{name}/paused", f"rollout/{name}/failed_episodes")),
-        advice="run.log has the tracebacks. Correct the environment of the source and resume the run; its rows are "
-        "drawn again by themselves.",
-        expect=" and ".join(f"data/{name}/paused" for name in paused) + " return to 0",
-    )
-
-
 @rule("R030", windows=0.2)
 def template_breaks(record: Record) -> Finding | None:
     """Turns do not extend the tokens before them, so an episode is split into several samples."""
