@@ -56,7 +56,7 @@ def hopeless(**changes):
     })  # fmt: skip
 
 
-TASK = {"environment": {"name": "gsm8k"}}
+TASK, WEIGHED = {"environment": {"name": "gsm8k"}}, {"weight": [[0, 2], [9, 1]]}
 PER_TURN = {"algorithm__advantage_method": "group_based_per_turn"}
 WIDE = {"generator__max_turns": 20}
 LONG = {"generator__sampling_params": {"max_generate_length": 2048}}
@@ -119,7 +119,7 @@ RUNS = {
     "unsolved_source": lambda: of(RISING, {"environments": {"words": TASK, "sql": TASK}}, **{
         "rollout/words/success/mean": RISING, "rollout/sql/success/mean": 0.0,
     }),
-    "falling_source": lambda: of(RISING, {"environments": {"words": TASK | {"weight": [[0, 2], [9, 1]]}, "sql": TASK}}, **{
+    "falling_source": lambda: of(RISING, {"environments": {"words": {**TASK, **WEIGHED}, "sql": TASK}}, **{
         "rollout/words/success/mean": noisy(learning(0.6, 0.2, 60), 0.05), "rollout/sql/success/mean": RISING,
     }),
     "template_breaks": lambda: of(RISING, **{"rollout/breaks": 200.0}),
