@@ -9,10 +9,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
-from mtrl.models.weight_files import FileTensor, digests
+from mtrl.models.stored_tensors import StoredTensor
+from mtrl.models.weight_files import digests
 
 
-def every_rank_has(stored: Iterable[FileTensor]) -> bool:
+def every_rank_has(stored: Iterable[StoredTensor]) -> bool:
     """Return on each rank whether all ranks can read the files of these tensors, which are the files of rank 0. A rank
     on another machine may have none under the same path, or those of another model. All ranks must call it."""
     found: list[dict[str, str]] = [{}] * dist.get_world_size()
@@ -21,12 +22,12 @@ def every_rank_has(stored: Iterable[FileTensor]) -> bool:
 
 
 @torch.no_grad()
-def read_slice(parameter: Tensor, stored: FileTensor) -> None:
-    """Fill this rank's part of a parameter from the file of the whole tensor, cast to the parameter's dtype. No rank
+def read_slice(parameter: Tensor, stored: StoredTensor) -> None:
+    """Fill this rank's part of a parameter from the files of the whole tensor, cast to the parameter's dtype. No rank
     communicates.
 
     Raises:
-        UserError: the file cannot be read.
+        UserError: a file cannot be read.
     """
     local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
     if local.numel() == 0:  # the tensor has fewer rows than there are ranks

@@ -386,19 +386,15 @@ class Memory:
     def _in_rank_0(self) -> int:
         """Return the bytes of weights that rank 0 holds in main memory while models are loaded.
 
-        Several ranks read their slices of a dense model from its safetensors files, and rank 0 reads the embedding, the
-        head and one layer to check the attention: tensor by tensor, as in the file and then in the dtype of the model.
-        It loads mixtures of experts whole, since Transformers converts their published weights; with such a policy it
-        loads every other model whole as well."""
-        if self.layout.ranks == 1 or self.model.experts:
+        Several ranks read their slices of a model from its safetensors files, and rank 0 reads the embedding, the head
+        and one layer of each kind to check the attention: tensor by tensor, as in the files and then in the dtype of
+        the model."""
+        if self.layout.ranks == 1:
             return self._loaded()
         checked = _checked(self.model, self.layout.stored)
         if self.layout.servers is None and self._has_copy():  # the embedded engine's copy is loaded whole
             checked = max(checked, self.model.parameters * self.layout.stored)
-        if self.teacher is None:
-            return checked
-        of_teacher = self.teacher.parameters * self.layout.computed
-        return max(checked, of_teacher if self.teacher.experts else _checked(self.teacher, self.layout.computed))
+        return max(checked, _checked(self.teacher, self.layout.computed) if self.teacher else 0)
 
     def _sent(self) -> int:
         """Return the bytes of main memory for weights on their way to the engine. They are gathered bucket by bucket;
@@ -447,6 +443,7 @@ class Memory:
 
 
 def _checked(model: Architecture, size: int) -> int:
-    """Return the bytes of the weights that rank 0 reads to check the attention of a dense model, with `size` bytes for
-    each, and of the head as in a file of half precision."""
-    return (model.root + model.layer) * size + model.head * BYTES["bfloat16"]
+    """Return the bytes of the weights that rank 0 reads to check the attention of a model, with `size` bytes for each,
+    and of the largest tensor as in files of half precision."""
+    kinds = 2 if model.model_type == "gpt_oss" else 1  # with and without a sliding window
+    return (model.root + kinds * model.layer) * size + model.largest * BYTES["bfloat16"]

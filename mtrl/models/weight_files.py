@@ -1,8 +1,9 @@
 """Models whose weights stay in safetensors files, of which each rank reads its slices later.
 
-This is possible if every tensor of the files becomes one parameter, unchanged but for its dtype. Transformers itself
-decides which tensor that is: it loads stand-ins that have the shapes of the files' tensors and no memory, and a
-parameter that holds a stand-in afterwards is read from the tensor that the stand-in represents. All other work of
+This is possible if every tensor of the files becomes one parameter, or a part of one, unchanged but for its dtype: the
+experts of a layer are tensors of their own in files, which Transformers stacks. Transformers itself decides which
+tensors that are: it loads stand-ins that have the shapes of the files' tensors and no memory (`StandIns`), and a
+parameter that holds a stand-in afterwards is read from the tensors that the stand-in represents. All other work of
 `from_pretrained`, such as the computation of buffers and the tying of parameters, is done as for real weights.
 """
 
@@ -12,17 +13,18 @@ import copy
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import nn
 
-from mtrl.errors import UserError
+from mtrl.models.stand_ins import StandIns
+from mtrl.models.stored_tensors import FileTensor, StoredTensor
 from mtrl.utils.hub import is_out_of_reach
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -39,45 +41,13 @@ _ATTRIBUTE = "mtrl_file_tensors"
 around it keep it."""
 
 
-@dataclass(frozen=True)
-class FileTensor:
-    """A tensor of a safetensors file."""
-
-    file: str
-    name: str
-    """Name of the tensor in the file."""
-    shape: tuple[int, ...]
-
-    def read(self, part: Sequence[slice] = ()) -> Tensor:
-        """Return a part of the tensor in the dtype of the file; the file is closed afterwards, since pages of an open
-        file count as memory of the process.
-
-        Args:
-            part: slice of each dimension; without slices the whole tensor is read.
-
-        Raises:
-            UserError: the file cannot be read, or its tensor has another shape by now.
-        """
-        try:
-            with safe_open(self.file, "pt") as opened:
-                whole = opened.get_slice(self.name)
-                if tuple(whole.get_shape()) != self.shape:
-                    raise ValueError(f"its shape is {whole.get_shape()} and was {list(self.shape)}")
-                return whole[tuple(part)] if part else opened.get_tensor(self.name)
-        except (OSError, ValueError, SafetensorError) as error:
-            raise UserError(
-                f"{self.name} cannot be read from {self.file} ({error}); each rank reads its slices of the weights "
-                "from this file, so give an intact model that does not change while the ranks load it"
-            ) from error
-
-
-def file_tensors(module: nn.Module) -> dict[str, FileTensor]:
+def file_tensors(module: nn.Module) -> dict[str, StoredTensor]:
     """Return the stored tensors of a module's parameters by the names of `named_parameters()`. The result is empty for
     a module that has its weights in memory."""
     found = {}
     for name, _ in module.named_parameters():
         owner, _, leaf = name.rpartition(".")
-        own: Mapping[str, FileTensor] = getattr(module.get_submodule(owner), _ATTRIBUTE, {})
+        own: Mapping[str, StoredTensor] = getattr(module.get_submodule(owner), _ATTRIBUTE, {})
         if leaf in own:
             found[name] = own[leaf]
     return found
@@ -99,23 +69,23 @@ def model_in_files(structure: Any, path: str, dtype: torch.dtype) -> Any | None:
     if folder is None or not tensors or not is_plain(structure, folder):
         return None
     # Equal stand-ins of tied weights are tied, so that one is left over, and the weights themselves decide.
-    stand_ins = {name: torch.zeros((), dtype=dtype).expand(tensor.shape) for name, tensor in tensors.items()}
+    stand_ins = StandIns(tensors, dtype)
     try:
-        with _without_messages():
+        with _without_messages(), stand_ins:
             model, report = type(structure).from_pretrained(
                 None,
                 config=copy.deepcopy(structure.config),
-                state_dict=dict(stand_ins),
+                state_dict=dict(stand_ins.state),
                 dtype=dtype,
                 attn_implementation=structure.config._attn_implementation,
                 output_loading_info=True,
             )
     except Exception:  # as for shapes that differ: loading of the weights reports it, or works
         return None
-    sources = _sources(model, stand_ins)
-    if sources is None or any(report.values()):
+    places = {name: stand_ins.represented(value) for name, value in model.named_parameters()}
+    if any(report.values()) or not _uses_all(places.values(), tensors.values()):
         return None
-    _leave_in_files(model, {name: tensors[source] for name, source in sources.items()})
+    _leave_in_files(model, places)
     model.config.name_or_path = model.name_or_path = path
     with suppress(OSError):  # without this file the module has the settings that follow from its configuration
         model.generation_config = GenerationConfig.from_pretrained(folder)
@@ -137,17 +107,21 @@ def _without_messages() -> Iterator[None]:
 
 def is_plain(structure: Any, folder: Path) -> bool:
     """Return whether the tensors of a folder can be the parameters of a model as they are: the code is that of
-    Transformers, which converts no tensor for this architecture (it may rename them), the weights are not quantised,
-    and no adapter or other file belongs to them."""
+    Transformers, which only renames, stacks and concatenates tensors for this architecture, the weights are not
+    quantised, and no adapter or other file belongs to them."""
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightRenaming
+        from transformers.core_model_loading import Concatenate, MergeModulelist, WeightConverter, WeightRenaming
     except ImportError:  # another version of Transformers, whose rules are unknown
         return False
     config, kind = structure.config, type(structure)
+
+    def joins(rule: Any) -> bool:
+        return isinstance(rule, WeightConverter) and {*map(type, rule.operations)} <= {MergeModulelist, Concatenate}
+
     return (
         kind.__module__.startswith("transformers.models.")
-        and all(isinstance(rule, WeightRenaming) for rule in get_model_conversion_mapping(structure))
+        and all(isinstance(rule, WeightRenaming) or joins(rule) for rule in get_model_conversion_mapping(structure))
         and getattr(config, "quantization_config", None) is None
         and getattr(config, "transformers_weights", None) is None
         and not getattr(type(config), "extra_files", ())
@@ -156,11 +130,11 @@ def is_plain(structure: Any, folder: Path) -> bool:
     )
 
 
-def digests(stored: Iterable[FileTensor]) -> dict[str, str]:
+def digests(stored: Iterable[StoredTensor]) -> dict[str, str]:
     """Return a digest of each file: of its header, which has the names, shapes and positions of all tensors, and of
     some bytes at the beginning, in the middle and at the end of each tensor. Ranks on other machines compare it with
     that of rank 0. The digest of a file that cannot be read, or is another kind of file, is empty."""
-    return {file: _digest(file) for file in sorted({tensor.file for tensor in stored})}
+    return {file: _digest(file) for file in sorted({piece.file for tensor in stored for piece, _ in tensor.pieces})}
 
 
 def _digest(file: str) -> str:
@@ -211,12 +185,13 @@ def _tensors_of(folder: Path) -> dict[str, FileTensor]:
     found = {}
     try:
         for file in _files_of(folder):
-            with safe_open(file, "pt") as opened:
+            place = str(file)
+            with safe_open(place, "pt") as opened:
                 for name in opened.keys():  # noqa: SIM118 - it is no dictionary
                     part = opened.get_slice(name)
                     if part.get_dtype() not in FLOATS or name in found:
                         return {}
-                    found[name] = FileTensor(str(file), name, tuple(part.get_shape()))
+                    found[name] = FileTensor(place, name, tuple(part.get_shape()))
     except (OSError, ValueError, KeyError, AttributeError, TypeError, SafetensorError):
         return {}
     return found
@@ -237,24 +212,18 @@ def _files_of(folder: Path) -> list[Path]:
     return [folder / name for name in names]
 
 
-def _sources(model: Any, stand_ins: Mapping[str, Tensor]) -> dict[str, str] | None:
-    """Return for each parameter the name of the stand-in whose memory it holds; None unless each stand-in is one
-    parameter, of the same shape."""
-    names = {value.untyped_storage().data_ptr(): name for name, value in stand_ins.items()}
-    found = {}
-    for name, value in model.named_parameters():
-        source = names.pop(value.untyped_storage().data_ptr(), None)
-        if source is None or value.shape != stand_ins[source].shape:
-            return None
-        found[name] = source
-    return None if names else found
+def _uses_all(places: Iterable[StoredTensor | None], tensors: Iterable[FileTensor]) -> bool:
+    """Return whether each parameter has a place, and each tensor of the files belongs to one parameter."""
+    found = [*places]
+    pieces = Counter(piece for place in found if place is not None for piece, _ in place.pieces)
+    return None not in found and pieces == Counter(tensors)
 
 
-def _leave_in_files(model: Any, tensors: Mapping[str, FileTensor]) -> None:
+def _leave_in_files(model: Any, places: Mapping[str, StoredTensor | None]) -> None:
     """Move the parameters of a model to the meta device in place, and record where they are stored. Buffers stay."""
     names = {parameter: name for name, parameter in model.named_parameters()}
     empty = {old: nn.Parameter(torch.empty_like(old, device="meta"), old.requires_grad) for old in names}
     for module in model.modules():  # tied parameters stay one object
         for leaf, old in [*module.named_parameters(recurse=False, remove_duplicate=False)]:
             setattr(module, leaf, empty[old])
-            module.__dict__.setdefault(_ATTRIBUTE, {})[leaf] = tensors[names[old]]
+            module.__dict__.setdefault(_ATTRIBUTE, {})[leaf] = places[names[old]]

@@ -19,7 +19,8 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from mtrl.config.trainer_schema import FsdpConfig
 from mtrl.distributed.sharding import full_state, shard_from_leader
 from mtrl.distributed.slices import every_rank_has, own_indices, read_slice
-from mtrl.models.weight_files import SINGLE, FileTensor, file_tensors, model_in_files
+from mtrl.models.stored_tensors import FileTensor
+from mtrl.models.weight_files import SINGLE, file_tensors, model_in_files
 
 SHAPES = [(1,), (3,), (8,), (5, 3), (8, 7), (2, 3, 4)]
 PLACEMENTS = {

@@ -168,8 +168,9 @@ def test_activations_by_the_number_of_recomputed_layers():
 
 
 @pytest.mark.parametrize("offload", [False, True])
-def test_only_experts_are_loaded_whole_by_several_ranks(offload):
-    """Rank 0 reads the embedding, the head and a layer of a dense model with 152k tokens and a width of 4,096."""
+def test_several_ranks_load_no_model_whole(offload):
+    """Rank 0 reads the embedding, the head and a layer of each kind: of a dense model with 152k tokens and a width of
+    4,096, and of mixtures with 128 experts of 768 and 32 of 2,880 inner widths."""
 
     def loading(path, ranks, *words):
         words = [f"model.path={path}", f"placement.ranks={ranks}", f"trainer.fsdp.cpu_offload={offload}", *words]
@@ -187,8 +188,15 @@ def test_only_experts_are_loaded_whole_by_several_ranks(offload):
         assert several == checked + 4 * offload * copies * model.parameters
         embedded, _ = loading("Qwen/Qwen3-8B", 8, *words)
         assert embedded == 4 * (1 + offload * copies) * model.parameters, "the engine's copy is loaded whole"
-        whole, mixture = loading("Qwen/Qwen3-30B-A3B", 8, *words)
-        assert whole == copies * slices * mixture.parameters * 4
+        several, mixture = loading("Qwen/Qwen3-30B-A3B", 8, *words, "generator.backend=vllm")
+        layer = 2 * 2048 * 4096 + 2 * 2048 * 512 + 128 * (2048 + 3 * 2048 * 768) + 2 * 2048 + 2 * 128
+        checked = 4 * (2 * 151936 * 2048 + 2048 + layer) + 2 * 128 * 2048 * 2 * 768
+        assert several == checked + 4 * offload * copies * mixture.parameters
+        embedded, _ = loading("Qwen/Qwen3-30B-A3B", 8, *words)
+        assert embedded == 4 * (1 + offload * copies) * mixture.parameters
+        several, mixture = loading("lmsys/gpt-oss-20b-bf16", 8, *words, "generator.backend=vllm")
+        checked = 4 * (mixture.root + 2 * mixture.layer) + 2 * 201088 * 2880
+        assert several == checked + 4 * offload * copies * mixture.parameters, "some layers have a sliding window"
 
 
 def test_inputs_are_not_offloaded_from_main_memory_to_itself():

@@ -12,7 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
 from mtrl.distributed.ties import aliases_of
 from mtrl.errors import UserError
-from mtrl.models.weight_files import INDEX, SINGLE, FileTensor, digests, file_tensors, model_in_files
+from mtrl.models.stored_tensors import FileTensor, JoinedTensor
+from mtrl.models.weight_files import INDEX, SINGLE, digests, file_tensors, model_in_files
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 97}
 SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -28,12 +29,21 @@ PLAIN = {
     "GptOss": {**SIZES, "head_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2},
     "GPT2": {"n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 97},
 }
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}
+STACKED = {
+    "Qwen3Moe": SIZES | EXPERTS | {"num_experts": 4},
+    "Qwen2Moe": SIZES | EXPERTS | {"num_experts": 4, "shared_expert_intermediate_size": 40, "decoder_sparse_step": 2},
+    "Mixtral": SIZES | EXPERTS | {"num_local_experts": 12},
+    "Olmoe": SIZES | EXPERTS | {"num_experts": 4},
+    "Jamba": SIZES | EXPERTS | {"num_experts": 4, "use_mamba_kernels": False},
+}
+"""Mixtures whose files have a tensor for each matrix of each expert. One has more experts than there are digits."""
 CONFIGS = {"tied": "Qwen3Config", "Gemma3": "Gemma3TextConfig"}
 MODELS = {"tied": "Qwen3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
 
 
 def make(kind, sizes, folder, **saved):
-    """Write a model with random weights in bfloat16, and settings of generation."""
+    """Write a model with random weights in bfloat16, and settings of generation. Experts are tensors of their own."""
     torch.manual_seed(0)
     config = getattr(transformers, CONFIGS.get(kind, f"{kind}Config"))(**sizes)
     model = getattr(transformers, MODELS.get(kind, f"{kind}ForCausalLM"))(config).bfloat16()
@@ -56,9 +66,9 @@ def folder(tmp_path):
     return tmp_path / "model"
 
 
-@pytest.mark.parametrize("kind", PLAIN)
+@pytest.mark.parametrize("kind", [*PLAIN, *STACKED])
 def test_a_load_in_files_is_that_of_from_pretrained(kind, tmp_path):
-    make(kind, PLAIN[kind], tmp_path, max_shard_size="20KB")
+    make(kind, (PLAIN | STACKED)[kind], tmp_path, max_shard_size="10KB")
     assert (tmp_path / INDEX).exists()
     whole, model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32), opened(tmp_path)
     stored, parameters = file_tensors(model), dict(whole.named_parameters())
@@ -76,6 +86,15 @@ def test_a_load_in_files_is_that_of_from_pretrained(kind, tmp_path):
     assert model.generation_config == whole.generation_config and model.name_or_path == whole.name_or_path
     assert model.config.to_dict() == whole.config.to_dict() and not model.training
     assert vars(model).keys() == vars(whole).keys()
+    joined = {name for name, place in stored.items() if isinstance(place, JoinedTensor)}
+    assert joined == {name for name in stored if kind in STACKED and ".experts." in name}
+    files = [{piece.file for piece, _ in stored[name].pieces} for name in joined]
+    assert any(len(found) > 1 for found in files) == bool(joined), "experts of a layer are in several files"
+
+
+def test_experts_that_are_stacked_already_are_plain(tmp_path):
+    make("Qwen3Moe", STACKED["Qwen3Moe"], tmp_path, save_original_format=False)
+    assert {type(place) for place in file_tensors(opened(tmp_path)).values()} == {FileTensor}
 
 
 def test_a_file_with_the_second_name_of_tied_weights_is_read(tmp_path):
@@ -176,10 +195,46 @@ def test_other_files_are_left_to_from_pretrained(case, folder, monkeypatch):
     assert model_in_files(structure, str(folder), torch.float32) is None
 
 
-def test_models_whose_weights_transformers_converts_are_left_to_it(tmp_path):
-    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8}
-    make("Qwen3Moe", SIZES | experts, tmp_path)
+def test_tensors_that_transformers_splits_are_left_to_it(tmp_path):
+    make("HrmText", SIZES | {"head_dim": 8}, tmp_path)
     assert opened(tmp_path) is None
+
+
+@pytest.mark.parametrize("operation", ["Transpose", "Interleave"])
+def test_experts_that_transformers_changes_otherwise_are_left_to_it(operation, tmp_path, monkeypatch):
+    """Stand-ins would look the same, since the width of the experts is that of the model."""
+    from transformers import conversion_mapping, core_model_loading
+
+    make("Qwen3Moe", STACKED["Qwen3Moe"] | {"moe_intermediate_size": 32}, tmp_path)
+    assert opened(tmp_path) is not None
+    rules = conversion_mapping.get_checkpoint_conversion_mapping("qwen3_moe")
+    rules[-1].operations.append(getattr(core_model_loading, operation)(1, 2))
+    monkeypatch.setitem(conversion_mapping._checkpoint_conversion_mapping_cache, "qwen3_moe", rules)
+    assert opened(tmp_path) is None
+
+
+EXPERT = "model.layers.1.mlp.experts.2.up_proj.weight"
+WRONG = {
+    "missing": lambda state: state.pop(EXPERT),
+    "of another shape": lambda state: state.update({EXPERT: torch.ones(24, 31)}),
+    "wider": lambda state: state.update({EXPERT: torch.ones(25, 32)}),
+    "one too many": lambda state: state.update({EXPERT.replace("2.up", "4.up"): state[EXPERT].clone()}),
+    "of whole numbers": lambda state: state.update({EXPERT: torch.ones(24, 32, dtype=torch.int8)}),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_experts_that_do_not_fit_are_left_to_from_pretrained(case, tmp_path):
+    make("Qwen3Moe", STACKED["Qwen3Moe"], tmp_path)
+    changed(tmp_path, WRONG[case])
+    assert opened(tmp_path) is None
+
+
+def test_a_digest_covers_every_file_of_a_stacked_parameter(tmp_path):
+    make("Qwen3Moe", STACKED["Qwen3Moe"], tmp_path, max_shard_size="20KB")
+    stored = file_tensors(opened(tmp_path))
+    found = digests(place for place in stored.values() if isinstance(place, JoinedTensor))
+    assert len(found) > 1 and all(found.values()) and found.items() <= digests(stored.values()).items()
 
 
 def test_two_different_tensors_of_tied_weights_are_left_to_transformers(tmp_path):

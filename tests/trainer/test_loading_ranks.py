@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from mtrl.command.compose import compose
 from mtrl.distributed.sharding import local_part
@@ -33,7 +33,11 @@ CRITIC = ["algorithm.advantage_method=gae"]
 PEERS = ["algorithm.kl_reference=tied", "algorithm.critic.path=tied"]
 LORA = ["model.lora_rank=2", "seed=5"]
 HALF = ["model.dtype=bfloat16", "trainer.fsdp.param_dtype=bfloat16"]
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+"""Six experts are not divided equally among four ranks."""
 OFFLOAD = ["trainer.fsdp.cpu_offload=true"]
+KINDS = {"files": False, "tied": True, "head": True, "experts": False}
+"""Names of the models, and whether their embedding is also the head."""
 CASES = {
     2: [
         ("files", 1, 1, [*KL, *CRITIC]),
@@ -43,15 +47,21 @@ CASES = {
         ("tied", 1, 1, [*OFFLOAD, *LORA]),
         ("head", 1, 1, []),
         ("tied", 2, 1, OFFLOAD),
+        ("experts", 1, 1, HALF),
+        ("experts", 2, 1, KL, 2),
     ],
     4: [
         ("tied", 1, 1, []),
         ("files", 1, 2, CRITIC),
         ("files", 2, 1, KL),
         ("tied", 2, 2, []),
+        ("experts", 1, 1, []),
+        ("experts", 1, 1, [], 2),
+        ("experts", 2, 1, [], 2),
     ],
 }
-"""Models, numbers of ranks that divide matrices, replicas, and settings, by number of ranks."""
+"""Models, numbers of ranks that divide matrices, replicas, settings, and numbers of ranks that divide experts if more
+than one does, by number of ranks."""
 
 
 def peak_memory():
@@ -70,9 +80,10 @@ def world_of(rank):
     return SimpleNamespace(**names, broadcast=broadcast, background_group=dist.group.WORLD)
 
 
-def config_of(path, words=(), tensor=1, replicas=1):
+def config_of(path, words=(), tensor=1, replicas=1, expert=1):
     config = OmegaConf.to_object(compose(["model=hf", f"model.path={path}", "model.device=cpu", *words]))
     config.trainer.tensor_parallel, config.trainer.fsdp.replicas = tensor, replicas
+    config.trainer.expert_parallel = expert
     return config
 
 
@@ -91,18 +102,21 @@ def write_both_ways(model, tokenizer, folder, shard_size="5GB"):
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory, tiny_tokenizer):
-    """Return the folder of small models: several files in bfloat16, tied weights, and tied weights of which the file
-    has the second name only."""
+    """Return the folder of small models: several files in bfloat16, tied weights, tied weights of which the file has
+    the second name only, and a mixture whose experts are tensors of their own in several files."""
     place = tmp_path_factory.mktemp("models")
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
-    for number, (name, tied) in enumerate([("files", False), ("tied", True), ("head", True)]):
+    for number, (name, tied) in enumerate(KINDS.items()):
         torch.manual_seed(number)
         sizes = {**SMALL, **heads, "vocab_size": len(tiny_tokenizer), "tie_word_embeddings": tied}
-        model = Qwen3ForCausalLM(Qwen3Config(**sizes))
+        mixture = Qwen3MoeForCausalLM, Qwen3MoeConfig(**sizes, **EXPERTS)
+        kind, shape = mixture if name == "experts" else (Qwen3ForCausalLM, Qwen3Config(**sizes))
+        model = kind(shape)
         with torch.no_grad():
             for parameter in model.parameters():  # norms have values as well
                 parameter.add_(0.1 * torch.randn(parameter.shape))
-        write_both_ways(model.bfloat16(), tiny_tokenizer, place / name, "10KB" if name == "files" else "5GB")
+        size = "10KB" if name in ("files", "experts") else "5GB"
+        write_both_ways(model.bfloat16(), tiny_tokenizer, place / name, size)
     rename_embedding(place / "head")
     return place
 
@@ -151,12 +165,12 @@ def both_ways(rank, place):
     parts, and the attention implementations."""
     os.chdir(place)  # paths of peers are relative to the folder
     found = []
-    for name, tensor, replicas, words in CASES[dist.get_world_size()]:
-        if tensor > 1 and not_divided():
+    for name, tensor, replicas, words, *expert in CASES[dist.get_world_size()]:
+        if max(tensor, *expert, 1) > 1 and not_divided():
             continue
         whole = [re.sub(r"=tied$", "=tied-whole", word) for word in words]
         learners = [
-            make_learner(config_of(path, chosen, tensor, replicas), world_of(rank), path)
+            make_learner(config_of(path, chosen, tensor, replicas, *expert), world_of(rank), path)
             for path, chosen in ((name, words), (f"{name}-whole", whole))
         ]
         mine, theirs = (parts_of(learner) for learner in learners)
@@ -168,7 +182,7 @@ def both_ways(rank, place):
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_slices_from_files_are_those_of_whole_weights(size, folders, tmp_path):
-    for name in ("files", "tied", "head"):
+    for name in KINDS:
         model, _ = load_model(config_of(folders / name), str(folders / name), in_files=True)
         assert len(file_tensors(model)) == len(list(model.parameters()))
         whole, _ = load_model(config_of(folders / name), str(folders / f"{name}-whole"), in_files=True)
