@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from mtrl.config import keys
-from mtrl.config.derived import engine_python, overlaps, serves
+from mtrl.config.derived import engine_python, overlaps, prefers_bfloat16, serves
 from mtrl.config.messages import unknown_choice
 from mtrl.errors import UserError
 
@@ -30,7 +30,7 @@ def check_engines(cfg: DictConfig) -> list[str]:
         raise unknown_choice(f"{section}.pause_mode", settings.pause_mode, PAUSE_MODES[name])
     idle = settings.lora == "adapter" and cfg.model.lora_rank == 0
     warnings = [f"{section}.lora=adapter has no effect with model.lora_rank=0"] if idle else []
-    warnings += _check_delta(section, settings, bool(cfg.model.lora_rank))
+    warnings += _check_delta(section, settings, cfg)
     if settings.colocate and overlaps(cfg):
         raise UserError(
             f"{section}.colocate=true lets the servers sleep while the policy learns, and async_config."
@@ -67,7 +67,7 @@ def check_sampling(cfg: DictConfig) -> None:
             )
 
 
-def _check_delta(section: str, settings: DictConfig, trains_adapters: bool) -> list[str]:
+def _check_delta(section: str, settings: DictConfig, cfg: DictConfig) -> list[str]:
     """Return warnings about `sync_delta`.
 
     Raises:
@@ -81,10 +81,16 @@ def _check_delta(section: str, settings: DictConfig, trains_adapters: bool) -> l
             "false, or use generator=vllm"
         )
     idle = f"{section}.sync_delta=true has no effect with {section}."
-    if trains_adapters and settings.lora == "adapter":
+    if cfg.model.lora_rank and settings.lora == "adapter":
         return [f"{idle}lora=adapter, since adapters are sent whole"]
     if settings.weight_sync != "distributed":
         return [f"{idle}weight_sync={settings.weight_sync}; only weight_sync=distributed sends changes of weights"]
+    dtype = "trainer.fsdp.param_dtype" if cfg.trainer.fsdp.param_dtype else "model.dtype"
+    if OmegaConf.select(cfg, dtype) == "float32" and not prefers_bfloat16(cfg):
+        return [
+            f"{section}.sync_delta=true saves nothing with {dtype}=float32, where a step changes nearly all weights; "
+            f"set trainer.fsdp.param_dtype=bfloat16, or {section}.sync_delta=false"
+        ]
     return []
 
 

@@ -286,3 +286,12 @@ def reason_of(printed: str) -> str:
 def _last_line(output: str) -> str:
     lines = output.strip().splitlines()
     return lines[-1][:500] if lines else "the program printed nothing"
+
+
+def _renew_slots() -> None:
+    """Free all slots in a process that was forked, since the parent's threads that held some do not run there."""
+    global _slots
+    _slots = threading.BoundedSemaphore(CALLS_AT_ONCE)
+
+
+os.register_at_fork(after_in_child=_renew_slots)

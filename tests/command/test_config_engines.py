@@ -81,8 +81,18 @@ ADAPTERS = ["model.lora_rank=4", "generator.vllm.lora=adapter"]
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([DISTRIBUTED], None),
-        ([DISTRIBUTED, "model.lora_rank=4"], None),
+        ([DISTRIBUTED, "model.dtype=bfloat16"], None),
+        ([DISTRIBUTED, "model.dtype=bfloat16", "model.lora_rank=4"], None),
+        ([DISTRIBUTED, "trainer.fsdp.param_dtype=bfloat16"], None),
+        ([DISTRIBUTED, "model=smollm2_135m"], None),
+        (
+            [DISTRIBUTED],
+            "generator.vllm.sync_delta=true saves nothing with model.dtype=float32, where a step changes nearly all",
+        ),
+        (
+            [DISTRIBUTED, "model=smollm2_135m", "trainer.fsdp.param_dtype=float32"],
+            "generator.vllm.sync_delta=true saves nothing with trainer.fsdp.param_dtype=float32, where a step changes",
+        ),
         (
             [],
             "generator.vllm.sync_delta=true has no effect with generator.vllm.weight_sync=disk; only weight_sync=dist",
@@ -98,7 +108,7 @@ ADAPTERS = ["model.lora_rank=4", "generator.vllm.lora=adapter"]
         (ADAPTERS, "generator.vllm.sync_delta=true has no effect with generator.vllm.lora=adapter, since adapters are"),
     ],
 )
-def test_changes_of_weights_that_are_not_sent_are_told(words, told):
+def test_changes_of_weights_that_save_nothing_are_told(words, told):
     warnings = check(compose(["generator=vllm", *HERE[:1], "generator.vllm.sync_delta=true", *words]))
     assert len(warnings) == (told is not None)
     assert told is None or told in warnings[0]

@@ -1,7 +1,10 @@
 """Containers of Podman and Docker, for real where this machine can run them."""
 
 import os
+import signal
 import subprocess
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from mtrl.sandbox.container_files import may_measure
 from mtrl.sandbox.engine_container import EngineContainer, reason_of
 from tests.container_root import ENGINES, IMAGE, WRITE_ON, need_engine
 from tests.sandbox.container_kills import kill_once
+from tests.sandbox.swerex_servers import until
 
 LIMITS = ContainerLimits(memory="64m", cpus=1.0, processes=32)
 
@@ -218,3 +222,27 @@ def test_an_engine_that_is_not_installed_is_named(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UserError, match="backend=podman needs the program podman, which is not on PATH; install"):
         EngineContainer("podman", IMAGE, LIMITS)
+
+
+def test_a_forked_process_has_slots_of_its_own(tmp_path):
+    calls = engine_container.CALLS_AT_ONCE
+    waiting = "echo >> begun; until [ -e end ]; do sleep 0.05; done"
+    with ThreadPoolExecutor(calls) as pool:
+        held = [
+            pool.submit(engine_container.call_engine, ["sh", "-c", waiting], 60, "", tmp_path) for _ in range(calls)
+        ]
+        until(lambda: (tmp_path / "begun").exists() and len((tmp_path / "begun").read_text()) == calls)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # newer versions of Python warn of threads
+            child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            try:
+                engine_container.call_engine(["true"], 10, "")
+                os._exit(0)
+            finally:
+                os._exit(1)
+        status = os.waitpid(child, 0)[1]
+        (tmp_path / "end").touch()
+        assert [call.result() for call in held] == [""] * calls
+    assert status == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from mtrl.engines.vllm.answers import read_all_answers
+
 
 def register() -> None:
     """Register the backend of `--weight-transfer-config '{"backend": "mtrl"}'`; without it, nothing changes."""
@@ -9,3 +11,4 @@ def register() -> None:
 
     if "mtrl" not in WeightTransferEngineFactory._registry:  # vLLM may load a plugin twice
         WeightTransferEngineFactory.register_engine("mtrl", "mtrl.engines.vllm.receiver", "WeightReceiver")
+    read_all_answers()

@@ -78,9 +78,7 @@ class WeightReceiver(WeightTransferEngine[GroupInfo, Step]):
                 join["backend"], join["host"], join["port"], join["world_size"], rank, name, seconds
             )
             self._seconds[name] = seconds
-        # vLLM 0.32 reads no answer after that of the first worker that fails, and would take those of later workers for
-        # answers to later calls. All workers keep the same weights, and each compares a checksum.
-        if init_info.kept is not None and self.parallel_config.rank == self.parallel_config.world_size - 1:
+        if init_info.kept is not None:
             self._kept.check(init_info.kept)
 
     def start_weight_update(self) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from mtrl.engines.server.changes import find_changes
+
 CONTEXT = 512
 PARITY = 1e-4
 """Greatest difference in nats of log-probs of an engine and of the trainer in float32."""
@@ -40,6 +42,15 @@ def changed(model: Any, seed: int, by: float = 0.05) -> Any:
         for parameter in model.parameters():
             parameter += by * torch.randn(parameter.shape, generator=generator)
     return model
+
+
+def lost_change(name: str, new: torch.Tensor, old: torch.Tensor | None) -> Any:
+    """Find the changes of a tensor, and lose the last one."""
+    if old is None:
+        return find_changes(name, new, old)
+    last = new.clone()
+    last.view(-1)[-1] = old.reshape(-1)[-1]
+    return find_changes(name, last, old)
 
 
 def named_weights(model: Any) -> dict[str, torch.Tensor]:

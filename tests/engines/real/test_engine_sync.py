@@ -5,12 +5,11 @@ from itertools import count
 
 import pytest
 import torch
-from engine_model import PARITY, changed, load_model, named_weights, reference_logprobs, worst
+from engine_model import PARITY, changed, load_model, lost_change, named_weights, reference_logprobs, worst
 
 from mtrl.config.engine_schema import SglangConfig, VllmConfig
 from mtrl.config.model_schema import ModelConfig
 from mtrl.engines.base import SamplingParams
-from mtrl.engines.server.changes import find_changes
 from mtrl.engines.server.distributed_sync import DistributedSync
 from mtrl.engines.server.export import FullWeights
 from mtrl.engines.server.server_api import TurnRequest
@@ -164,15 +163,6 @@ def test_changes_are_applied_to_the_kept_weights(engine, server, tied_model, cap
         await disk.close()
 
     server.ask(scenario)
-
-
-def lost_change(name, new, old):
-    """Find the changes of a tensor, and lose the last one."""
-    if old is None:
-        return find_changes(name, new, old)
-    last = new.clone()
-    last.view(-1)[-1] = old.reshape(-1)[-1]
-    return find_changes(name, last, old)
 
 
 def test_corrupted_weights_are_refused(engine, server, make, tied_model, monkeypatch):

@@ -40,12 +40,16 @@ async def by_folder(api, weights, version, checksum=None):
 
 
 async def by_tensors(api, weights, version, checksum=None):
+    await api.receive_tensors([payload_of(weights)], version, checksum or checksum_of(weights))
+
+
+def payload_of(weights) -> str:
+    """Copy the weights into shared memory, and return the payload for one worker."""
     torch.multiprocessing.set_sharing_strategy("file_system")
     shared = [(name, value.clone().share_memory_()) for name, value in weights.items()]
     buffer = io.BytesIO()
     ForkingPickler(buffer).dump(shared)
-    payload = base64.b64encode(buffer.getvalue()).decode()
-    await api.receive_tensors([payload], version, checksum or checksum_of(weights))
+    return base64.b64encode(buffer.getvalue()).decode()
 
 
 @asynccontextmanager
