@@ -45,7 +45,7 @@ def test_two_to_one_by_worked_numbers_and_each_source_in_its_own_passes():
 
 
 def test_equal_weights_alternate_for_ever():
-    assert "".join(map(source_of, drawn(made({"a": 1, "b": 1, "c": 1}), 3000))) == 1000 * "abc"
+    assert "".join(map(source_of, drawn(made({"a": 1, "b": 1, "c": 1}), 300))) == 100 * "abc"
 
 
 def test_a_schedule_by_worked_numbers():
@@ -55,7 +55,7 @@ def test_a_schedule_by_worked_numbers():
     assert sampler.metrics()["data/a/share"] == 0.0
 
 
-@settings(max_examples=40)
+@settings(max_examples=12)
 @given(
     st.lists(st.lists(st.floats(0, 9), min_size=2, max_size=2), min_size=2, max_size=4),
     st.lists(st.integers(0, 60), min_size=2, max_size=2, unique=True).map(sorted),
