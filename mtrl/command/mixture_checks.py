@@ -43,7 +43,7 @@ def _check_context(config: Config, own: Config) -> None:
         return
     if config.generator.context.fold != "none":
         raise UserError(
-            f"generator.max_context_length={mine} cannot differ from the run's where contexts are folded "
+            f"generator.max_context_length={keys.typed(mine)} cannot differ from the run's where contexts are folded "
             f"(generator.context.fold={config.generator.context.fold}); take it out"
         )
     if mine is None or (whole is not None and mine > whole):

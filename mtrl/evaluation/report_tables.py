@@ -17,6 +17,8 @@ from mtrl.scoring.tool_use import ToolUse
 from mtrl.utils.text import MISSING, one_line, percent, short, whole
 
 NAME_CHARACTERS = 60
+SUCCESS = ("success", "completion", "mean reward", "solved by the reward", "episodes", "failed")
+"""Head of the columns of `_success_row`."""
 
 
 @dataclass(frozen=True)
@@ -29,46 +31,37 @@ class Table:
 
 
 def headline(report: ModelsReport) -> Table:
-    rows = [
-        [
-            name,
-            rate(result.success),
-            rate(result.completion),
-            short(result.reward.mean),
-            percent(result.agreement.claims),
-            whole(result.episodes),
-            whole(sum(result.failures.values())),
-        ]
-        for name, _, result in each_result(report)
-    ]
-    head = ["model", "success", "completion", "mean reward", "solved by the reward", "episodes", "failed"]
+    rows = [_success_row(name, result) for name, _, result in each_result(report)]
     level = f"{report.method['confidence']:.0%}"
     note = (
         f"Success: the scorer gives at least {short(report.method['success_threshold'])}; completion: the "
         "episode holds an answer that the task can read, right or wrong. "
         f"In brackets the {level} interval, over rows. Failed episodes are in no rate."
     )
-    return Table(head, rows + _all_failed(report), note)
+    return Table(["model", *SUCCESS], rows + _all_failed(report), note)
 
 
 def sources(report: ModelsReport) -> Table | None:
     """Return the results of each source of a mixture; None for an evaluation of one task."""
     rows = [
-        [
-            f"{source}: {name(model.label)}, {kind}",
-            rate(result.success),
-            rate(result.completion),
-            short(result.reward.mean),
-            percent(result.agreement.claims),
-            whole(result.episodes),
-            whole(sum(result.failures.values())),
-        ]
+        _success_row(f"{source}: {name(model.label)}, {kind}", result)
         for source in dict.fromkeys(source for model in report.models for source in model.by_source)
         for model in report.models
         for kind, result in model.by_source.get(source, {}).items()
     ]
-    head = ["source", "success", "completion", "mean reward", "solved by the reward", "episodes", "failed"]
-    return Table(head, rows) if rows else None
+    return Table(["source", *SUCCESS], rows) if rows else None
+
+
+def _success_row(label: str, result: ModelResult) -> list[str]:
+    return [
+        label,
+        rate(result.success),
+        rate(result.completion),
+        short(result.reward.mean),
+        percent(result.agreement.claims),
+        whole(result.episodes),
+        whole(sum(result.failures.values())),
+    ]
 
 
 def comparison(report: ModelsReport) -> Table | None:

@@ -64,10 +64,11 @@ def unsolved_source(record: Record) -> Finding | None:
             Proposal((f"environments.{name}.weight=0",), f"train the other sources first, and only evaluate {name}")
             for name in never
         ),
-        advice="Its groups have equal rewards and teach nothing: give it easier rows, a reward for parts of an answer, "
-        "more turns (environments.NAME.generator.max_turns) or a warm start that reaches some successes.",
+        advice="The filter Task of the viewer shows NAME/. Groups with equal rewards teach nothing: "
+        "give the source easier rows, a reward for parts of an answer, more turns "
+        "(environments.NAME.generator.max_turns) or a warm start that reaches some successes.",
         expect=" and ".join(success_of(name) for name in never) + " rise above 0",
-        look=tuple(f"mtrl view {record.path or 'RUN'}  (filter Task: {name}/)" for name in never),
+        look=(f"mtrl view {record.path or 'RUN'}",),
     )
 
 
