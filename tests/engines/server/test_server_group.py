@@ -38,7 +38,7 @@ def test_killed_and_stopped_servers_are_restarted(tmp_path, monkeypatch):
     replicas, pids = engine.server_group.replicas, []
 
     async def go():
-        for number in (signal.SIGKILL, signal.SIGSTOP):
+        for restarts, number in enumerate((signal.SIGKILL, signal.SIGSTOP), 1):
             pids.extend(replica.process.pid for replica in replicas)
             turns = [asyncio.ensure_future(engine.generate(f"{number}{i}/0", [i], TURN)) for i in range(16)]
             await asyncio.sleep(5 * TICK)
@@ -46,6 +46,8 @@ def test_killed_and_stopped_servers_are_restarted(tmp_path, monkeypatch):
             os.kill(pids[-1], number)
             for i, turn in enumerate(turns):
                 check_turn(await turn, [i], TURN)
+            # a killed server still counts as serving until its supervision notices that it has ended
+            await until(lambda n=restarts: engine.stats.extra["restarts"] == n)
             await until(lambda: len(engine.server_group.serving) == 2 and has_ended(pids[-1]))
         assert engine.stats.extra["restarts"] == 2 and engine.stats.sampled_tokens == 2 * 16 * 20
         answers = await engine.probe([1], TURN)
