@@ -1,10 +1,11 @@
 """Models whose weights stay in safetensors files, of which each rank reads its slices later.
 
-This is possible if every tensor of the files becomes one parameter, or a part of one, unchanged but for its dtype: the
-experts of a layer are tensors of their own in files, which Transformers stacks. Transformers itself decides which
-tensors that are: it loads stand-ins that have the shapes of the files' tensors and no memory (`StandIns`), and a
-parameter that holds a stand-in afterwards is read from the tensors that the stand-in represents. All other work of
-`from_pretrained`, such as the computation of buffers and the tying of parameters, is done as for real weights.
+This is possible if every tensor of the files becomes one parameter or buffer, or a part of one, unchanged but for its
+dtype: the experts of a layer are tensors of their own in files, which Transformers stacks. Transformers itself decides
+which tensors that are: it loads stand-ins that have the shapes of the files' tensors and no memory (`StandIns`), and a
+parameter that holds a stand-in afterwards is read from the tensors that the stand-in represents. Buffers that hold one,
+such as the router biases of DeepSeek V3, are small and are read at once. All other work of `from_pretrained`, such as
+the computation of other buffers and the tying of parameters, is done as for real weights.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from mtrl.errors import UserError
 from mtrl.models.stand_ins import StandIns
 from mtrl.models.stored_tensors import FileTensor, StoredTensor
 from mtrl.utils.hub import is_out_of_reach
@@ -36,6 +38,8 @@ FLOATS = {"F64", "F32", "F16", "BF16"}
 quantised weights."""
 SAMPLE = 4096
 """Number of bytes at each of three places of a tensor that a digest of a file covers."""
+_SYNCHRONOUS = "HF_DEACTIVATE_ASYNC_LOAD"
+"""Environment variable with which Transformers casts tensors in the calling thread."""
 _ATTRIBUTE = "mtrl_file_tensors"
 """Attribute of a module: the stored tensors of its own parameters by their names. Copies of the module and wrappers
 around it keep it."""
@@ -71,7 +75,7 @@ def model_in_files(structure: Any, path: str, dtype: torch.dtype) -> Any | None:
     # Equal stand-ins of tied weights are tied, so that one is left over, and the weights themselves decide.
     stand_ins = StandIns(tensors, dtype)
     try:
-        with _without_messages(), stand_ins:
+        with _without_messages(), _in_this_thread(), stand_ins:
             model, report = type(structure).from_pretrained(
                 None,
                 config=copy.deepcopy(structure.config),
@@ -83,7 +87,12 @@ def model_in_files(structure: Any, path: str, dtype: torch.dtype) -> Any | None:
     except Exception:  # as for shapes that differ: loading of the weights reports it, or works
         return None
     places = {name: stand_ins.represented(value) for name, value in model.named_parameters()}
-    if any(report.values()) or not _uses_all(places.values(), tensors.values()):
+    buffers = {name: found for name, value in model.named_buffers() if (found := stand_ins.represented(value))}
+    if any(report.values()) or not _uses_all([*places.values(), *buffers.values()], tensors.values()):
+        return None
+    try:
+        _read_buffers(model, buffers)
+    except UserError:  # a file that has changed since; loading of the weights reports it
         return None
     _leave_in_files(model, places)
     model.config.name_or_path = model.name_or_path = path
@@ -103,6 +112,19 @@ def _without_messages() -> Iterator[None]:
         yield
     finally:
         messages.set_verbosity(before)
+
+
+@contextmanager
+def _in_this_thread() -> Iterator[None]:
+    """Within this context Transformers casts tensors in the calling thread, since `StandIns` sees this thread only."""
+    before = os.environ.get(_SYNCHRONOUS)
+    os.environ[_SYNCHRONOUS] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_SYNCHRONOUS)
+        if before is not None:
+            os.environ[_SYNCHRONOUS] = before
 
 
 def is_plain(structure: Any, folder: Path) -> bool:
@@ -213,10 +235,22 @@ def _files_of(folder: Path) -> list[Path]:
 
 
 def _uses_all(places: Iterable[StoredTensor | None], tensors: Iterable[FileTensor]) -> bool:
-    """Return whether each parameter has a place, and each tensor of the files belongs to one parameter."""
+    """Return whether each place is known, and each tensor of the files belongs to one place."""
     found = [*places]
     pieces = Counter(piece for place in found if place is not None for piece, _ in place.pieces)
     return None not in found and pieces == Counter(tensors)
+
+
+def _read_buffers(model: Any, places: Mapping[str, StoredTensor]) -> None:
+    """Read buffers from their files, in the dtype that they have.
+
+    Raises:
+        UserError: a file cannot be read.
+    """
+    for name, stored in places.items():
+        owner, _, leaf = name.rpartition(".")
+        buffers = model.get_submodule(owner)._buffers
+        buffers[leaf] = stored.read().to(buffers[leaf].dtype)
 
 
 def _leave_in_files(model: Any, places: Mapping[str, StoredTensor | None]) -> None:

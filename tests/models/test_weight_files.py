@@ -38,6 +38,14 @@ STACKED = {
     "Jamba": SIZES | EXPERTS | {"num_experts": 4, "use_mamba_kernels": False},
 }
 """Mixtures whose files have a tensor for each matrix of each expert. One has more experts than there are digits."""
+ROUTED = {"moe_intermediate_size": 24, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
+ROUTED |= {"first_k_dense_replace": 1}
+LATENT = {"q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8}
+WITH_BUFFERS = {
+    "DeepseekV3": SIZES | ROUTED | LATENT | {"num_key_value_heads": 4},
+    "Glm4Moe": SIZES | ROUTED | {"head_dim": 8},
+}
+"""Mixtures whose files hold buffers as well: the biases of the routers, which stay in float32."""
 CONFIGS = {"tied": "Qwen3Config", "Gemma3": "Gemma3TextConfig"}
 MODELS = {"tied": "Qwen3ForCausalLM", "GPT2": "GPT2LMHeadModel"}
 
@@ -47,6 +55,9 @@ def make(kind, sizes, folder, **saved):
     torch.manual_seed(0)
     config = getattr(transformers, CONFIGS.get(kind, f"{kind}Config"))(**sizes)
     model = getattr(transformers, MODELS.get(kind, f"{kind}ForCausalLM"))(config).bfloat16()
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            buffer.normal_()
     model.generation_config = GenerationConfig(temperature=0.7, do_sample=True)
     model.save_pretrained(folder, **saved)
 
@@ -66,17 +77,18 @@ def folder(tmp_path):
     return tmp_path / "model"
 
 
-@pytest.mark.parametrize("kind", [*PLAIN, *STACKED])
-def test_a_load_in_files_is_that_of_from_pretrained(kind, tmp_path):
-    make(kind, (PLAIN | STACKED)[kind], tmp_path, max_shard_size="10KB")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("kind", [*PLAIN, *STACKED, *WITH_BUFFERS])
+def test_a_load_in_files_is_that_of_from_pretrained(kind, dtype, tmp_path):
+    make(kind, (PLAIN | STACKED | WITH_BUFFERS)[kind], tmp_path, max_shard_size="10KB")
     assert (tmp_path / INDEX).exists()
-    whole, model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32), opened(tmp_path)
+    whole, model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=dtype), opened(tmp_path, dtype)
     stored, parameters = file_tensors(model), dict(whole.named_parameters())
     assert stored.keys() == parameters.keys() == dict(model.named_parameters()).keys()
     for name, empty in model.named_parameters():
-        assert empty.is_meta and (empty.dtype, empty.shape) == (torch.float32, parameters[name].shape)
+        assert empty.is_meta and (empty.dtype, empty.shape) == (parameters[name].dtype, parameters[name].shape)
         read = stored[name].read()
-        assert read.dtype == torch.bfloat16 and torch.equal(read.float(), parameters[name])
+        assert read.dtype == torch.bfloat16 and torch.equal(read.to(empty.dtype), parameters[name])
         assert torch.equal(stored[name].read([slice(1, 3)]), read[1:3])
     buffers = dict(model.named_buffers())
     assert buffers.keys() == dict(whole.named_buffers()).keys()
@@ -87,7 +99,9 @@ def test_a_load_in_files_is_that_of_from_pretrained(kind, tmp_path):
     assert model.config.to_dict() == whole.config.to_dict() and not model.training
     assert vars(model).keys() == vars(whole).keys()
     joined = {name for name, place in stored.items() if isinstance(place, JoinedTensor)}
-    assert joined == {name for name in stored if kind in STACKED and ".experts." in name}
+    assert joined == {name for name in stored if kind not in PLAIN and ".experts." in name}
+    biases = {name: value for name, value in buffers.items() if name.endswith("e_score_correction_bias")}
+    assert bool(biases) == (kind in WITH_BUFFERS) and all(value.abs().sum() for value in biases.values())
     files = [{piece.file for piece, _ in stored[name].pieces} for name in joined]
     assert any(len(found) > 1 for found in files) == bool(joined), "experts of a layer are in several files"
 

@@ -11,7 +11,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from omegaconf import OmegaConf
-from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from mtrl.command.compose import compose
 from mtrl.distributed.sharding import local_part
@@ -35,8 +42,10 @@ LORA = ["model.lora_rank=2", "seed=5"]
 HALF = ["model.dtype=bfloat16", "trainer.fsdp.param_dtype=bfloat16"]
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 """Six experts are not divided equally among four ranks."""
+LATENT = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 4}
+ROUTED = {"n_routed_experts": 6, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "num_key_value_heads": 4}
 OFFLOAD = ["trainer.fsdp.cpu_offload=true"]
-KINDS = {"files": False, "tied": True, "head": True, "experts": False}
+KINDS = {"files": False, "tied": True, "head": True, "experts": False, "routed": False}
 """Names of the models, and whether their embedding is also the head."""
 CASES = {
     2: [
@@ -49,6 +58,7 @@ CASES = {
         ("tied", 2, 1, OFFLOAD),
         ("experts", 1, 1, HALF),
         ("experts", 2, 1, KL, 2),
+        ("routed", 1, 1, HALF),
     ],
     4: [
         ("tied", 1, 1, []),
@@ -103,19 +113,24 @@ def write_both_ways(model, tokenizer, folder, shard_size="5GB"):
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory, tiny_tokenizer):
     """Return the folder of small models: several files in bfloat16, tied weights, tied weights of which the file has
-    the second name only, and a mixture whose experts are tensors of their own in several files."""
+    the second name only, and two mixtures whose experts are tensors of their own in several files, one of which has
+    buffers in its files as well."""
     place = tmp_path_factory.mktemp("models")
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.3}
     for number, (name, tied) in enumerate(KINDS.items()):
         torch.manual_seed(number)
         sizes = {**SMALL, **heads, "vocab_size": len(tiny_tokenizer), "tie_word_embeddings": tied}
-        mixture = Qwen3MoeForCausalLM, Qwen3MoeConfig(**sizes, **EXPERTS)
-        kind, shape = mixture if name == "experts" else (Qwen3ForCausalLM, Qwen3Config(**sizes))
-        model = kind(shape)
+        if name == "experts":
+            model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes, **EXPERTS))
+        elif name == "routed":
+            model = DeepseekV3ForCausalLM(DeepseekV3Config(**{**sizes, **EXPERTS, **LATENT, **ROUTED}))
+            model.model.layers[1].mlp.gate.e_score_correction_bias.normal_()
+        else:
+            model = Qwen3ForCausalLM(Qwen3Config(**sizes))
         with torch.no_grad():
             for parameter in model.parameters():  # norms have values as well
                 parameter.add_(0.1 * torch.randn(parameter.shape))
-        size = "10KB" if name in ("files", "experts") else "5GB"
+        size = "10KB" if name in ("files", "experts", "routed") else "5GB"
         write_both_ways(model.bfloat16(), tiny_tokenizer, place / name, size)
     rename_embedding(place / "head")
     return place
