@@ -28,13 +28,7 @@ def shared_prefix(before: Row, row: Row) -> int:
 
     All sampled tokens, and the token before the first of them, stay the sequence's own.
     """
-    ids, mask = row
-    width = min(len(before[0]), len(ids))
-    different = np.flatnonzero(before[0][:width] != ids[:width])
-    common = int(different[0]) if len(different) else width
-    sampled = np.flatnonzero(mask)
-    own = int(sampled[0]) if len(sampled) else len(ids)
-    shared = min(common, own - 1)
+    shared = min(_common(before, row), _first_own(row) - 1)
     return shared if shared >= MIN_PREFIX else 0
 
 
@@ -43,16 +37,61 @@ def shared_prefixes(rows: Sequence[Row]) -> list[int]:
     return [0, *(shared_prefix(before, row) for before, row in pairwise(rows))]
 
 
+def _common(one: Row, other: Row) -> int:
+    """Return the number of equal tokens at the starts of two sequences."""
+    width = min(len(one[0]), len(other[0]))
+    different = np.flatnonzero(one[0][:width] != other[0][:width])
+    return int(different[0]) if len(different) else width
+
+
+def _first_own(row: Row) -> int:
+    """Return the index of the first sampled token, or the length of a sequence without sampled tokens."""
+    sampled = np.flatnonzero(row[1])
+    return int(sampled[0]) if len(sampled) else len(row[0])
+
+
+def prefix_order(rows: Sequence[Row]) -> list[int]:
+    """Return the indices of the sequences in an order in which `shared_prefixes` are as long as possible in all.
+
+    The order is that of the tokens, which is a depth-first walk through the tree of prefixes, but for one thing: among
+    the branches that follow a prefix, one in which tokens of the prefix were sampled is the first, since it shares the
+    tokens before these only. Thus the sample of a turn comes before that of a later turn of the same trajectory, whose
+    prompt holds what was sampled in the earlier one.
+    """
+    order = sorted(range(len(rows)), key=lambda index: rows[index][0].tolist())
+    first = [_first_own(row) for row in rows]
+    open_nodes: list[tuple[int, list[list[int]]]] = [(0, [])]
+    """Number of tokens, and finished branches, of each prefix that the current sequence continues."""
+    branch = order[:1]
+    for index, after in pairwise([*order, None]):
+        common = 0 if after is None else _common(rows[index], rows[after])
+        while open_nodes[-1][0] > common:
+            length, branches = open_nodes.pop()
+            branch = _joined([*branches, branch], length, first)
+        if open_nodes[-1][0] < common:
+            open_nodes.append((common, []))
+        open_nodes[-1][1].append(branch)
+        branch = [after]
+    return [index for branch in open_nodes[0][1] for index in branch]
+
+
+def _joined(branches: list[list[int]], length: int, first: Sequence[int]) -> list[int]:
+    """Return the branches of a prefix of `length` tokens one after another; their first sequences are those with the
+    fewest tokens before the first sampled one, as far as the prefix matters."""
+    branches.sort(key=lambda branch: min(first[branch[0]], length))
+    return [index for branch in branches for index in branch]
+
+
 def partition(units: Sequence[Sequence[Row]], max_tokens: int) -> list[list[int]]:
     """Assign units, each of one or more sequences, to packs of at most `max_tokens` stored tokens, or of a single
-    larger unit. Units are in the order of their tokens, so that those with a common prefix follow each other.
+    larger unit. Units are in the order of `prefix_order`, so that those with a common prefix follow each other.
 
     Returns:
         The indices of the units of each pack.
     """
     plans: list[list[int]] = []
     room, before = 0, None
-    for index in sorted(range(len(units)), key=lambda index: units[index][0][0].tolist()):
+    for index in prefix_order([unit[0] for unit in units]):
         unit = units[index]
         whole = sum(len(ids) for ids, _ in unit) - sum(shared_prefixes(unit))
         size = whole - (shared_prefix(before, unit[0]) if before else 0)

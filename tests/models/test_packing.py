@@ -1,11 +1,18 @@
-"""Packed samples attend only to themselves, with and without a dense mask; other models are refused."""
+"""Packed samples attend only to themselves, with and without a dense mask; other models are refused. The order of
+samples shares as many tokens of their prefixes as any order."""
 
+from itertools import permutations
+
+import numpy as np
 import pytest
 import torch
 import transformers as hf
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from mtrl.errors import UserError
+from mtrl.models import packing
 from mtrl.models.attention import OWN, use_own_attention
 from mtrl.models.preparation import keeps_apart, prepare_packing
 from tests.small_models import SIZES
@@ -135,3 +142,48 @@ def test_a_model_that_takes_no_positions_cannot_pack():
 
     with pytest.raises(UserError, match=r"NoPositions .* set trainer\.packing=false"):
         prepare_packing(NoPositions(build(MODELS["qwen3"], attention="eager")))
+
+
+def row_of(ids, sampled):
+    """Return a sequence whose tokens at these indices were sampled."""
+    return np.array(ids), np.isin(np.arange(len(ids)), sampled)
+
+
+TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=7)
+ROWS = st.lists(st.tuples(TOKENS, st.integers(0, 7)), min_size=1, max_size=5)
+
+
+@given(ROWS)
+def test_no_other_order_shares_more(drawn):
+    rows = [row_of(ids, range(first, len(ids))) for ids, first in drawn]
+    shared = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "MIN_PREFIX", 1)
+        for order in permutations(range(len(rows))):
+            shared[order] = sum(packing.shared_prefixes([rows[index] for index in order]))
+    assert shared[tuple(packing.prefix_order(rows))] == max(shared.values())
+
+
+@pytest.mark.parametrize("edited", [1, 3])
+def test_the_sample_of_a_later_turn_continues_that_of_the_turn_before(edited):
+    """The prompt of each turn holds the answers before it, whose last tokens were edited, to a smaller or a larger id:
+    such a chain is stored in the order of its turns, and each turn adds its own tokens only."""
+    turns, prompt = [], [0] * 40
+    for _ in range(6):
+        turns.append(row_of([*prompt, *[2] * 50], range(len(prompt), len(prompt) + 50)))
+        prompt = [*prompt, *[2] * 45, *[edited] * 5]
+    order = packing.prefix_order(turns[::-1])
+    assert order == [5, 4, 3, 2, 1, 0]
+    assert packing.shared_prefixes(turns) == [0, *(40 + 50 * turn + 45 for turn in range(5))]
+    (pack,) = packing.partition([[turn] for turn in turns[::-1]], sum(len(ids) for ids, _ in turns[-1:]) + 5 * 10)
+    assert pack == order
+
+
+def test_samples_of_one_prompt_keep_the_order_of_their_tokens():
+    rows = [row_of([*[7] * 40, *answer], range(40, 43)) for answer in ([2, 2, 3], [2, 2, 1], [1, 5, 5])]
+    assert packing.prefix_order(rows) == [2, 1, 0]
+
+
+def test_an_order_of_a_thousand_nested_prefixes_is_found():
+    rows = [row_of([0] * length, [length - 1]) for length in range(1, 1001)]
+    assert packing.prefix_order(rows[::-1]) == [*range(999, -1, -1)]
