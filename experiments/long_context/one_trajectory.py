@@ -25,6 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
@@ -39,7 +40,8 @@ from mtrl.distributed.sharding import whole_tensor
 from mtrl.distributed.world import World
 from mtrl.doctor.self_test.random_model import make_tokenizer
 from mtrl.models.tiny import save
-from mtrl.trainer.data.samples import trajectory_samples
+from mtrl.trainer.data.batching import RowLayout
+from mtrl.trainer.data.samples import Sample, trajectory_samples
 from mtrl.trainer.setup.models import make_learner
 from mtrl.trainer.update.learner import Learners
 from mtrl.trainer.update.optimizer import Optimizer
@@ -118,9 +120,10 @@ def make_trajectory(tokens: int, is_broken: bool = False) -> Trajectory:
     return Trajectory("task", "group", 0, turns)
 
 
-def unsplit(folder: Path, tokens: int, is_broken: bool = False) -> tuple[float, dict[str, Tensor]]:
-    """Return the loss and its gradients by name, from the model of Hugging Face alone. The loss is that of REINFORCE
-    with importance weights, the mean over sampled tokens of -(p / q) A log p, without a gradient of p / q."""
+def unsplit(folder: Path, tokens: int, is_broken: bool = False) -> tuple[float, dict[str, Tensor], int]:
+    """Return the loss, its gradients by name, and the number of positions, from the model of Hugging Face alone. The
+    loss is that of REINFORCE with importance weights, the mean over sampled tokens of -(p / q) A log p, without a
+    gradient of p / q."""
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     turns = make_trajectory(tokens, is_broken).turns
@@ -130,7 +133,8 @@ def unsplit(folder: Path, tokens: int, is_broken: bool = False) -> tuple[float, 
         loss = _loss(model, turns[start:end]) / (SAMPLED * len(turns))
         loss.backward()
         total += loss.item()
-    return total, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    positions = sum(len(turn.observation_ids) + SAMPLED for turn in turns)
+    return total, {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, positions
 
 
 def _loss(model: Any, turns: Sequence[Turn]) -> Tensor:
@@ -156,8 +160,16 @@ class Capture(Optimizer):
         return 0.0, 0.0
 
 
-def by_mtrl(folder: Path, tokens: int, way: Way) -> tuple[float, dict[str, Tensor]] | None:
-    """Return the loss and its gradients by name, from an update of mtrl; None on ranks that do not lead."""
+def count_positions(samples: Sequence[Sample], layout: RowLayout, tokens: int) -> int:
+    """Return the number of positions of the micro-batches, where a shared prefix counts once."""
+    masks = [np.array(sample.loss_mask, dtype=bool) for sample in samples]
+    plans = layout.partition([[sample] for sample in samples], tokens)
+    return sum(layout.build_grid([samples[i] for i in plan], [masks[i] for i in plan]).ids.size for plan in plans)
+
+
+def by_mtrl(folder: Path, tokens: int, way: Way) -> tuple[float, dict[str, Tensor], int] | None:
+    """Return the loss, its gradients by name, and the number of positions, from an update of mtrl; None on ranks that
+    do not lead."""
     own = ("model=hf", quoted("model.path", str(folder)), "model.device=cpu", "generator=local")
     own += (f"trainer.max_tokens_per_microbatch={tokens}", "trainer.fsdp.param_dtype=float32")
     own += ("algorithm.loss_fn=importance_sampling", "algorithm.is_cap=inf", "algorithm.loss_reduction=token_mean")
@@ -177,21 +189,22 @@ def by_mtrl(folder: Path, tokens: int, way: Way) -> tuple[float, dict[str, Tenso
             samples = trajectory_samples(trajectory, trajectory.rewards)
             assert len(samples) == 1 + way.is_broken
             loss = Updater(config, learners, folder / "nonfinite.jsonl").run(samples, 0).report.loss
+            positions = count_positions(samples, learner.layout, tokens)
         finally:
             group.dismiss()
         names = (name for name, _ in learner.policy.model.named_parameters())
-        return loss, dict(zip(names, learner.optimizer.gradients, strict=True))
+        return loss, dict(zip(names, learner.optimizer.gradients, strict=True)), positions
 
 
 def run_way(name: str, folder: Path, tokens: int) -> None:
     """Compute one way in this process, and write its figures: peak memory above that of the imported modules, seconds,
-    and the loss; the leader also writes its gradients."""
+    the loss and the number of positions; the leader also writes its gradients."""
     start, imported, model = time.monotonic(), _mib("VmRSS"), folder / "model"
     way, is_reference = WAYS[name], name in (UNSPLIT, BROKEN)
     found = unsplit(model, tokens, way.is_broken) if is_reference else by_mtrl(model, tokens, way)
     figures: dict[str, float] = {"peak_mib": _mib("VmHWM") - imported, "seconds": time.monotonic() - start}
     if found is not None:
-        figures["loss"], gradients = found
+        figures["loss"], gradients, figures["positions"] = found
         save_file({key: value.contiguous() for key, value in gradients.items()}, folder / f"{name}.safetensors")
     (folder / f"{name}.{'leader' if found else time.monotonic_ns()}.json").write_text(json.dumps(figures))
 
@@ -243,12 +256,12 @@ def main() -> None:
     failed = False
     with tempfile.TemporaryDirectory() as folder:
         make_model(Path(folder) / "model", args.tokens)
-        print(f"{'way':22} {'loss':>12} {'peak, MiB':>10} {'seconds':>8}  error of the gradients")
+        print(f"{'way':22} {'loss':>12} {'positions':>10} {'peak, MiB':>10} {'seconds':>8}  error of the gradients")
         for name in dict.fromkeys(each for way in args.only for each in (reference_of(way), way)):
             found = measure(name, Path(folder), args.tokens)
             failed |= found["error"] > TOLERANCE
-            figures = f"{found['loss']:12.8f} {found['peak_mib']:10,.0f} {found['seconds']:8.0f}  {found['error']:.1e}"
-            print(f"{name:22} {figures}", flush=True)
+            figures = f"{found['loss']:12.8f} {found['positions']:10,.0f} {found['peak_mib']:10,.0f}"
+            print(f"{name:22} {figures} {found['seconds']:8.0f}  {found['error']:.1e}", flush=True)
     sys.exit(failed)
 
 

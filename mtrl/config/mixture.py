@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -149,6 +150,8 @@ def _changed(base: Any, section: str, given: Any, source: str) -> Any:
     place = f"{source}.{section}"
     if not isinstance(given, Mapping):
         raise UserError(f"{place}={keys.typed(given)} must be a section with keys of its own")
+    if not given:
+        return copy.deepcopy(base)
     known = [entry.name for entry in fields(SECTIONS[section])]
     if unknown := [key for key in given if key not in known]:
         raise _unknown(place, unknown[0], known)

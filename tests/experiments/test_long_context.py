@@ -38,9 +38,10 @@ def folder(tmp_path_factory):
 )
 def test_gradients_of_a_long_trajectory_are_those_of_the_unsplit_run(folder, way, monkeypatch):
     monkeypatch.setattr("mtrl.models.attention.MASKED", 2**18)
-    loss, expected = unsplit(folder, TOKENS, way.is_broken)
-    found, gradients = by_mtrl(folder, TOKENS, way)
+    loss, expected, whole = unsplit(folder, TOKENS, way.is_broken)
+    found, gradients, positions = by_mtrl(folder, TOKENS, way)
     assert found == pytest.approx(loss, rel=1e-5)
+    assert positions == TOKENS == whole - 1024 * way.is_broken, "a shared turn counts once"
     assert error_of(gradients, expected) < TOLERANCE
     name = max(expected, key=lambda name: expected[name].norm())
     wrong = expected | {name: 1.01 * expected[name]}
@@ -51,6 +52,6 @@ def test_a_way_writes_its_figures_and_gradients(folder):
     one_trajectory.run_way(UNSPLIT, folder.parent, 1024)
     figures = json.loads((folder.parent / "unsplit.leader.json").read_text())
     assert figures["peak_mib"] >= 0 and figures["seconds"] > 0
-    loss, gradients = unsplit(folder, 1024)
-    assert figures["loss"] == loss
+    loss, gradients, positions = unsplit(folder, 1024)
+    assert figures["loss"] == loss and figures["positions"] == positions == 1024
     assert error_of(load_file(folder.parent / "unsplit.safetensors"), gradients) == 0
