@@ -110,9 +110,8 @@ def snippets(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
-    for module in [*sys.modules]:
-        if (tmp_path / f"{module}.py").exists():
-            del sys.modules[module]
+    for file in tmp_path.glob("*.py"):
+        sys.modules.pop(file.stem, None)
 
 
 @pytest.fixture
