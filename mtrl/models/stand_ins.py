@@ -61,10 +61,11 @@ class StandIns(TorchFunctionMode):
         return self._make(joined, tensors[0].dtype)
 
     def _cast(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
-        """Return a stand-in for the result of `Tensor.to`; None if the tensor is no stand-in, or is moved to another
-        device."""
+        """Return a stand-in for the result of `Tensor.to`; None if the tensor is no stand-in, keeps its dtype, or is
+        moved to another device."""
         stored = self.represented(tensor)
         if stored is None:
             return None
         number = torch.empty((), dtype=tensor.dtype).to(*args, **kwargs)
-        return self._make(stored, number.dtype) if number.device == tensor.device else None
+        is_cast = number.dtype != tensor.dtype and number.device == tensor.device
+        return self._make(stored, number.dtype) if is_cast else None

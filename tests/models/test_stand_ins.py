@@ -26,6 +26,14 @@ def test_joined_stand_ins_have_no_memory_and_are_known(stand_ins):
     assert stand_ins.represented(torch.nn.Parameter(a)) == FILES["a"]
 
 
+def test_a_cast_has_no_memory_and_is_known(stand_ins):
+    a, *_ = stand_ins.state.values()
+    with stand_ins:
+        half, same, elsewhere = a.to(dtype=torch.bfloat16), a.to("cpu", torch.float32), a.to("meta")
+    assert half.dtype == torch.bfloat16 and half.shape == a.shape and half.untyped_storage().nbytes() == 2
+    assert stand_ins.represented(half) == FILES["a"] and same is a and stand_ins.represented(elsewhere) is None
+
+
 def test_other_tensors_are_not_known(stand_ins):
     a, *_ = stand_ins.state.values()
     small = StandIns({"a": FileTensor("file", "a", (2, 3))}, torch.float32)
