@@ -11,7 +11,7 @@ The exit status is 0 if no check failed, 1 if a check failed, 2 if the configura
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -21,12 +21,12 @@ from mtrl.command.compose import compose
 from mtrl.command.program import run_program
 from mtrl.config.epochs import with_steps
 from mtrl.config.schema import Config
-from mtrl.environments.factory import load_task
-from mtrl.errors import UserError
+from mtrl.environments.factory import Task, load_task
 from mtrl.preflight import checklist_table
 from mtrl.preflight.checklist import CHECKS, run
 from mtrl.preflight.context import CheckContext
 from mtrl.preflight.result import CheckResult, Status, failed, skipped, to_json, worst
+from mtrl.preflight.sources import of_source, tasks_of
 from mtrl.record.run_dir import RunDir
 
 
@@ -34,18 +34,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compose the configuration, run the checks, print and write the results. Return the exit status."""
     args = parse(argv)
     config: Config = OmegaConf.to_object(compose(args.overrides, args.config_dir))  # type: ignore[assignment]
-    if config.environments:
-        raise UserError(
-            f"mtrl.preflight checks one task, and environments has {', '.join(config.environments)}; set "
-            "environments={} and name one of their tasks"
-        )
     path = Path(config.preflight.json or RunDir(config.run_dir).preflight)
     screen, results = checklist_table.console(), []
+    longest = max((len(f"{name}: ") for name in config.environments), default=0)
     with screen.status("checking") if screen.is_terminal else nullcontext() as status:
         for result in check(config):
             results.append(result)
-            screen.print(checklist_table.table([result]))
-            if status and len(results) == len(CHECKS):
+            screen.print(checklist_table.table([result], checklist_table.NAME + longest))
+            if status and len(results) == len(CHECKS) * (len(config.environments) or 1):
                 status.update("the policy runs episodes; a tiny policy is made first, which takes minutes once")
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(to_json(config.name, results), encoding="utf-8")
@@ -65,12 +61,21 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def check(config: Config) -> Iterator[CheckResult]:
-    """Yield the results of the whole checklist as they complete; the checks that need the model come last."""
+    """Yield the results of the whole checklist as they complete, those of a mixture for each source, under names such
+    as `words: gold`. The checks that need the model come last."""
     task = load_task(config)
     config = with_steps(config, len(task.splits.train))
+    contexts = {name: context_of(*own) for name, own in tasks_of(config, task).items()}
+    for name, context in contexts.items():
+        yield from (of_source(name, result) for result in run(context, CHECKS.items()))
+    yield from policy_results(config, contexts)
+
+
+def context_of(config: Config, task: Task) -> CheckContext:
+    """Return the input of the checks of one task, with the limits of `preflight.*`."""
     settings = config.preflight
     patience = config.environment.step_timeout + 1.0  # a step that hangs reaches its own time limit first
-    context = CheckContext(
+    return CheckContext(
         config,
         task.family,
         task.splits,
@@ -80,31 +85,36 @@ def check(config: Config) -> Iterator[CheckResult]:
         patience,
         processes=settings.processes,
     )
-    yield from run(context, CHECKS.items())
-    yield from policy_results(context)
 
 
-def policy_results(context: CheckContext) -> Iterator[CheckResult]:
-    """Yield the results of the checks on sampled episodes. If sampling fails, the first check reports why and the
-    others are skipped."""
+def policy_results(config: Config, contexts: Mapping[str, CheckContext]) -> Iterator[CheckResult]:
+    """Yield the results of the checks on sampled episodes, of each context. If sampling fails, the first check reports
+    why and the others are skipped."""
     from mtrl.preflight.policy_checks import CHECKS as POLICY_CHECKS
     from mtrl.preflight.policy_checks import bound, roll_out
 
-    settings = context.config.preflight
-    if not settings.model:
-        yield from (skipped("preflight.model=false").named(name, 0.0) for name, _ in POLICY_CHECKS)
+    names = [name for name, _ in POLICY_CHECKS]
+    if not config.preflight.model:
+        yield from _skipped(contexts, names, "preflight.model=false")
         return
     try:
-        baseline = roll_out(context, settings.rollouts, _quiet)
+        baselines = roll_out(config, contexts, config.preflight.rollouts, _quiet)
     except Exception as error:
-        first, *others = (name for name, _ in POLICY_CHECKS)
         evidence = (
             f"the policy could not run episodes: {type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
         )
-        yield failed(evidence, "fix what the message names, or set preflight.model=false").named(first, 0.0)
-        yield from (skipped(f"there are no episodes of the policy; see {first}").named(name, 0.0) for name in others)
+        yield failed(evidence, "fix what the message names, or set preflight.model=false").named(names[0], 0.0)
+        yield from _skipped([""], names[1:], f"there are no episodes of the policy; see {names[0]}")
         return
-    yield from run(context, bound(context, baseline))
+    for name, context in contexts.items():
+        if name in baselines:
+            yield from (of_source(name, result) for result in run(context, bound(context, baselines[name])))
+        else:
+            yield from _skipped([name], names, "the source has no training rows, since its weight is 0")
+
+
+def _skipped(sources: Iterable[str], names: Iterable[str], why: str) -> Iterator[CheckResult]:
+    return (of_source(source, skipped(why).named(name, 0.0)) for source in sources for name in names)
 
 
 def _quiet(step: int, success: float | None) -> None:

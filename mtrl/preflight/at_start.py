@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mtrl.config.mixture import source_configs
 from mtrl.config.schema import Config
 from mtrl.environments.factory import Task
 from mtrl.errors import UserError
 from mtrl.preflight.checklist import CHEAP, cheap_checks
 from mtrl.preflight.result import CheckResult, Status, to_json, warned, worst
+from mtrl.preflight.sources import of_source, tasks_of
 from mtrl.record.run_dir import RunDir
 from mtrl.utils.files import replace_text
 
@@ -73,10 +73,8 @@ def line_of(result: CheckResult) -> str:
 
 def all_results(config: Config, task: Task) -> list[CheckResult]:
     """Return the results for the task, or for each source of a mixture under names such as `words: rewards`."""
-    if not task.sources:
-        return results_in_time(config, task)
-    own = {name: results_in_time(each, task.sources[name]) for name, each in source_configs(config).items()}
-    return [result.named(f"{name}: {result.name}", result.seconds) for name, some in own.items() for result in some]
+    found = {name: results_in_time(*own) for name, own in tasks_of(config, task).items()}
+    return [of_source(name, result) for name, results in found.items() for result in results]
 
 
 def results_in_time(config: Config, task: Task) -> list[CheckResult]:

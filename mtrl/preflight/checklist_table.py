@@ -16,7 +16,7 @@ from mtrl.utils.text import duration, one_line
 
 STYLES = {Status.PASS: "green", Status.WARN: "yellow", Status.FAIL: "bold red", Status.SKIP: "dim"}
 NAME = 16
-"""Width of the name column, in characters: the length of the longest name of a check."""
+"""Default width of the name column, in characters: the length of the longest name of a check."""
 CHARACTERS = 400
 """Maximum number of characters of the evidence to show; the JSON holds all of it."""
 
@@ -25,12 +25,12 @@ def console(file: TextIO | None = None, width: int | None = None) -> Console:
     return Console(file=file or sys.stdout, width=width, highlight=False, markup=False, emoji=False)
 
 
-def table(results: Sequence[CheckResult]) -> Table:
+def table(results: Sequence[CheckResult], name_width: int = NAME) -> Table:
     """Return a table with one row per check: status, name, evidence, and the fix below the evidence. Tables of one row
     align too, because the columns have fixed widths."""
     shown = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, show_header=False, expand=True)
     shown.add_column(width=4, no_wrap=True)
-    shown.add_column(width=NAME, no_wrap=True)
+    shown.add_column(width=name_width, no_wrap=True)
     shown.add_column(overflow="fold", ratio=1)
     shown.add_column(width=5, justify="right", no_wrap=True, style="dim")
     for result in results:

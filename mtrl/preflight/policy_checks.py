@@ -8,23 +8,24 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from mtrl.config.derived import distils
-from mtrl.config.schema import RolloutsConfig
+from mtrl.config.mixture import source_of
+from mtrl.config.schema import Config, RolloutsConfig
 from mtrl.preflight.agreement import compare
 from mtrl.preflight.context import EPSILON, CheckContext
 from mtrl.preflight.optimum import compare as compare_with_unsolved
 from mtrl.preflight.result import CheckResult, failed, passed, skipped, warned
+from mtrl.preflight.sources import with_settings
 from mtrl.preflight.stage import Script, ScriptedEpisode, scripted
 from mtrl.scoring.measures import is_completed, is_cut
-from mtrl.types import Group, StopReason, Trajectory
+from mtrl.types import Group, Row, StopReason, Trajectory
 
 if TYPE_CHECKING:
-    from mtrl.trainer.setup.parts import RunParts
     from mtrl.trainer.setup.warm_start import OnStep
 
 AT_CAP = 0.05
@@ -40,32 +41,51 @@ class Baseline:
     """The rollouts of the policy before training."""
 
     groups: list[Group]
-    parts: RunParts
+    max_context_length: int
+    """Maximum number of tokens of a conversation."""
 
     @property
     def trajectories(self) -> list[Trajectory]:
         return [trajectory for group in self.groups for trajectory in group.trajectories]
 
 
-def roll_out(context: CheckContext, rollouts: int, on_warm_start: OnStep) -> Baseline:
-    """Sample about `rollouts` episodes in groups of `algorithm.group_size`, on rows spread over the training split."""
+def roll_out(
+    config: Config, contexts: Mapping[str, CheckContext], rollouts: int, on_warm_start: OnStep
+) -> dict[str, Baseline]:
+    """Sample about `rollouts` episodes of the policy on each task, in groups of `algorithm.group_size`, on rows spread
+    over the training split. A mixture has one policy, as in its run.
+
+    Args:
+        contexts: the inputs of the checks by source; one by an empty name without a mixture.
+
+    Returns:
+        The rollouts by source, for those that have training rows.
+    """
     from mtrl.rewards.mixture import make_composer
     from mtrl.rollout.rollouts import Rollouts
     from mtrl.scoring.heldout import score_groups
     from mtrl.trainer.setup.parts import set_up
     from mtrl.trainer.setup.servers import are_external
 
-    config = replace(context.config, rollouts=RolloutsConfig())  # a hundred episodes need no workers
-    parts, size = set_up(config, on_warm_start), config.algorithm.group_size
-    count = min(max(1, math.ceil(rollouts / size)), len(parts.splits.train))
-    rows = [parts.splits.train[index * len(parts.splits.train) // count] for index in range(count)]
-    composer = make_composer(config)
+    if "" in contexts:
+        config = contexts[""].config
+    else:
+        config = with_settings(
+            config, {name: each.config.environment.config for name, each in contexts.items() if each.replaced}
+        )
+    config = replace(config, rollouts=RolloutsConfig())  # a hundred episodes need no workers
+    parts, composer = set_up(config, on_warm_start), make_composer(config)
+    sizes = {name: context.config.algorithm.group_size for name, context in contexts.items()}
+    rows = [row for name, size in sizes.items() for row in _spread(_rows_of(name, parts.splits.train), rollouts / size)]
+
+    def source(row: Row) -> str:
+        return "" if "" in contexts else source_of(str(row["id"]))
 
     async def sample() -> list[Group]:
         if are_external(config):
             await parts.engine.load_weights(parts.learners.weights(), 0)
         sampler = Rollouts(parts.loop, config.seed, max_failed_share=1.0)
-        report = await sampler.collect("preflight", rows, size, parts.sampling)
+        report = await sampler.collect("preflight", rows, lambda row: sizes[source(row)], parts.sampling)
         for group in report.groups:
             await composer.apply_async(group)
         await score_groups(parts.family, report.groups, config.environment.episode_timeout)
@@ -73,7 +93,22 @@ def roll_out(context: CheckContext, rollouts: int, on_warm_start: OnStep) -> Bas
         await parts.engine.close()
         return report.groups
 
-    return Baseline(asyncio.run(sample()), parts)
+    found: dict[str, list[Group]] = {}
+    for group in asyncio.run(sample()):
+        found.setdefault(source(group.row), []).append(group)
+    limits = parts.loop.limits_of_sources
+    return {name: Baseline(own, limits.get(name, parts.loop.limits).max_context_length) for name, own in found.items()}
+
+
+def _rows_of(source: str, rows: Sequence[Row]) -> list[Row]:
+    """Return the rows of a source of a mixture; all rows for an empty name."""
+    return [row for row in rows if not source or source_of(str(row["id"])) == source]
+
+
+def _spread(rows: Sequence[Row], count: float) -> list[Row]:
+    """Return `count` rows, rounded up, or all if there are fewer, spread over the whole list."""
+    chosen = min(max(1, math.ceil(count)), len(rows))
+    return [rows[index * len(rows) // chosen] for index in range(chosen)]
 
 
 def success_rate(context: CheckContext, baseline: Baseline) -> CheckResult:
@@ -155,7 +190,7 @@ def out_of_turns(context: CheckContext, baseline: Baseline) -> CheckResult:
 
 def context_length(context: CheckContext, baseline: Baseline) -> CheckResult:
     """Check that no conversation reaches the context length of the model."""
-    limit = baseline.parts.loop.limits.max_context_length
+    limit = baseline.max_context_length
     used = [t.context_tokens for t in baseline.trajectories if t.turns]
     stopped = sum(t.stop_reason == StopReason.CONTEXT_LIMIT for t in baseline.trajectories)
     prompts = max((len(t.turns[0].observation_ids) for t in baseline.trajectories if t.turns), default=0)

@@ -87,7 +87,7 @@ def test_it_depends_on_where_the_policy_starts(success, status):
 def policy(*scores):
     """Return a baseline of episodes with these scores."""
     played = [Trajectory("t", "g", i, [], StopReason.DONE, score=score) for i, score in enumerate(scores)]
-    return Baseline([Group("g", {}, played)], parts=None)
+    return Baseline([Group("g", {}, played)], 4096)
 
 
 @pytest.mark.parametrize(("wins", "status"), [(2, Status.FAIL), (7, Status.WARN)])

@@ -19,7 +19,7 @@ def turn(finish=FinishReason.STOP):
 def baseline(*episodes):
     """Return a baseline of `episodes`: finish reasons of the turns, and the stop reason."""
     played = [Trajectory("t", "g", i, [turn(f) for f in turns], stop) for i, (turns, stop) in enumerate(episodes)]
-    return Baseline([Group("g", {}, played)], parts=None)
+    return Baseline([Group("g", {}, played)], 4096)
 
 
 def result_of(check, *episodes):
