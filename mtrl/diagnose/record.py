@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from mtrl.config import keys
+from mtrl.config.source_weights import read_weight, shares_of
 from mtrl.errors import UserError
 from mtrl.record.run import Run
 from mtrl.record.trajectories import kind_and_step
@@ -163,8 +164,12 @@ class Record:
 
     @property
     def episodes(self) -> int:
-        """Number of episodes per training step."""
-        return int(self.setting("trainer.prompts_per_step")) * int(self.setting("algorithm.group_size"))
+        """Number of episodes per training step; in a mixture its mean with the weights of the first rows."""
+        size, sources = int(self.setting("algorithm.group_size")), self.setting("environments") or {}
+        shares = shares_of({name: read_weight(name, own.get("weight", 1.0)) for name, own in sources.items()}, 0)
+        sizes = {name: (own.get("algorithm") or {}).get("group_size", size) for name, own in sources.items()}
+        mean = sum(shares[name] * sizes[name] for name in sources) if sources else size
+        return max(1, round(int(self.setting("trainer.prompts_per_step")) * mean))
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """Return the cached result of `make`. It is for costly results that do not change, because the live diagnosis

@@ -16,7 +16,7 @@ WANTED = ("fold", "branch", "retry", "fresh")
 @rule("R066", windows=0.2)
 def failing_episodes(record: Record) -> Finding | None:
     """Episodes fail: the environment raises errors, or takes too long."""
-    share = level(record, FAILED) / max(1, record.episodes)
+    share = level(record, FAILED) / record.episodes
     seen = record.series(FAILED).last(record.window).values
     if share < 0.02 or (seen > 0).sum() < 2:
         return None
@@ -50,7 +50,7 @@ def failing_episodes(record: Record) -> Finding | None:
 def template_breaks(record: Record) -> Finding | None:
     """Turns do not extend the tokens before them, so an episode is split into several samples."""
     own = sum(level(record, f"{BREAKS}/{reason}") for reason in WANTED)
-    share = (level(record, BREAKS) - own) / max(1, record.episodes)
+    share = (level(record, BREAKS) - own) / record.episodes
     if share < 0.02:
         return None
     multi = bool(record.setting("generator.use_conversation_multi_turn"))
