@@ -76,7 +76,7 @@ def roll_out(
     config = replace(config, rollouts=RolloutsConfig())  # a hundred episodes need no workers
     parts, composer = set_up(config, on_warm_start), make_composer(config)
     sizes = {name: context.config.algorithm.group_size for name, context in contexts.items()}
-    rows = [row for name, size in sizes.items() for row in _spread(_rows_of(name, parts.splits.train), rollouts / size)]
+    rows = [row for name, size in sizes.items() for row in _evenly(_rows_of(name, parts.splits.train), rollouts / size)]
 
     def source(row: Row) -> str:
         return "" if "" in contexts else source_of(str(row["id"]))
@@ -105,7 +105,7 @@ def _rows_of(source: str, rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if not source or source_of(str(row["id"])) == source]
 
 
-def _spread(rows: Sequence[Row], count: float) -> list[Row]:
+def _evenly(rows: Sequence[Row], count: float) -> list[Row]:
     """Return `count` rows, rounded up, or all if there are fewer, spread over the whole list."""
     chosen = min(max(1, math.ceil(count)), len(rows))
     return [rows[index * len(rows) // chosen] for index in range(chosen)]

@@ -25,7 +25,7 @@ def tasks_of(config: Config, task: Task) -> dict[str, tuple[Config, Task]]:
 
 
 def of_source(name: str, result: CheckResult) -> CheckResult:
-    """Return the result under a name such as `words: rewards`; unchanged without a mixture, whose name is empty."""
+    """Return the result under a name such as `words: gold`; unchanged without a mixture, whose name is empty."""
     return result.named(f"{name}: {result.name}", result.seconds) if name else result
 
 
