@@ -59,7 +59,7 @@ def prefix_order(rows: Sequence[Row]) -> list[int]:
     prompt holds what was sampled in the earlier one.
     """
     order = sorted(range(len(rows)), key=lambda index: rows[index][0].tolist())
-    first = [_first_own(row) for row in rows]
+    most = [_first_own(row) - 1 for row in rows]
     open_nodes: list[tuple[int, list[list[int]]]] = [(0, [])]
     """Number of tokens, and finished branches, of each prefix that the current sequence continues."""
     branch = order[:1]
@@ -67,7 +67,7 @@ def prefix_order(rows: Sequence[Row]) -> list[int]:
         common = 0 if after is None else _common(rows[index], rows[after])
         while open_nodes[-1][0] > common:
             length, branches = open_nodes.pop()
-            branch = _joined([*branches, branch], length, first)
+            branch = _joined([*branches, branch], length, most)
         if open_nodes[-1][0] < common:
             open_nodes.append((common, []))
         open_nodes[-1][1].append(branch)
@@ -75,10 +75,10 @@ def prefix_order(rows: Sequence[Row]) -> list[int]:
     return [index for branch in open_nodes[0][1] for index in branch]
 
 
-def _joined(branches: list[list[int]], length: int, first: Sequence[int]) -> list[int]:
-    """Return the branches of a prefix of `length` tokens one after another; their first sequences are those with the
-    fewest tokens before the first sampled one, as far as the prefix matters."""
-    branches.sort(key=lambda branch: min(first[branch[0]], length))
+def _joined(branches: list[list[int]], length: int, most: Sequence[int]) -> list[int]:
+    """Return the branches of a prefix of `length` tokens one after another. The first branch is the one whose first
+    sequence can share the fewest tokens of the prefix, by the most tokens that each sequence can share."""
+    branches.sort(key=lambda branch: min(most[branch[0]], length))
     return [index for branch in branches for index in branch]
 
 
