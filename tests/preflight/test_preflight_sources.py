@@ -1,4 +1,4 @@
-"""`mtrl preflight` on a mixture: every source is checked as the task that it is, with the policy of the whole mixture."""
+"""`mtrl preflight` on a mixture: each source is checked as the task that it is, with the policy of the mixture."""
 
 from omegaconf import OmegaConf
 
