@@ -67,19 +67,19 @@ def roll_out(
     from mtrl.trainer.setup.parts import set_up
     from mtrl.trainer.setup.servers import are_external
 
-    if "" in contexts:
-        config = contexts[""].config
+    is_mixture = bool(config.environments)
+    if is_mixture:
+        offline = {name: each.config.environment.config for name, each in contexts.items() if each.replaced}
+        config = with_settings(config, offline)
     else:
-        config = with_settings(
-            config, {name: each.config.environment.config for name, each in contexts.items() if each.replaced}
-        )
+        config = contexts[""].config
     config = replace(config, rollouts=RolloutsConfig())  # a hundred episodes need no workers
     parts, composer = set_up(config, on_warm_start), make_composer(config)
     sizes = {name: context.config.algorithm.group_size for name, context in contexts.items()}
     rows = [row for name, size in sizes.items() for row in _evenly(_rows_of(name, parts.splits.train), rollouts / size)]
 
     def source(row: Row) -> str:
-        return "" if "" in contexts else source_of(str(row["id"]))
+        return source_of(str(row["id"])) if is_mixture else ""
 
     async def sample() -> list[Group]:
         if are_external(config):

@@ -184,7 +184,7 @@ def is_compiled_again(shapes, **environment):
     command = [sys.executable, "-c", PRODUCTS, str(shapes)]
     output = subprocess.run(command, env=others, check=True, capture_output=True, text=True).stdout
     _, first, again = output.split("first shape")
-    assert first.count("cache_miss") == shapes
+    assert first.count("cache_miss") >= shapes
     return "cache_miss" in again
 
 
