@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from mtrl.algorithms.registry import find_estimator
 from mtrl.config import keys
 from mtrl.config.derived import runs_agent
 from mtrl.config.mixture import in_source, source_configs, weights_of
@@ -17,12 +16,10 @@ def check_mixture(config: Config) -> None:
         UserError: a weight is wrong, a source needs an agent program, or another setting works with one task only.
     """
     weights_of(config)
-    method = config.algorithm.advantage_method
     one_task = {
         "generator.agent names a program, which": runs_agent(config),
         f"environment.opponent={config.environment.opponent}": config.environment.opponent != "scripted",
         f"trainer.epochs={config.trainer.epochs}": config.trainer.epochs is not None,
-        f"algorithm.advantage_method={method} trains a critic, which": find_estimator(method).needs_critic,
     }
     for setting, is_set in one_task.items():
         if is_set:

@@ -320,7 +320,7 @@ class Trainer:
         """Return the samples with the advantages that come from rewards."""
         algorithm = self.config.algorithm
         if self.critic is not None:
-            return credit_by_critic(groups, algorithm, self.critic, self.composer.weights)
+            return credit_by_critic(groups, algorithm, self.critic, self.composer)
         return credit_by_rewards(groups, algorithm, self.composer)
 
     def _learn(self, credited: Credited, step: int) -> tuple[UpdateResult, dict[str, float]]:

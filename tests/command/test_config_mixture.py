@@ -12,7 +12,6 @@ SOURCES = ["experiment=mixture"]
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["algorithm=gae"], "advantage_method=gae trains a critic, which works with one task only, and environments"),
         (["trainer.epochs=2"], "trainer.epochs=2.0 works with one task only, and environments has words, sql"),
         (
             ["environments.sql.algorithm.group_size=1"],
@@ -47,6 +46,7 @@ def test_a_setting_of_a_source_that_does_not_work_is_one_sentence_with_its_name(
     "words",
     [
         ["rollouts.workers=2"],
+        ["algorithm=gae", "environments.sql.algorithm.group_size=1"],
         ["environments.sql.weight=[[0,0],[200,1]]"],
         ["environments.sql.generator.max_context_length=400"],
         ["environments.sql.algorithm.group_size=4", "environments.words.environment.retries=0"],

@@ -21,11 +21,15 @@ from critics import (
 )
 from helpers import make_group
 
+from mtrl.config.schema import RewardConfig
 from mtrl.engines.local.engine import LocalEngine
 from mtrl.errors import UserError
+from mtrl.rewards.compose import RewardComposer
 from mtrl.trainer.update.critic import credit_by_critic
 from mtrl.trainer.update.value_learner import value_model
 from mtrl.types import Group
+
+COMPOSER = RewardComposer(RewardConfig())
 
 
 @pytest.fixture(scope="module")
@@ -170,8 +174,8 @@ def test_unusable_critic_folders_are_errors(make_tiny_model, tiny_tokenizer, tmp
 # credit
 
 
-def credit(model, groups, config, head=1, **kwargs):
-    return credit_by_critic(groups, config.algorithm, critic_of(model, config, head=head), **kwargs)
+def credit(model, groups, config, head=1):
+    return credit_by_critic(groups, config.algorithm, critic_of(model, config, head=head), COMPOSER)
 
 
 def naive_credit(critic, groups, config):
@@ -206,7 +210,7 @@ def test_credit_by_a_critic(tiny_model, method, whitened):
     groups = groups_of(tiny_model.config.vocab_size)
     groups[1].trajectories[2].trainable = False  # the trajectory counts in the whitening and is not trained
     critic = critic_of(tiny_model, config, head=1)
-    credited = credit_by_critic(groups, config.algorithm, critic)
+    credited = credit_by_critic(groups, config.algorithm, critic, COMPOSER)
     expected = naive_credit(critic, groups, config)
     raw = np.array([a for tokens in expected.values() for a, _ in tokens])
     mean, std = (raw.mean(), raw.std(ddof=1)) if whitened else (0.0, 1.0)
@@ -304,7 +308,7 @@ def test_the_critic_removes_the_luck_of_the_prompt_from_advantages(make_tiny_mod
             trajectory.turns[-1].reward = float(number % 2)
     sizes = []
     for step in range(40):
-        credited = credit_by_critic(groups, config.algorithm, critic)
+        credited = credit_by_critic(groups, config.algorithm, critic, COMPOSER)
         sizes.append(np.mean([abs(a) for s in credited.samples for a in np.array(s.advantages)[s.loss_mask]]))
         critic.update(credited.samples, credited.old_values, credited.targets, step)
     assert sizes[0] == pytest.approx(0.5, abs=0.2) and sizes[-1] < 0.15 * sizes[0]
@@ -318,6 +322,6 @@ def test_the_global_random_state_is_not_changed(make_tiny_model):
     before = torch.get_rng_state(), random.getstate()
     config = config_of(trainer={"mini_batches": 2})
     critic = critic_of(model, config)
-    credited = credit_by_critic(groups_of(model.config.vocab_size), config.algorithm, critic)
+    credited = credit_by_critic(groups_of(model.config.vocab_size), config.algorithm, critic, COMPOSER)
     critic.update(credited.samples, credited.old_values, credited.targets, 0)
     assert torch.equal(before[0], torch.get_rng_state()) and before[1] == random.getstate()

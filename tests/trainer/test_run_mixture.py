@@ -94,9 +94,10 @@ def test_a_mixture_has_metrics_of_each_source_resumes_exactly_and_can_be_opened(
 
 
 def test_a_source_that_fails_alone_is_paused_and_tried_again(tmp_path):
+    """The run has a critic, which is one for all sources."""
     whole, again = tmp_path / "whole", tmp_path / "again"
     steps = ("trainer.max_steps=5", "evaluation.every_steps=2", "trainer.checkpoint.keep_last=3")
-    words = (*TINY, *steps, "environment.retries=0")
+    words = (*TINY, *steps, "environment.retries=0", "algorithm=turn_gae")
     output = run([sys.executable, "-c", textwrap.dedent(DOWN), *words, f"run_dir={whole}"])
     assert "environments.words is paused: " in output and "OSError: the service is down" in output
     rows = {row["step"]: row for row in rows_of(whole)}

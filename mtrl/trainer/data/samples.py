@@ -44,17 +44,30 @@ def credit_by_rewards(groups: Sequence[Group], config: AlgorithmConfig, composer
 
 
 def advantages_of(groups: Sequence[Group], config: AlgorithmConfig, composer: RewardComposer) -> list[Ragged]:
-    """Return the advantage of each turn, as `turn_advantages` does. The groups of one source of a mixture and of one
-    role of self-play are a batch, so that neither groups nor estimators which normalise over the batch compare rewards
-    of several compositions or roles."""
+    """Return the advantage of each turn, as `turn_advantages` does, for each of the `comparable_batches`."""
+    batches = comparable_batches(groups, composer)
+    found = [turn_advantages(batch, config, composer.of(batch[0]).weights) for batch in batches]
+    return in_groups(groups, batches, found)
+
+
+def comparable_batches(groups: Sequence[Group], composer: RewardComposer) -> list[list[Group]]:
+    """Return batches of groups: one batch for each source of a mixture and each role of self-play. So neither groups
+    nor estimators that normalise over the batch compare rewards of several compositions or roles."""
     batches: dict[tuple[int, str | None], list[Group]] = {}
     for part in (part for group in groups for part in group.by_role()):
         batches.setdefault((id(composer.of(part)), part.role), []).append(part)
+    return [*batches.values()]
+
+
+def in_groups(
+    groups: Sequence[Group], batches: Sequence[Sequence[Group]], advantages: Sequence[Sequence[Ragged]]
+) -> list[Ragged]:
+    """Return the advantages of batches, each with one `Ragged` per group, in the order of the groups and their
+    trajectories."""
     found: dict[int, list[float]] = {}
     """Advantages by the identity of the trajectory."""
-    for batch in batches.values():
-        advantages = turn_advantages(batch, config, composer.of(batch[0]).weights)
-        for part, turns in zip(batch, advantages, strict=True):
+    for batch, of_batch in zip(batches, advantages, strict=True):
+        for part, turns in zip(batch, of_batch, strict=True):
             found |= zip(map(id, part.trajectories), turns, strict=True)
     return [[found[id(trajectory)] for trajectory in group.trajectories] for group in groups]
 

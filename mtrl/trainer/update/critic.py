@@ -16,8 +16,9 @@ from mtrl.algorithms.registry import find_estimator
 from mtrl.config.algorithm_schema import AlgorithmConfig
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
+from mtrl.rewards.compose import RewardComposer
 from mtrl.trainer.data.batching import MicroBatch, micro_batches, mini_batches
-from mtrl.trainer.data.samples import Credited, trajectory_samples
+from mtrl.trainer.data.samples import Credited, comparable_batches, in_groups, trajectory_samples
 from mtrl.trainer.update.learner import Learners
 from mtrl.trainer.update.update_report import NonFiniteError
 from mtrl.trainer.update.value_learner import ValueBatch
@@ -126,22 +127,35 @@ def explained_variance(values: Floats, targets: Floats) -> dict[str, float]:
 
 
 def credit_by_critic(
-    groups: Sequence[Group],
-    config: AlgorithmConfig,
-    critic: Critic,
-    component_weights: Mapping[str, float] | None = None,
+    groups: Sequence[Group], config: AlgorithmConfig, critic: Critic, composer: RewardComposer
 ) -> Credited:
     """Compute advantages by an estimator that needs a critic.
 
-    All trajectories count in the whitening, including those that will not be trained on.
-
-    Args:
-        component_weights: weights of `reward.components`, by name.
+    All trajectories of a comparable batch (`comparable_batches`) count in its whitening, including those that will not
+    be trained on.
 
     Raises:
         UserError: a value is not finite.
         UserError, ValueError: as for `estimate`.
     """
+    batches = comparable_batches(groups, composer)
+    credited = [_credit(batch, config, critic, composer.of(batch[0]).weights) for batch in batches]
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    place = {(trajectory.group_id, trajectory.index): place for place, trajectory in enumerate(trajectories)}
+    trained = [row for own in credited for row in zip(own.samples, own.old_values, own.targets, strict=True)]
+    trained.sort(key=lambda row: place[row[0].group_id, row[0].trajectory])
+    return Credited(
+        samples=[sample for sample, _, _ in trained],
+        advantages=in_groups(groups, batches, [own.advantages for own in credited]),
+        old_values=[values for _, values, _ in trained],
+        targets=[targets for _, _, targets in trained],
+    )
+
+
+def _credit(
+    groups: Sequence[Group], config: AlgorithmConfig, critic: Critic, component_weights: Mapping[str, float]
+) -> Credited:
+    """Compute advantages of one comparable batch. `component_weights` are those of `reward.components`, by name."""
     turns = CreditBatch.of(groups, component_weights)
     parts = [trajectory_samples(t, [0.0] * len(t.turns)) for t in turns.trajectories]
     samples = list(chain.from_iterable(parts))
