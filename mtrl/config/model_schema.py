@@ -23,6 +23,9 @@ class WarmStartConfig:
     on training rows is between them."""
     episodes: int = number(256, at_least=1)
     """Number of episodes that are sampled for each measurement of the success rate."""
+    min_turns: int = number(1, at_least=1)
+    """Minimum number of turns of an episode that counts as a success. Set the number of turns that a solution needs
+    where an answer can be guessed in fewer: RL from guesses alone strengthens guessing."""
     check_every: int = number(50, at_least=1)
     """Number of updates between two measurements."""
     min_steps: int = number(0, at_least=0)

@@ -149,6 +149,8 @@ def test_the_record_is_read_back(cache):
     assert (again.success, again.episodes, again.steps, tuple(again.band), again.path) == (0.25, 4, 4, (0, 1), None)
     assert str(again) == str(result)
     assert WarmStartResult.read(cache) is None
+    turns = "25.0% of 4 sampled episodes succeed in 3 turns or more after 4 updates of imitation"
+    assert str(replace(result, min_turns=3)).startswith(turns)
 
 
 class Polite(Echo):
@@ -356,6 +358,24 @@ def test_failed_episodes_count_in_the_success_rate(warmed):
     config.environment.retries = 0
     task = echo_task(Fickle)
     assert success_of(config, task, connected(config, task), *load_model(config, warmed.path)) == 4 / 12
+
+
+@pytest.mark.parametrize(("least", "share"), [(1, 1.0), (3, 0.5), (4, 0.0)])
+def test_successes_in_too_few_turns_do_not_count(warmed, least, share):
+    """Every episode succeeds: on even rows in the first turn, on odd rows in the third."""
+
+    class Patient(Echo):
+        def reset(self, row=None):
+            self.left = 1 + 2 * (int(row["id"].split("-")[1]) % 2)
+            return super().reset(row)
+
+        def step(self, response, ground_truth):
+            self.left -= 1
+            return float(self.left == 0), "again", self.left == 0
+
+    config = config_of(episodes=12, min_turns=least)
+    task = echo_task(Patient)
+    assert success_of(config, task, connected(config, task), *load_model(config, warmed.path)) == share
 
 
 @pytest.mark.parametrize(("threshold", "share"), [(0.5, 1.0), (0.51, 0.0)])

@@ -4,6 +4,8 @@ RL amplifies behaviour that already occurs, so a policy that never succeeds lear
 succeeds has nothing to learn. The number of updates between these two points depends on the seed, the task and the
 model, so it is not fixed: every `model.warm_start.check_every` updates the success rate is measured, on training rows,
 sampled as in training and judged by the scorer. Imitation ends when it is inside `model.warm_start.success_band`.
+Where an answer can be guessed, successes of fewer turns than a solution needs must not count
+(`model.warm_start.min_turns`): from a policy that succeeds by guesses alone, RL learns to guess.
 """
 
 from __future__ import annotations
@@ -72,12 +74,15 @@ class WarmStartResult:
     path: str | None = None
     """Folder or Hub name of the model if it needed no imitation; None if the weights are in the folder of this
     record."""
+    min_turns: int = 1
+    """Minimum number of turns of an episode that counts as a success."""
 
     def __str__(self) -> str:
         low, high = self.band
+        turns = f" in {self.min_turns} turns or more" if self.min_turns > 1 else ""
         return (
-            f"{self.success:.1%} of {self.episodes} sampled episodes succeed after {self.steps} updates of imitation "
-            f"(wanted: {low:.0%} to {high:.0%})"
+            f"{self.success:.1%} of {self.episodes} sampled episodes succeed{turns} after {self.steps} updates of "
+            f"imitation (wanted: {low:.0%} to {high:.0%})"
         )
 
     @classmethod
@@ -131,16 +136,16 @@ def make(config: Config, task: Task, folder: Path, measure: Measure, on_step: On
         model, tokenizer = load_model(config, str(config.model.path))
         fit_attention(model, config)
         success = measure(model, tokenizer)
-    band = (settings.success_band[0], settings.success_band[1])
+    band, turns = (settings.success_band[0], settings.success_band[1]), settings.min_turns
     if success is not None and success >= band[0]:
-        result = WarmStartResult(success, settings.episodes, 0, band, path=str(config.model.path))
+        result = WarmStartResult(success, settings.episodes, 0, band, str(config.model.path), turns)
         folder.mkdir(parents=True, exist_ok=True)
     else:
         renderer = make_renderer(tokenizer, config.model.renderer)
         examples = to_examples(tokenizer, renderer, conversations)
         imitation = Imitation(config, model, sft.batches(examples, min(settings.batch_size, len(examples)), rng))
         success = imitate(config, imitation, lambda policy: measure(policy, tokenizer), on_step)
-        result = WarmStartResult(success, settings.episodes, imitation.steps, band)
+        result = WarmStartResult(success, settings.episodes, imitation.steps, band, min_turns=turns)
         tiny.save(imitation.policy, tokenizer, folder)
     replace_text(folder / RECORD, json.dumps(asdict(result)) + "\n")
     write_checksums(folder, [file for file in folder.iterdir() if file.is_file() and file.name != SUMS])
@@ -251,12 +256,12 @@ def imitate(config: Config, imitation: Imitation, measure: Callable[[Any], float
 
 def success_of(config: Config, task: Task, connect: Callable[[Any, Any], Any], model: Any, tokenizer: Any) -> float:
     """Return the success rate of `model.warm_start.episodes` episodes, sampled as in training, on rows spread over the
-    training split.
+    training split. Successes in fewer than `model.warm_start.min_turns` turns do not count.
 
     Args:
         connect: function from a model and its tokenizer to the `ConnectedModel` that runs its episodes.
     """
-    count = config.model.warm_start.episodes
+    count, least = config.model.warm_start.episodes, config.model.warm_start.min_turns
     chosen = measured_rows(task, count)
     player = connect(copy.deepcopy(model), tokenizer)  # engines change a model's storage
     # Rewards are computed only if success is defined by them, since a component may be a judge that costs money.
@@ -275,7 +280,8 @@ def success_of(config: Config, task: Task, connect: Callable[[Any, Any], Any], m
         await player.engine.close()
         return report.groups
 
-    scores = [t.score or 0.0 for group in asyncio.run(play()) for t in group.trajectories]
+    trajectories = [trajectory for group in asyncio.run(play()) for trajectory in group.trajectories]
+    scores = [t.score or 0.0 for t in trajectories if len(t.turns) >= least]
     return sum(score >= config.evaluation.success_threshold for score in scores) / count
 
 
