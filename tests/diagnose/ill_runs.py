@@ -67,6 +67,7 @@ RUNS = {
     "small_evaluation": lambda: of(RISING, {"evaluation": {"rows": 16}}, **{"val/episodes": 16.0}),
     "zero_baseline": hopeless,
     "lenient_baseline": lambda: of(RISING, **{"val/lenient_frac": 0.2, "val/reward/mean": 0.4}),
+    "guesses": lambda: of(np.full(60, 0.06), **{"rollout/turns/mean": noisy(np.full(60, 1.05), 0.02)}),
     "nothing_learnt": lambda: of(
         RISING, {"trainer__max_steps": 100}, **{"train/lr": np.r_[np.full(40, 1e-4), np.zeros(20)]}
     ),

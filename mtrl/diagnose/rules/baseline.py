@@ -87,7 +87,7 @@ def _warmer(record: Record) -> tuple[Proposal, ...]:
     """Propose a longer warm start until more episodes succeed, or a first one if the task has a demonstrator."""
     if record.setting("model.name") != "tiny" and not record.setting("model.warm_start.enabled"):
         why = "imitate the demonstrator of the task until some episodes succeed"
-        return (propose(why, model__warm_start__enabled=True),) if _has_demonstrator(record) else ()
+        return (propose(why, model__warm_start__enabled=True),) if has_demonstrator(record) else ()
     low, high = WarmStartConfig.success_band
     if record.setting("model.warm_start.success_band")[0] >= low:  # training rows reached the band, held-out rows not
         low, high = high, (1 + high) / 2
@@ -97,7 +97,8 @@ def _warmer(record: Record) -> tuple[Proposal, ...]:
     return (propose(why, model__warm_start__success_band=band, model__warm_start__max_steps=steps),)
 
 
-def _has_demonstrator(record: Record) -> bool:
+def has_demonstrator(record: Record) -> bool:
+    """Return whether the task is installed here and has a demonstrator."""
     from mtrl.environments.family import get_family
 
     try:
