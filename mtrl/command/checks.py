@@ -183,12 +183,6 @@ def _warm_start(cfg: DictConfig) -> None:
             f"model.warm_start.success_band={keys.typed(list(band))} must be two numbers from 0 to 1, the lower limit "
             "first; write [0.3,0.5]"
         )
-    least, most = cfg.model.warm_start.min_turns, cfg.generator.max_turns
-    if least > most:
-        raise UserError(
-            f"model.warm_start.min_turns={least} counts no episode as a success, since generator.max_turns={most}; "
-            f"lower it to at most {most}"
-        )
 
 
 def _data(cfg: DictConfig) -> None:

@@ -65,11 +65,6 @@ REFUSED = [
         for band, seen in (("[0.5,0.3]", "[0.5,0.3]"), ("[30,50]", "[30.0,50.0]"), ("[0.5]", "[0.5]"))
     ),
     (
-        ["model.warm_start.min_turns=4", "generator.max_turns=3"],
-        "model.warm_start.min_turns=4 counts no episode as a success, since generator.max_turns=3; lower it to at most "
-        "3",
-    ),
-    (
         ["model.tiny.hidden_size=100"],
         "model.tiny.hidden_size=100 and model.tiny.heads=4 give each head a size of 25, and rotary positions need an "
         "even size; set model.tiny.hidden_size=96",

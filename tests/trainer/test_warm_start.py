@@ -378,6 +378,13 @@ def test_successes_in_too_few_turns_do_not_count(warmed, least, share):
     assert success_of(config, task, connected(config, task), *load_model(config, warmed.path)) == share
 
 
+def test_more_turns_than_an_episode_can_have_are_an_error():
+    config = config_of(min_turns=4)
+    config.generator.max_turns = 3
+    with pytest.raises(UserError, match=r"min_turns=4 counts no .* generator\.max_turns=3; lower it to at most 3"):
+        warm_start(config, echo_task(), never)
+
+
 @pytest.mark.parametrize(("threshold", "share"), [(0.5, 1.0), (0.51, 0.0)])
 def test_success_is_the_score_compared_with_the_threshold_of_the_evaluation(warmed, threshold, share):
     """The reward does not define success."""

@@ -108,8 +108,15 @@ def warm_start(
     and the result of the warm start.
 
     Raises:
-        UserError: the task has no demonstrator, a demonstration fails, or the success rate does not reach the band.
+        UserError: the task has no demonstrator, a demonstration fails, no episode can have enough turns, or the success
+            rate does not reach the band.
     """
+    least, most = config.model.warm_start.min_turns, config.generator.max_turns
+    if least > most:
+        raise UserError(
+            f"model.warm_start.min_turns={least} counts no episode as a success, since generator.max_turns={most}; "
+            f"lower it to at most {most}"
+        )
     if task.family.demonstrate is None:
         raise UserError(
             f"model.warm_start needs a demonstrator, and {task.family.name} has none: give it a `demonstrate`, or set "
