@@ -6,7 +6,7 @@ from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.baseline import has_demonstrator
-from mtrl.diagnose.views import SUCCESS, evaluations, from_to, known, level, over_the_run, propose
+from mtrl.diagnose.views import HELD_OUT, SUCCESS, evaluations, from_to, known, level, over_the_run, propose
 from mtrl.utils.text import percent, short
 
 TURNS = "rollout/turns/mean"
@@ -32,7 +32,7 @@ def guesses(record: Record) -> Finding | None:
             f"episodes have {short(turns)} turns in the mean, and generator.max_turns="
             f"{record.setting('generator.max_turns')}",
             from_to("success", change),
-            evaluations(record, "val/success/mean", "held-out success"),
+            evaluations(record, HELD_OUT, "held-out success"),
         ),
         metrics=(TURNS, SUCCESS),
         proposals=_proposals(record),
