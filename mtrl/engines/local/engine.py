@@ -21,6 +21,7 @@ from mtrl.engines.local.stop_strings import StopStrings
 from mtrl.models.experts import chosen_experts, recorded, routers_of
 from mtrl.types import FinishReason, Generation
 from mtrl.utils.expert_ids import ExpertIds
+from mtrl.utils.heap import Heap
 
 
 @torch.no_grad()
@@ -110,6 +111,7 @@ class LocalEngine:
         """
         self.runner = self._make_runner(model, fused_decode, cuda_graphs)
         self.model, self.stops = model, StopStrings(tokenizer)
+        self._heap = Heap(sum(p.numel() for p in model.parameters()))
         self._routers = routers_of(model) if record_experts else []
         if cache_bytes is not None:
             rows = cache_bytes // self.runner.cache.row_bytes(max_context_length)
@@ -255,6 +257,7 @@ class LocalEngine:
         self._rows, self._batch, self._shrink = [], None, False
         self.runner.cache.clear()
         self.runner.refresh()
+        self._heap.trim()
         self._idle.set()
 
     def _interrupt(self) -> None:

@@ -42,6 +42,7 @@ from mtrl.trainer.update.update_report import CriticReport, NonFiniteError, Upda
 from mtrl.trainer.update.value_learner import ValueBatch, ValueLearner
 from mtrl.trainer.work_thread import like_this_thread
 from mtrl.types import Sample, TopTokens
+from mtrl.utils.heap import Heap
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ class Learner:
         self.layout = layout_of(config, [model for model in models if model is not None])
         """Layout of micro-batches that all models of this learner can train on."""
         self._routers = routers_of(policy.model) if policy.sequence_group is None else []
+        self._heap = Heap(policy.parameters)
         if config.algorithm.expert_balance_coef and not self._routers:
             log.warning(
                 "algorithm.expert_balance_coef=%g has no effect, since Transformers names no routers in this model",
@@ -200,10 +202,12 @@ class Learner:
             with self.policy.replaying(here):  # the backward pass may compute activations again
                 loss = self._loss_of(here, anchor, reference, step, kl_coefficient, report)
                 total += loss.item()
+                self._heap.trim()  # here the memory in use is largest
                 loss.backward()
         if not math.isfinite(everywhere := all_sum(total, self.policy.device)):
             raise NonFiniteError("loss", everywhere)
         norm, report.lr = self.optimizer.step(step)
+        self._heap.trim()
         if not math.isfinite(norm):
             raise NonFiniteError("gradient norm", norm)
         report.updates += 1

@@ -21,6 +21,7 @@ from mtrl.trainer.loading import load_peer, recompute
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import part_of
 from mtrl.trainer.update.update_report import CriticReport, NonFiniteError
+from mtrl.utils.heap import Heap
 
 ValueBatch = tuple[MicroBatch, Tensor, Tensor]
 """A micro-batch, the values [N] before the step's first update, and the target values [N]."""
@@ -55,6 +56,7 @@ class ValueLearner:
         """Create the learner; `sequence_group` is that of the policy (`Policy.sequence_group`)."""
         self.model, self.settings, self.sequence_group = model, config.algorithm.critic, sequence_group
         self.optimizer = Optimizer(model, self.settings.optimizer, config.trainer.max_steps)
+        self._heap = Heap(sum(p.numel() for p in model.parameters()))
 
     @property
     def device(self) -> torch.device:
@@ -90,11 +92,13 @@ class ValueLearner:
             losses, clipped = value_losses(values, old.to(values), wanted.to(values), self.settings.value_clip)
             loss = weighted_sum(losses, batch.weights)
             total += loss.item()
+            self._heap.trim()
             loss.backward()
             report.clipped += weighted_sum(clipped, batch.weights).item()
         if not math.isfinite(everywhere := all_sum(total, self.device)):
             raise NonFiniteError("loss", everywhere)
         norm, report.lr = self.optimizer.step(step)
+        self._heap.trim()
         if not math.isfinite(norm):
             raise NonFiniteError("gradient norm", norm)
         report.updates += 1
