@@ -46,9 +46,11 @@ Commands use the same codes, so the container is checked."""
 _FAILURE_WORDS = ("error", "cannot connect", "failed to connect")
 """Beginnings of their output, in lower case, if the exit code is 1, which too many commands use for a check of each."""
 
-ONE_STREAM = ("bash", "--posix", "-c", 'exec bash -c "$1" 2>&1', "bash")
-"""Program that runs its argument as a command whose standard error is its standard output: an engine transports two
-streams, whose order gets lost. The first bash is POSIX's, which does not read the file that BASH_ENV names."""
+RUN_WORDS = ("bash", "--posix", "-c", '{ echo 1000 > /proc/self/oom_score_adj; } 2> /dev/null; exec "$@" 2>&1', "bash")
+"""Program that runs its arguments as a program. The standard error of that program is its standard output, since an
+engine transports two streams and the order of their lines gets lost. If memory runs out, the kernel kills the processes
+of the program before the main process, whose end would end the container. This bash is POSIX's, which does not read the
+file that BASH_ENV names."""
 _LARGEST_COMMAND = 2**17 - 1
 """Maximum length of one argument of a program, in bytes (MAX_ARG_STRLEN of Linux without the last byte)."""
 _HOST_NAME = "container"
@@ -100,7 +102,7 @@ class EngineContainer:
         client = [self._program, "exec", *(["-i"] if stdin is not None else [])]
         client += ["-w", self.cwd] if self.cwd else []
         client += [word for name, value in (env or {}).items() for word in ("-e", f"{name}={value}")]
-        inside = ["timeout", "-s", "KILL", f"{seconds:g}", *ONE_STREAM, command]
+        inside = [*RUN_WORDS, "timeout", "-s", "KILL", f"{seconds:g}", "bash", "-c", command]
         begun = time.monotonic()
         done = run_bounded([*client, self.name, *inside], seconds, stdin)
         was_late = time.monotonic() - begun >= seconds

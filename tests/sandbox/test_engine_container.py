@@ -114,6 +114,19 @@ def test_a_command_cannot_end_the_main_process(container):
         assert container.run(LEAVE, 20).output == "end\n"
 
 
+def test_a_command_that_fills_the_memory_ends_before_the_container(container):
+    """The files of /dev/shm are memory that no killed process frees, so the kernel kills one process after another."""
+    command, main = container.run("cat /proc/$$/oom_score_adj /proc/1/oom_score_adj", 20).output.split()
+    assert command == "1000" and int(main) < 1000
+    full = EngineContainer(container.engine, IMAGE, LIMITS)
+    full.start()
+    try:
+        done = full.run("cat /dev/zero > /dev/shm/file; sleep 0.1; echo end", 20)
+        assert full.is_running() and done.exit_code != 0
+    finally:
+        full.remove()
+
+
 def test_a_container_ends_by_itself(container):
     short = EngineContainer(container.engine, IMAGE, replace(LIMITS, seconds=0.5))
     short.start()
@@ -182,7 +195,7 @@ def test_a_command_that_no_program_can_be_given_is_a_failed_command(tmp_path, mo
 def test_the_file_of_bash_env_is_read_once(tmp_path):
     """Images set this variable, for example to activate an environment of Python."""
     (tmp_path / "env").write_text("echo read; f() { echo function; }")
-    command = [*engine_container.ONE_STREAM, "f; echo $POSIXLY_CORRECT; echo error >&2"]
+    command = [*engine_container.RUN_WORDS, "bash", "-c", "f; echo $POSIXLY_CORRECT; echo error >&2"]
     done = subprocess.run(
         command, env={**os.environ, "BASH_ENV": str(tmp_path / "env")}, capture_output=True, text=True
     )
