@@ -244,7 +244,11 @@ class Bench:
             report = await self.rollouts.collect(f"step{step}", rows, self.sizes.group_size, self.sampling)
         with clock.part("rest"):
             samples = self._samples(report)
+            if self.has_copy:
+                await self.engine.sleep()
             update = self.updater.run(samples, step)
+            if self.has_copy:
+                await self.engine.wake()
             await self.engine.load_weights(self.policy.weights() if self.has_copy else None, step + 1)
         whole = now() - start
         tokens = self._count(report, samples) | {

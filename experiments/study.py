@@ -315,9 +315,9 @@ def seeds_picture(study: Study, found: Found) -> Figure:
             before, after = ([100 * run[f"{kind} {when}"] for run in runs] for when in ("before", "after"))
             axes.scatter(across, before, s=14, facecolors="none", edgecolors=PALETTE[place % len(PALETTE)])
             axes.scatter(across, after, s=14, color=PALETTE[place % len(PALETTE)])
-        axes.set_xticks(
-            range(len(study.arms)), [f"{arm.name}\nn = {len(found.get(arm.name, {}))}" for arm in study.arms]
-        )
+        names = [arm.name.replace(", ", ",\n", 1) for arm in study.arms]
+        counts = [len(found.get(arm.name, {})) for arm in study.arms]
+        axes.set_xticks(range(len(names)), [f"{name}\nn = {n}" for name, n in zip(names, counts, strict=True)])
         axes.set_title(f"{kind} success, %: hollow before training, full after it")
         axes.set_ylim(-3, 103)
     return figure

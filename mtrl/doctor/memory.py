@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mtrl.config.derived import SERVER_ALLOWANCE, WEIGHT_BUCKET, cache_budget, max_logits, sequences
+from mtrl.config.derived import SERVER_ALLOWANCE, WEIGHT_BUCKET, cache_budget, max_logits, overlaps, sequences
 from mtrl.config.schema import Config
 from mtrl.doctor.activations import FLOAT32, adapter_bytes, layer_bytes
 from mtrl.doctor.architecture import Architecture
@@ -186,16 +186,16 @@ class Memory:
             away = trainer.fsdp.cpu_offload or (name == "moments of Adam" and trainer.optimizer.offload)
             if not away and (learning or name != "gradients"):
                 yield Part(name, size)
-        yield from self.local_engine()
+        yield from self.local_engine(learning)
 
-    def local_engine(self) -> Iterator[Part]:
+    def local_engine(self, learning: bool) -> Iterator[Part]:
         """Yield the memory of the embedded engine: a copy of the weights if it needs one, and the keys and values."""
         if self.layout.servers is not None:
             return
         config, model, size = self.config, self.model, self.layout.computed
         replicas = self._replicas()
         here = 1 if self.device.kind == "cuda" else replicas  # each replica has a GPU of its own
-        if self._has_copy():
+        if self._has_copy() and not (learning and self._frees_copy()):
             yield Part("engine's copy of the weights", here * model.parameters * size)
         if self._in_process():
             yield Part("engine's process", here * self.device.process)
@@ -436,6 +436,11 @@ class Memory:
     def _has_copy(self) -> bool:
         """Return whether the embedded engine has its own copy of the weights."""
         return self.layout.sharded or self._in_process() or bool(self.adapters)
+
+    def _frees_copy(self) -> bool:
+        """Return whether the embedded engine frees its copy of the weights during updates."""
+        elsewhere = self._in_process() or self.config.rollouts.workers > 0
+        return self.device.kind == "cpu" and not (elsewhere or self.adapters or overlaps(self.config))
 
     def _by_shared_memory(self) -> bool:
         servers = self.layout.servers

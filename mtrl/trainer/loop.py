@@ -42,9 +42,10 @@ from mtrl.trainer.flops import peak_flops
 from mtrl.trainer.loading import compute_dtype
 from mtrl.trainer.publisher import Publisher
 from mtrl.trainer.rollout_metrics import role_metrics, rollout_metrics, source_metrics, staleness_metrics
+from mtrl.trainer.setup.engine import colocated
 from mtrl.trainer.setup.frozen import self_play_rows
 from mtrl.trainer.setup.parts import RunParts
-from mtrl.trainer.setup.servers import are_external, colocated, make_canary
+from mtrl.trainer.setup.servers import are_external, make_canary
 from mtrl.trainer.setup.teacher import make_distillation
 from mtrl.trainer.setup.workers import rollouts_of
 from mtrl.trainer.throughput import Throughput, peak_memory
@@ -128,7 +129,7 @@ class Trainer:
             parts.sends_weights,
             make_canary(config, parts, parts.splits.train, self.learners.logprobs, self.work_thread),
             are_external(config),
-            colocated(config, parts.engine),
+            colocated(config, parts.engine, parts.sends_weights),
         )
         self.updater = Updater(config, self.learners, dump, self.kl)
         self.critic = Critic(config, self.learners, dump) if parts.learner.critic else None

@@ -14,6 +14,7 @@ from mtrl.trainer.update.learner import Learners
 from mtrl.trainer.work_thread import WorkThread
 
 if TYPE_CHECKING:
+    from mtrl.engines.local.engine import LocalEngine
     from mtrl.engines.server.engine import ServerEngine
     from mtrl.rollout.served_workers import ServedWorkers
 
@@ -33,8 +34,8 @@ class Publisher:
     """Check of the weights that servers sample with; None: no check."""
     external: bool = False
     """Whether the servers were not started by mtrl, so that their weights are unknown."""
-    colocated: ServerEngine | ServedWorkers | None = None
-    """Servers that free their GPU memory for the trainer during updates; None: none."""
+    colocated: ServerEngine | ServedWorkers | LocalEngine | None = None
+    """The engine if it frees memory for the trainer during updates, else None."""
 
     async def begin(self, version: int) -> None:
         """Prepare the engine for the first turn. The weights are sent to servers that mtrl did not start, and to any
@@ -70,8 +71,8 @@ class Publisher:
 
     @asynccontextmanager
     async def asleep(self) -> AsyncIterator[Any]:
-        """Within this context, colocated servers free the memory of the GPUs that they share with the trainer; without
-        such servers it has no effect."""
+        """Within this context, a colocated engine frees the memory of its weights, which `publish` then sends again;
+        with another engine it has no effect."""
         if self.colocated is None:
             yield
             return

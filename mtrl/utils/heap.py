@@ -7,7 +7,7 @@ import mmap
 from pathlib import Path
 
 GROWTH = 2**26
-"""Bytes by which the process must have grown since the last trim for another one."""
+"""Number of bytes by which the process must have grown for another trim."""
 LARGE = 2**26
 """Minimum number of parameters of a model for trims. With 3 million parameters they made a step about 4 % slower,
 because it soon asks the system for the same pages again; with 135 million no difference was measured
@@ -29,13 +29,19 @@ class Heap:
     def __init__(self, parameters: int) -> None:
         usable = STATM.exists() and parameters >= LARGE
         self._release = getattr(ctypes.CDLL(None), "malloc_trim", None) if usable else None
-        self._resident = 0
+        self._least = 0
+        """Least resident memory that was seen since the last trim, in bytes."""
 
     def trim(self) -> None:
-        """Return the free pages of the heap to the system, if the process has grown by `GROWTH` since the last trim."""
-        if self._release and resident_memory() - self._resident >= GROWTH:
+        """Return the free pages of the heap to the system, if the process has grown by `GROWTH` since the call at which
+        it was smallest, or since the last trim."""
+        if not self._release:
+            return
+        if (resident := resident_memory()) - self._least >= GROWTH:
             self._release(0)
-            self._resident = resident_memory()
+            self._least = resident_memory()
+        else:
+            self._least = min(self._least, resident)
 
 
 def resident_memory() -> int:

@@ -1,6 +1,7 @@
 """The estimate of memory, compared with a real trainer."""
 
 import json
+from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -107,11 +108,29 @@ def test_keys_and_values_of_the_local_engine(folder):
     _, memory = memory_of(f"model.path={folder}", "model.dtype=bfloat16", *small)
     cache = SlotCache(2, 1, 16, torch.bfloat16, torch.device("cpu"))
     cache.reserve(5, 100)
-    (part,) = memory.local_engine()  # which shares the trainer's weights
+    (part,) = memory.local_engine(learning=True)  # which shares the trainer's weights
     assert part == Part("engine's keys and values", size([*cache.keys, *cache.values]))
     _, mixed = memory_of(f"model.path={folder}", *small)  # weights in float32, passes and turns in bfloat16
-    parts = list(mixed.local_engine())
+    parts = list(mixed.local_engine(learning=False))
     assert mixed.layout.computed == 2 and part in parts and len(parts) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "frees"),
+    [
+        ([], True),
+        (["generator.local.process=true"], False),
+        (["rollouts.workers=2"], False),
+        (["async_config.max_steps_off_policy=1", "generator.local.process=false"], False),
+        (["model.lora_rank=4"], False),
+    ],
+)
+def test_an_engine_in_main_memory_frees_its_copy_during_updates(folder, words, frees):
+    config, on_gpu = memory_of(f"model.path={folder}", *words)
+    in_main_memory = Memory(config, find(config.model.path), replace(main_memory(2**30), bfloat16=True))
+    for memory, freed in (in_main_memory, frees), (on_gpu, False):
+        names = [[part.name for part in memory.local_engine(learning)] for learning in (False, True)]
+        assert ["engine's copy of the weights" in found for found in names] == [True, not freed]
 
 
 def test_memory_outside_the_gpu_is_not_counted(folder):

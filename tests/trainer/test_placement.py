@@ -14,10 +14,12 @@ from mtrl.command.compose import compose, merge
 from mtrl.config.engine_schema import VllmConfig
 from mtrl.config.overrides import normalise
 from mtrl.distributed.world import World
+from mtrl.engines.local.engine import LocalEngine
 from mtrl.engines.server.versions import Versions
 from mtrl.errors import UserError
 from mtrl.trainer.setup import servers
-from mtrl.trainer.setup.placement import sent_device
+from mtrl.trainer.setup.engine import colocated
+from mtrl.trainer.setup.placement import has_copy, sent_device
 from mtrl.trainer.setup.servers import check_servers, server_devices, training_gpus, turns_at_once
 
 
@@ -201,3 +203,18 @@ def test_weights_stay_on_the_gpu_for_an_engine_that_copies_from_it(backend, word
     cuda = torch.device("cuda", 1)
     assert sent_device(config, cuda) == (cuda if stays else None)
     assert sent_device(config, torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "copies", "frees"),
+    [
+        (["trainer.fsdp.param_dtype=bfloat16"], True, True),
+        ([], False, False),
+        (["async_config.max_steps_off_policy=1", "generator.local.process=false"], True, False),
+        (["model.lora_rank=4"], True, False),
+    ],
+)
+def test_a_local_engine_frees_a_copy_that_no_turn_and_no_adapter_needs(tiny_model, words, copies, frees):
+    config, engine = OmegaConf.to_object(compose(words)), LocalEngine(tiny_model, None)
+    assert has_copy(config, World()) == copies
+    assert colocated(config, engine, copies) is (engine if frees else None)

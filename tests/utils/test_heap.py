@@ -61,3 +61,8 @@ def test_a_trim_waits_until_the_process_has_grown(monkeypatch):
     assert len(calls) == 2
     small.trim()
     assert len(calls) == 2
+    resident[0] -= 2 * GROWTH  # freed memory, which the next growth is compared with
+    heap.trim()
+    resident[0] += GROWTH
+    heap.trim()
+    assert len(calls) == 3

@@ -18,6 +18,7 @@ from mtrl.engines.local.half import HalfRunner
 from mtrl.engines.local.prefill import PASS, PREFILL_TOKENS, PrefillPlan, SharedPrefix, passes, plan_prefill
 from mtrl.engines.local.runner import HfRunner, ModelRunner
 from mtrl.engines.local.stop_strings import StopStrings
+from mtrl.engines.local.weight_storages import WeightStorages
 from mtrl.models.experts import chosen_experts, recorded, routers_of
 from mtrl.types import FinishReason, Generation
 from mtrl.utils.expert_ids import ExpertIds
@@ -135,6 +136,8 @@ class LocalEngine:
         self._draining = 0
         """Number of calls of `load_weights` that wait for the end of running turns or for weights; no turn is admitted
         meanwhile."""
+        self.freed_weights: WeightStorages | None = None
+        """The storages of the weights from `sleep` to `load_weights`; no turn is admitted meanwhile."""
         self._wake, self._idle = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -187,11 +190,24 @@ class LocalEngine:
                 await asyncio.to_thread(self.apply_weights, self.model, weights)
             finally:
                 self._draining -= 1
-                self._wake.set()  # waiting turns were not admitted meanwhile
         elif weights is not None and weights is not self.model:
             self.apply_weights(self.model, weights)
         self.runner.refresh()
-        self.version = version
+        self.version, self.freed_weights = version, None
+        self._wake.set()
+
+    async def sleep(self) -> None:
+        """Free the memory of the weights, which must be a copy of the trainer's."""
+        assert not (self.deterministic and self._batch), "weights change only between turns"
+        self._interrupt()
+        self.runner.refresh()
+        self.freed_weights = WeightStorages(self.model)
+        self.freed_weights.free()
+
+    async def wake(self) -> None:
+        """Allocate the memory of the weights again; `load_weights` must follow."""
+        assert self.freed_weights is not None
+        self.freed_weights.allocate()
 
     async def _drain(self) -> None:
         """Wait until the turns that are being sampled end; admit no other turns meanwhile."""
@@ -275,7 +291,7 @@ class LocalEngine:
         return self.deterministic and self._gathered - decoding >= max(1, self._gathered // 4)
 
     def _may_gather(self) -> bool:
-        if self._draining:
+        if self._draining or self.freed_weights is not None:
             return False
         decoding = set(self._batch.sessions) if self._batch else set()
         if self.deterministic:

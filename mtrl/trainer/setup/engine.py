@@ -10,6 +10,7 @@ from mtrl.config.derived import (
     in_a_process,
     is_deterministic,
     local_replicas,
+    overlaps,
     sequences,
     serves,
 )
@@ -21,12 +22,14 @@ from mtrl.engines.local.memory import EngineMemory
 from mtrl.engines.local.process import ProcessEngine
 from mtrl.engines.local.replicas import ReplicatedEngine
 from mtrl.engines.local.vision import VisionEngine
+from mtrl.engines.server.engine import ServerEngine
 from mtrl.models.lora import LoraWeights
 from mtrl.models.vision import has_vision
 from mtrl.record.run_dir import RunDir
+from mtrl.rollout.served_workers import ServedWorkers
 from mtrl.trainer.loading import cast_parameters, compute_dtype, load_model, pick_device
 from mtrl.trainer.setup.placement import bytes_to_come, cache_bytes, has_copy
-from mtrl.trainer.setup.servers import server_engine
+from mtrl.trainer.setup.servers import server_engine, server_settings
 from mtrl.trainer.setup.workers import start_served_workers, start_workers
 from mtrl.trainer.update.policy import Policy
 
@@ -92,6 +95,23 @@ def training_engine(config: Config, world: World, path: str, policy: Policy, con
         record_experts=config.algorithm.router_replay,
     )
     return _in_processes(made, replicas, model.device.type == "cuda") if isinstance(made, EngineMemory) else made
+
+
+def colocated(config: Config, engine: Engine, has_copy: bool) -> ServerEngine | ServedWorkers | LocalEngine | None:
+    """Return the engine if it frees memory for the trainer during updates, else None. Servers do if they share GPUs
+    with the trainer. An embedded engine frees its copy of the weights in main memory, but not with adapters, since the
+    base weights are not sent again, and not on a GPU, where it was never tried.
+
+    Args:
+        has_copy: whether the engine has its own copy of the weights.
+    """
+    if isinstance(engine, LocalEngine):
+        frees = has_copy and not overlaps(config) and not config.model.lora_rank and engine.model.device.type == "cpu"
+        return engine if frees else None
+    if not serves(config) or not server_settings(config).colocate:
+        return None
+    assert isinstance(engine, ServerEngine | ServedWorkers)
+    return engine
 
 
 def _in_processes(memory: EngineMemory, replicas: int, on_gpus: bool) -> Engine:

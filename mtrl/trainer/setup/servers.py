@@ -16,7 +16,6 @@ from mtrl.config.derived import SERVER_ALLOWANCE, engine_python, sequences, serv
 from mtrl.config.engine_schema import ServerConfig
 from mtrl.config.schema import Config
 from mtrl.distributed.world import World
-from mtrl.engines.base import Engine
 from mtrl.engines.server.backend import ServerBackend, ServerCommand, ServerPlace
 from mtrl.engines.server.engine import ServerEngine, max_in_flight
 from mtrl.engines.server.launch import Launch
@@ -246,14 +245,6 @@ def training_gpus(world_size: int, device: torch.device) -> int:
 def are_external(config: Config) -> bool:
     """Return whether mtrl uses servers that it did not start, so that their weights are unknown."""
     return serves(config) and bool(server_settings(config).urls)
-
-
-def colocated(config: Config, engine: Engine) -> ServerEngine | ServedWorkers | None:
-    """Return the engine if its servers share GPUs with the trainer, else None."""
-    if not serves(config) or not server_settings(config).colocate:
-        return None
-    assert isinstance(engine, ServerEngine | ServedWorkers)
-    return engine
 
 
 def make_canary(
