@@ -49,12 +49,15 @@ from mtrl.rollout.rollouts import RolloutReport, Rollouts
 from mtrl.trainer.data.batching import MicroBatch
 from mtrl.trainer.data.samples import group_samples
 from mtrl.trainer.loading import fit_attention, recompute
+from mtrl.trainer.publisher import Publisher
+from mtrl.trainer.setup.engine import colocated
 from mtrl.trainer.setup.models import prepared
 from mtrl.trainer.setup.placement import has_copy
 from mtrl.trainer.update.learner import Learner, alone
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import Policy
 from mtrl.trainer.update.update import Updater
+from mtrl.trainer.work_thread import WorkThread
 from mtrl.types import Row, Sample
 
 DTYPES = {"dtype": ("float32", "bfloat16"), "param_dtype": ("dtype", "float32", "bfloat16")}
@@ -208,7 +211,6 @@ class Bench:
             ),
         )
         model = make_policy(sizes, self.tokenizer, context)
-        self.has_copy = has_copy(self.config, World())
         sampled = copy.deepcopy(model).to(getattr(torch, fsdp.param_dtype)) if fsdp.param_dtype else model
         fit_attention(model, self.config)
         recompute(model, self.config)
@@ -226,6 +228,9 @@ class Bench:
         optimizer = Optimizer(model, self.config.trainer.optimizer, sizes.steps + 1)
         learners = alone(Learner(self.config, self.policy, None, optimizer))
         self.updater = Updater(self.config, learners, Path("nonfinite_batch.jsonl"))
+        sends = has_copy(self.config, World())
+        sleeping = colocated(self.config, self.engine, sends)
+        self.publisher = Publisher(self.engine, learners, WorkThread(False), sends, colocated=sleeping)
 
     async def run(self) -> list[dict[str, Any]]:
         """Run all steps, and return the measurements of all but the warm-up step."""
@@ -244,12 +249,9 @@ class Bench:
             report = await self.rollouts.collect(f"step{step}", rows, self.sizes.group_size, self.sampling)
         with clock.part("rest"):
             samples = self._samples(report)
-            if self.has_copy:
-                await self.engine.sleep()
-            update = self.updater.run(samples, step)
-            if self.has_copy:
-                await self.engine.wake()
-            await self.engine.load_weights(self.policy.weights() if self.has_copy else None, step + 1)
+            async with self.publisher.asleep():
+                update = self.updater.run(samples, step)
+            await self.publisher.publish(step + 1)
         whole = now() - start
         tokens = self._count(report, samples) | {
             "prefilled": prefilled + self._prefilled(),

@@ -180,16 +180,14 @@ class LocalEngine:
         Raises:
             ValueError: the weights do not fit the model; the old ones and their version stay in use.
         """
-        assert not (self.deterministic and self._batch), "weights change only between turns"
-        if self.in_flight == "drain":
-            await self._drain()
-        self._interrupt()
+        await self._stop()
         if isinstance(weights, GatheredWeights):  # which waits for other ranks, and the event loop must go on
             self._draining += 1
             try:
                 await asyncio.to_thread(self.apply_weights, self.model, weights)
             finally:
                 self._draining -= 1
+                self._wake.set()  # waiting turns were not admitted meanwhile
         elif weights is not None and weights is not self.model:
             self.apply_weights(self.model, weights)
         self.runner.refresh()
@@ -198,8 +196,7 @@ class LocalEngine:
 
     async def sleep(self) -> None:
         """Free the memory of the weights, which must be a copy of the trainer's."""
-        assert not (self.deterministic and self._batch), "weights change only between turns"
-        self._interrupt()
+        await self._stop()
         self.runner.refresh()
         self.freed_weights = WeightStorages(self.model)
         self.freed_weights.free()
@@ -208,6 +205,13 @@ class LocalEngine:
         """Allocate the memory of the weights again; `load_weights` must follow."""
         assert self.freed_weights is not None
         self.freed_weights.allocate()
+
+    async def _stop(self) -> None:
+        """Stop sampling, as `in_flight` determines, because the weights change."""
+        assert not (self.deterministic and self._batch), "weights change only between turns"
+        if self.in_flight == "drain":
+            await self._drain()
+        self._interrupt()
 
     async def _drain(self) -> None:
         """Wait until the turns that are being sampled end; admit no other turns meanwhile."""

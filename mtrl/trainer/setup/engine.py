@@ -22,6 +22,7 @@ from mtrl.engines.local.memory import EngineMemory
 from mtrl.engines.local.process import ProcessEngine
 from mtrl.engines.local.replicas import ReplicatedEngine
 from mtrl.engines.local.vision import VisionEngine
+from mtrl.engines.local.weight_storages import own_storages
 from mtrl.engines.server.engine import ServerEngine
 from mtrl.models.lora import LoraWeights
 from mtrl.models.vision import has_vision
@@ -79,6 +80,7 @@ def training_engine(config: Config, world: World, path: str, policy: Policy, con
     # Turns are sampled in the dtype in which the trainer computes. The weights are cast before they are moved, since a
     # GPU may not hold them in the dtype in which they are stored.
     model = cast_parameters(model, compute_dtype(config)).to(pick_device(config.model.device))
+    own_storages(model)  # so that the engine can free them
     local, replicas = config.generator.local, local_replicas(config)
     make = EngineMemory if in_a_process(config) else LocalEngine
     made = make(
