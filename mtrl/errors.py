@@ -67,16 +67,28 @@ class JobLost(SystemExit):
         )
 
 
-def unwritable(error: Exception) -> str | None:
-    """Return the sentence about a file whose disk is full or read-only; None for any other error.
+def disk_error(error: BaseException) -> int | None:
+    """Return the number, one of `DISK_ERRORS`, of the error by which a file system refused to write; None for any other
+    error.
 
-    An error names its file only where the file could not be opened. `safetensors` has an error class of its own, which
-    is recognised by its text.
+    `safetensors` has an error class of its own, which is recognised by its text. `torch.save` raises an error about its
+    archive while it handles the one of the file system.
     """
+    if isinstance(error, RuntimeError) and "inline_container" in str(error) and error.__context__ is not None:
+        error = error.__context__
     number = error.errno if isinstance(error, OSError) else None
     if type(error).__name__ == "SafetensorError":
         number = next((each for each in DISK_ERRORS if f"os error {each}" in str(error)), None)
-    if number not in DISK_ERRORS:
+    return number if number in DISK_ERRORS else None
+
+
+def unwritable(error: Exception) -> str | None:
+    """Return the sentence about a file whose disk is full or read-only; None for any other error.
+
+    An error names its file only where the file could not be opened.
+    """
+    number = disk_error(error)
+    if number is None:
         return None
     file = getattr(error, "filename", None) or "the output"
     return f"{os.fsdecode(file)} cannot be written ({os.strerror(number)}); free some space or name another folder"

@@ -188,7 +188,7 @@ def disk() -> CheckResult:
         free = shutil.disk_usage(there).free
         if not os.access(there, os.W_OK):
             return failed(f"{there} cannot be written, and {name} are stored there", _elsewhere(name))
-        folders.append(f"{free / GIB:,.0f} GiB free for {name} ({folder})")
+        folders.append(f"{free / GIB:,.0f} GiB free for {name} ({folder}{_warm_starts(folder)})")
         least = free if least is None else min(least, free)
     evidence = ", ".join(folders)
     if least is not None and least < LEAST_DISK:
@@ -197,6 +197,14 @@ def disk() -> CheckResult:
         fix = "enough for tiny policies; the weights and checkpoints of an 8 B model need 50 GiB and more"
         return warned(evidence, fix)
     return passed(evidence)
+
+
+def _warm_starts(cache: Path) -> str:
+    """Return how much the warm starts in a cache take, as a part of a sentence; nothing below 1 GiB. They stay until a
+    user deletes them."""
+    files = [file for file in (cache / "warm_start").glob("*/*") if file.is_file()]
+    size, count = sum(file.stat().st_size for file in files), len({file.parent for file in files})
+    return f", where {count} warm starts, which may be deleted, take {size / GIB:,.0f} GiB" if size >= GIB else ""
 
 
 def _elsewhere(name: str) -> str:

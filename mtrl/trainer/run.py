@@ -25,7 +25,7 @@ from mtrl.config.trainer_schema import FsdpConfig
 from mtrl.console.console import Console
 from mtrl.console.progress import Work
 from mtrl.environments.factory import load_task, writes_prompts
-from mtrl.errors import EndedAtOnce, Interrupted, PrunedError, UserError
+from mtrl.errors import EndedAtOnce, Interrupted, PrunedError, UserError, disk_error
 from mtrl.figures.plots import draw_curves
 from mtrl.record.checksums import changes
 from mtrl.record.run_dir import RunDir
@@ -96,15 +96,17 @@ def _writable(run: RunDir, config: Config) -> Iterator[None]:
     """
     try:
         yield
-    except OSError as error:
-        if error.errno in FULL:
+    except Exception as error:
+        if disk_error(error) in FULL:
             again = resume_command(config)
             raise UserError(f"there is no space left for {run}; free some, then go on with: {again}") from error
-        if error.errno in REFUSED and error.filename and run.path in Path(os.fsdecode(error.filename)).parents:
-            raise UserError(
-                f"run_dir={run} cannot be written ({error.strerror}: {Path(os.fsdecode(error.filename)).name}); "
-                "make it writable, or copy it and continue with the copy"
-            ) from error
+        if isinstance(error, OSError) and error.errno in REFUSED and error.filename:
+            file = Path(os.fsdecode(error.filename))
+            if run.path in file.parents:
+                raise UserError(
+                    f"run_dir={run} cannot be written ({error.strerror}: {file.name}); make it writable, or copy it "
+                    "and continue with the copy"
+                ) from error
         raise
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from safetensors import SafetensorError
 
 from mtrl.command.program import one_sentence
@@ -34,6 +35,12 @@ def test_the_sentence_names_the_file(capsys, number):
 def test_safetensors_has_an_error_of_its_own(capsys):
     with pytest.raises(SystemExit), one_sentence():
         raise SafetensorError(f"Error while serializing: I/O error: No space left on device (os error {errno.ENOSPC})")
+    assert capsys.readouterr().err.startswith("the output cannot be written (No space left on device)")
+
+
+def test_torch_hides_the_error_behind_its_own(capsys):
+    with pytest.raises(SystemExit), one_sentence(), open("/dev/full", "wb") as file:
+        torch.save({"a": torch.zeros(100_000)}, file)
     assert capsys.readouterr().err.startswith("the output cannot be written (No space left on device)")
 
 

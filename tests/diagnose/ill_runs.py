@@ -68,6 +68,7 @@ RUNS = {
     "zero_baseline": hopeless,
     "lenient_baseline": lambda: of(RISING, **{"val/lenient_frac": 0.2, "val/reward/mean": 0.4}),
     "guesses": lambda: of(np.full(60, 0.06), **{"rollout/turns/mean": noisy(np.full(60, 1.05), 0.02)}),
+    "undecided_start": lambda: of(np.full(60, 0.15), **{"train/entropy": noisy(np.linspace(1.5, 0.7, 60), 0.1)}),
     "nothing_learnt": lambda: of(
         RISING, {"trainer__max_steps": 100}, **{"train/lr": np.r_[np.full(40, 1e-4), np.zeros(20)]}
     ),

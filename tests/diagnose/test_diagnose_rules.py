@@ -470,3 +470,31 @@ def test_a_single_jump_of_the_memory_is_no_leak():
     """The metric is the peak memory, which longer episodes raise once."""
     jumped = np.r_[np.full(20, 7e8), np.linspace(8e8, 1.1e9, 5), np.full(35, 1.1e9)]
     assert found(of(learning(0.2, 0.6, 60), **{"perf/memory_bytes": jumped}), "memory_growth") is None
+
+
+SEARCH_RUNS = {
+    107: ("0.08 0.06 0 0.06 0.06 0.08 0.02 0.05 0 0.22 0.02 0.03 0.09 0.03 0.08 0 0.03 0.03 0.09 0",
+          "1.92 1.11 1.39 1.3 0.78 0.88 0.8 0.7 0.85 1.06 0.87 0.75 0.68 0.54 0.5 0.49 0.55 0.43 0.43 0.54"),
+    117: ("0.17 0.06 0.06 0.03 0.08 0.2 0.11 0.08 0.05 0.19 0.41 0.08 0.08 0.52 0.05 0.06 0.34 0.25 0.19 0.14",
+          "1.53 1.3 1.37 1.62 1.41 1.02 1.39 1.01 1.06 0.95 0.72 0.82 0.69 0.56 0.8 0.74 0.99 0.7 0.79 0.65"),
+    112: ("0.11 0.34 0.38 0.42 0.5 0.47 0.48 0.84 0.75 0.84 0.94 0.88 0.86 0.86 0.88 0.84 0.8 0.92 0.81 0.95",
+          "0.51 0.38 0.31 0.4 0.32 0.29 0.23 0.16 0.18 0.15 0.2 0.24 0.13 0.12 0.15 0.13 0.1 0.09 0.16 0.08"),
+    116: ("0.08 0.34 0.47 0.62 0.64 0.45 0.53 0.75 0.88 0.75 0.84 0.66 0.78 0.84 0.89 0.92 0.89 0.69 0.81 0.92",
+          "0.56 0.45 0.41 0.31 0.22 0.29 0.21 0.24 0.19 0.25 0.2 0.13 0.17 0.13 0.13 0.13 0.12 0.13 0.11 0.09"),
+}  # fmt: skip
+"""Success and entropy of 20 steps with 64 episodes, by seed (`experiments/smollm2`): two runs that learned nothing or
+little, and two that began with as few successes and learned."""
+
+
+@pytest.mark.parametrize("seed", SEARCH_RUNS)
+def test_an_undecided_start_is_told_from_a_low_one(seed):
+    """Real runs of search: the entropy of the first steps tells those that learned from those that did not."""
+    success, entropy = (np.array(values.split(), float) for values in SEARCH_RUNS[seed])
+    metrics = {"rollout/success/mean": success, "rollout/reward/mean": success, "train/entropy": entropy}
+    warm = {"enabled": True, "success_band": [0.05, 0.4]}
+    run = of(success, {"model": {"name": "hf", "path": "x/y", "warm_start": warm}}, **metrics)
+    finding = found(run, "undecided_start")
+    if seed in (112, 116):
+        assert finding is None
+    else:
+        assert finding is not None and str(finding.change) == "model.warm_start.success_band=[0.3,0.5]"

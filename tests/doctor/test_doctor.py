@@ -181,6 +181,17 @@ def test_disk_that_is_full_or_cannot_be_written(monkeypatch, tmp_path):
     assert "cannot be written" in checks.disk().evidence
 
 
+def test_large_warm_starts_are_named(monkeypatch, tmp_path):
+    monkeypatch.setenv("MTRL_CACHE", str(tmp_path))
+    for i in range(3):
+        folder = tmp_path / "warm_start" / f"gsm8k-{i}"
+        folder.mkdir(parents=True)
+        assert "warm start" not in checks.disk().evidence
+        with (folder / "model.safetensors").open("wb") as file:
+            file.truncate(GIB // 2 - i)  # takes no space
+    assert f"{tmp_path}, where 3 warm starts, which may be deleted, take 1 GiB)" in checks.disk().evidence
+
+
 def test_aws_names_no_secret(monkeypatch, tmp_path):
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)

@@ -4,6 +4,7 @@ the five rules, and then the rest, from learning to cost."""
 # ruff: noqa: F401, I001
 from mtrl.diagnose.rules import baseline
 from mtrl.diagnose.rules import guesses
+from mtrl.diagnose.rules import undecided
 from mtrl.diagnose.rules import update
 from mtrl.diagnose.rules import flat
 from mtrl.diagnose.rules import equal_groups

@@ -75,7 +75,7 @@ def zero_baseline(record: Record) -> Finding | None:
         ),
         metrics=(SUCCESS, HELD_OUT, REWARD),
         steps=(0, record.step),
-        proposals=_warmer(record),
+        proposals=warmer(record, model__warm_start__max_steps=2 * int(record.setting("model.warm_start.max_steps"))),
         advice="Stop the run and make the task easier: easier rows, a stronger base model, or supervised examples "
         "first (mtrl sft). No reward and no group size replaces a first success.",
         expect="some successes at step 0, which training can increase",
@@ -83,18 +83,17 @@ def zero_baseline(record: Record) -> Finding | None:
     )
 
 
-def _warmer(record: Record) -> tuple[Proposal, ...]:
-    """Propose a longer warm start until more episodes succeed, or a first one if the task has a demonstrator."""
+def warmer(record: Record, **words: object) -> tuple[Proposal, ...]:
+    """Propose a longer warm start until more episodes succeed, with further `words` as for `propose`, or a first one if
+    the task has a demonstrator."""
     if record.setting("model.name") != "tiny" and not record.setting("model.warm_start.enabled"):
         why = "imitate the demonstrator of the task until some episodes succeed"
         return (propose(why, model__warm_start__enabled=True),) if has_demonstrator(record) else ()
     low, high = WarmStartConfig.success_band
     if record.setting("model.warm_start.success_band")[0] >= low:  # training rows reached the band, held-out rows not
         low, high = high, (1 + high) / 2
-    steps = 2 * int(record.setting("model.warm_start.max_steps"))
-    band = f"[{low:g},{high:g}]"
     why = "imitate the demonstrator until more episodes succeed"
-    return (propose(why, model__warm_start__success_band=band, model__warm_start__max_steps=steps),)
+    return (propose(why, model__warm_start__success_band=f"[{low:g},{high:g}]", **words),)
 
 
 def has_demonstrator(record: Record) -> bool:

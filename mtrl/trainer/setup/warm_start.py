@@ -16,8 +16,10 @@ import hashlib
 import inspect
 import json
 import logging
+import os
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -33,7 +35,7 @@ from mtrl.config.schema import Config
 from mtrl.environments.factory import Task
 from mtrl.environments.family import reward_is_success
 from mtrl.environments.mixture import interleaved
-from mtrl.errors import UserError
+from mtrl.errors import UserError, disk_error
 from mtrl.models import sft, tiny, tiny_vision
 from mtrl.models.gguf import as_folder
 from mtrl.models.renderer import TinyRenderer, make_renderer
@@ -153,9 +155,11 @@ def make(config: Config, task: Task, folder: Path, measure: Measure, on_step: On
         imitation = Imitation(config, model, sft.batches(examples, min(settings.batch_size, len(examples)), rng))
         success = imitate(config, imitation, lambda policy: measure(policy, tokenizer), on_step)
         result = WarmStartResult(success, settings.episodes, imitation.steps, band, min_turns=turns)
-        tiny.save(imitation.policy, tokenizer, folder)
-    replace_text(folder / RECORD, json.dumps(asdict(result)) + "\n")
-    write_checksums(folder, [file for file in folder.iterdir() if file.is_file() and file.name != SUMS])
+        with _writing():
+            tiny.save(imitation.policy, tokenizer, folder)
+    with _writing():
+        replace_text(folder / RECORD, json.dumps(asdict(result)) + "\n")
+        write_checksums(folder, [file for file in folder.iterdir() if file.is_file() and file.name != SUMS])
     return result
 
 
@@ -219,10 +223,30 @@ class Imitation:
 
 def _stored(state: Any) -> IO[bytes]:
     """Return a file without a name, in the folder of the cache, that holds this state."""
-    cache_folder().mkdir(parents=True, exist_ok=True)
-    file = TemporaryFile(dir=cache_folder())  # noqa: SIM115
-    torch.save(state, file)
+    with _writing():
+        cache_folder().mkdir(parents=True, exist_ok=True)
+        file = TemporaryFile(dir=cache_folder())  # noqa: SIM115
+        torch.save(state, file)
     return file
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Context that converts errors of the cache's disk to a `UserError` that names the cache.
+
+    Raises:
+        UserError: the disk is full, over a quota or read-only.
+    """
+    try:
+        yield
+    except Exception as error:
+        if number := disk_error(error):
+            raise UserError(
+                f"the cache {cache_folder()} cannot hold the files of the warm start ({os.strerror(number)}), which "
+                "take up to four times the memory of the weights while it is made; free some space, or name another "
+                "folder: MTRL_CACHE=FOLDER"
+            ) from error
+        raise
 
 
 def imitate(config: Config, imitation: Imitation, measure: Callable[[Any], float], on_step: OnStep) -> float:
@@ -238,7 +262,9 @@ def imitate(config: Config, imitation: Imitation, measure: Callable[[Any], float
     settings = config.model.warm_start
     low, high = settings.success_band
     stride, done, shown = max(settings.min_steps, settings.check_every), 0, None
+    before: State | None = None
     while done < settings.max_steps:
+        before = None  # frees its files before the next ones are written
         before = imitation.save()
         stride = min(stride, settings.max_steps - done)
         for _ in range(stride):
