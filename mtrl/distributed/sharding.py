@@ -89,10 +89,11 @@ def shard(
     # The root's weights, embedding and head, stay gathered between the end of the forward pass and the start of the
     # backward pass, which needs them first.
     fully_shard(module, mp_policy=mixed, reshard_after_forward=False, **shared)
-    for part in module.modules():
-        if isinstance(part, FSDPModule):
-            part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)  # gloo supports only a plain sum, which is as fast with NCCL
+    if world.size > 1:  # the gradients of one rank are sums already, and a factor would copy them once more
+        for part in module.modules():
+            if isinstance(part, FSDPModule):
+                part.set_gradient_divide_factor(1.0)
+                part.set_force_sum_reduction_for_comms(True)  # gloo supports only a plain sum, as fast with NCCL
     reduce_unused(module, world.size)
     return module
 

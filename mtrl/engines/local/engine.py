@@ -191,6 +191,7 @@ class LocalEngine:
         elif weights is not None and weights is not self.model:
             self.apply_weights(self.model, weights)
         self.runner.refresh()
+        self._heap.trim()  # whole tensors were gathered
         self.version, self.freed_weights = version, None
         self._wake.set()
 
