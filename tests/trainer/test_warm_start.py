@@ -2,7 +2,6 @@
 equal everywhere."""
 
 import copy
-import errno
 import json
 import os
 import random
@@ -15,7 +14,6 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from weakref import WeakSet
 
 import numpy as np
 import pytest
@@ -97,52 +95,6 @@ def test_a_warm_start_does_not_change_the_global_random_state():
     seed()
     started(config_of(), echo_task())
     assert draw() == expected
-
-
-def full(*_):
-    raise OSError(errno.ENOSPC, "no space")
-
-
-def full_file(dir):
-    return Path("/dev/full").open("w+b")
-
-
-@pytest.mark.parametrize(
-    ("place", "name", "instead"),
-    [
-        (module, "TemporaryFile", full_file),  # torch.save hides its error
-        (module.tiny, "save", full),
-        (module, "replace_text", full),
-    ],
-)
-def test_a_full_cache_is_named(cache, monkeypatch, place, name, instead):
-    """The disk is full when a state, the policy or its record is written."""
-    monkeypatch.setattr(place, name, instead)
-    with pytest.raises(UserError, match=rf"the cache {cache} cannot hold .*No space left.*MTRL_CACHE=FOLDER"):
-        started(config_of(), echo_task())
-
-
-def test_other_errors_of_files_keep_their_class(monkeypatch):
-    def broken(*_):
-        raise OSError(errno.EIO, "broken")
-
-    monkeypatch.setattr(module.tiny, "save", broken)
-    with pytest.raises(OSError, match="broken"):
-        started(config_of(), echo_task())
-
-
-def test_the_files_of_one_state_are_open_at_a_time(monkeypatch):
-    """Model, average and optimiser: those of an earlier state are gone before the next ones are written."""
-    make, files, counts = module.TemporaryFile, WeakSet(), []
-
-    def counted(**words):
-        counts.append(len(files))
-        files.add(file := make(**words))
-        return file
-
-    monkeypatch.setattr(module, "TemporaryFile", counted)
-    warm_start(config_of(success_band=[0.3, 0.6]), echo_task(), Script(0.1, 0.2, 0.4))
-    assert counts == [0, 1, 2] * 3
 
 
 def test_the_second_warm_start_is_read_from_the_cache():
