@@ -12,10 +12,12 @@ from mtrl.utils.text import short
 
 REWARD, SUCCESS = "rollout/reward/mean", "rollout/success/mean"
 HELD_OUT, SAMPLED = "val/success/mean", "val/success/sampled"
-EQUAL = "analysis/zero_adv_frac"
+EQUAL, ENTROPY = "analysis/zero_adv_frac", "train/entropy"
 AT_CAP, MAX_TOKENS = "rollout/tokens/at_cap_frac", "generator.sampling_params.max_generate_length"
 SOLVED = 0.9
 """Share of successes from which little is left to learn, so equal groups are not a symptom."""
+FEW_SUCCESSES = 0.3
+"""Share of successes below which most of them may be luck."""
 
 
 def recent(record: Record, key: str, steps: int | None = None) -> Mean | None:

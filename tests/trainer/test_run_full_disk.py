@@ -4,6 +4,7 @@ import errno
 import re
 
 import pytest
+from safetensors import SafetensorError
 
 from mtrl.command.compose import compose
 from mtrl.distributed.world import World
@@ -12,16 +13,23 @@ from mtrl.trainer import run as running
 from tests.trainer.runs import finish, start
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
-def test_an_unwritable_folder_is_an_error_with_the_resume_command(tmp_path, monkeypatch, number):
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "no space"),
+        OSError(errno.EDQUOT, "over the quota"),
+        SafetensorError(f"Error while serializing: I/O error: no space (os error {errno.ENOSPC})"),
+    ],
+)
+def test_an_unwritable_folder_is_an_error_with_the_resume_command(tmp_path, monkeypatch, error):
     def full(*_):
-        raise OSError(number, "no space")
+        raise error
 
     monkeypatch.setattr(World, "join", full)
     folder = tmp_path / "run"
     with pytest.raises(UserError, match=f"no space left for {folder}; free some, .* run_dir={folder} resume=latest"):
         running.train(compose(["experiment=gsm8k", f"run_dir={folder}"]))
-    assert "OSError" in (folder / "run.log").read_text(), "where it was"
+    assert type(error).__name__ in (folder / "run.log").read_text(), "where it was"
 
 
 def test_other_errors_keep_their_traceback(tmp_path, monkeypatch):

@@ -6,13 +6,23 @@ from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.baseline import has_demonstrator
-from mtrl.diagnose.views import HELD_OUT, SUCCESS, evaluations, from_to, known, level, over_the_run, propose
+from mtrl.diagnose.views import (
+    FEW_SUCCESSES,
+    HELD_OUT,
+    SUCCESS,
+    evaluations,
+    from_to,
+    known,
+    level,
+    over_the_run,
+    propose,
+)
 from mtrl.utils.text import percent, short
 
 TURNS = "rollout/turns/mean"
-ONE_TURN, FEW_SUCCESSES, SEVERAL_TURNS = 1.2, 0.3, 3
-"""Largest mean number of turns and largest share of successes of a policy that guesses, and the smallest
-`generator.max_turns` of a task of several turns."""
+ONE_TURN, SEVERAL_TURNS = 1.2, 3
+"""Largest mean number of turns of a policy that guesses, and the smallest `generator.max_turns` of a task of several
+turns."""
 LEAST_TURNS = "model.warm_start.min_turns"
 
 

@@ -7,6 +7,7 @@ from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.stats import running_mean
 from mtrl.diagnose.views import (
+    ENTROPY,
     REWARD,
     between_last,
     from_to,
@@ -19,7 +20,7 @@ from mtrl.diagnose.views import (
 )
 from mtrl.utils.text import short
 
-DRIFT, STALE, ENTROPY = "analysis/logprob_drift/mean", "analysis/staleness/mean", "train/entropy"
+DRIFT, STALE = "analysis/logprob_drift/mean", "analysis/staleness/mean"
 MUCH_DRIFT, TOO_MUCH_DRIFT = 0.03, 0.1
 """Drift in nats per token: for a warning, and for an alarm. Bfloat16 with different kernels gives about 0.01."""
 
