@@ -30,6 +30,9 @@ LOGITS = {"cpu": 2**24}
 devices. On a CPU, smaller arrays cost no time."""
 WEIGHT_BUCKET = 2**29
 """Maximum size, in bytes, of the weights that are gathered or sent at once, unless a single tensor is larger."""
+COPY_BUCKET = 2**26
+"""Maximum size, in bytes, of the weights that a single rank copies at once, unless a single tensor is larger. It sends
+nothing to other ranks, so that many small buckets cost little time."""
 SERVER_ALLOWANCE = 4 * 2**30
 """Bytes of a server's share that are neither weights nor keys and values: CUDA's context, prefill, CUDA graphs."""
 CACHE_SHARE = 0.5

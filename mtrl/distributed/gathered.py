@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from torch import Tensor
 
-from mtrl.config.derived import WEIGHT_BUCKET
 from mtrl.distributed.broadcast import buckets
 
 Gather = Callable[[Sequence[str]], Mapping[str, Tensor]]
@@ -20,7 +19,7 @@ class GatheredWeights(Mapping[str, Tensor]):
     change until all are read. Every reading gathers again; the tensors belong to the reader.
     """
 
-    def __init__(self, layout: Mapping[str, Tensor], gather: Gather, limit: int = WEIGHT_BUCKET):
+    def __init__(self, layout: Mapping[str, Tensor], gather: Gather, limit: int):
         """
         Args:
             layout: for each name a tensor on the meta device with the shape and the dtype.

@@ -11,7 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mtrl.config.derived import SERVER_ALLOWANCE, WEIGHT_BUCKET, cache_budget, max_logits, overlaps, sequences
+from mtrl.config.derived import (
+    COPY_BUCKET,
+    SERVER_ALLOWANCE,
+    WEIGHT_BUCKET,
+    cache_budget,
+    max_logits,
+    overlaps,
+    sequences,
+)
 from mtrl.config.schema import Config
 from mtrl.doctor.activations import FLOAT32, adapter_bytes, layer_bytes
 from mtrl.doctor.architecture import Architecture
@@ -400,11 +408,12 @@ class Memory:
         """Return the bytes of main memory for weights on their way to the engine. They are gathered bucket by bucket;
         servers' weights are kept for servers that are restarted, the old ones until the new ones have arrived."""
         whole = self.model.parameters * self.layout.computed
-        bucket = min(WEIGHT_BUCKET, whole)
         servers = self.layout.servers
         if servers is None:
             block = whole if self._in_process() else 0
+            bucket = min(WEIGHT_BUCKET if self.layout.ranks > 1 else COPY_BUCKET, whole)
             return self.adapters * FLOAT32 if self.adapters else block + bucket * self._has_copy()
+        bucket = min(WEIGHT_BUCKET, whole)
         if not self.adapters:
             return 2 * whole + bucket
         if servers.lora == "adapter":

@@ -145,4 +145,4 @@ def test_weights_that_do_not_fit_are_refused_before_any_is_gathered():
     policy = Policy(make_lm(), None)
     layout = {name: value for name, value in policy.layout().items() if "norm" not in name}
     with pytest.raises(ValueError, match="no weights for"):
-        copy_weights(make_lm(seed=1), GatheredWeights(layout, pytest.fail))
+        copy_weights(make_lm(seed=1), GatheredWeights(layout, pytest.fail, LIMIT))

@@ -400,21 +400,22 @@ def test_a_plan_is_checked_as_a_run_is(words, sentence, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "copies", "buckets"),
+    ("overrides", "copies", "bucket"),
     [
-        ([*FULL, "generator.local.process=false"], 0, 1),
-        ([*FULL, "generator.local.process=true"], 1, 1),
-        ([*FULL, "generator=vllm", "generator.vllm.weight_sync=distributed"], 2, 1),
+        ([*FULL, "generator.local.process=false"], 0, 500),
+        ([*FULL, "generator.local.process=true"], 1, 500),
+        ([*FULL, "generator=vllm", "generator.vllm.weight_sync=distributed"], 2, 1000),
         (["generator.local.process=false", "model.dtype=bfloat16"], 0, 0),
     ],
     ids=["local", "process", "servers", "shared"],
 )
-def test_weights_on_their_way_take_one_bucket_of_main_memory(folder, monkeypatch, overrides, copies, buckets):
+def test_weights_on_their_way_take_one_bucket_of_main_memory(folder, monkeypatch, overrides, copies, bucket):
     """The bucket is added to the permanent memory: the block of an engine's process, or the kept weights of servers."""
     monkeypatch.setattr("mtrl.doctor.memory.WEIGHT_BUCKET", 1000)
+    monkeypatch.setattr("mtrl.doctor.memory.COPY_BUCKET", 500)
     _, memory = memory_of(f"model.path={folder}", *overrides)
     whole = memory.model.parameters * memory.layout.computed
-    assert memory.host()["step"] == copies * whole + buckets * 1000
+    assert memory.host()["step"] == copies * whole + bucket
 
 
 @pytest.mark.parametrize(

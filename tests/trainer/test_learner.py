@@ -96,3 +96,13 @@ def test_a_checkpoint_without_a_critic_is_an_error(make_tiny_model, tmp_path):
     plain.saver.wait()
     with pytest.raises(UserError, match="has no critic, and algorithm.advantage_method needs one; resume with the"):
         learner_of(make_tiny_model(1), config).load(tmp_path / "saved")
+
+
+def test_weights_for_a_copy_are_made_in_small_buckets_on_one_rank(make_tiny_model, monkeypatch):
+    learner, asked = learner_of(make_tiny_model(2), config_of("rloo"), with_critic=False), []
+    copied = Policy.weights
+    monkeypatch.setattr(Policy, "weights", lambda self, names: asked.append(names) or copied(self, names))
+    monkeypatch.setattr("mtrl.trainer.update.learner.COPY_BUCKET", 1)
+    weights = alone(learner).weights()
+    assert_equal(dict(weights), dict(copied(learner.policy)))
+    assert asked == [[name] for name in weights], "a tensor that is larger than a bucket is a bucket of its own"

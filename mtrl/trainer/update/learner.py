@@ -23,7 +23,7 @@ from mtrl.algorithms.kl import k3
 from mtrl.algorithms.losses import TokenBatch, weighted_sum
 from mtrl.algorithms.mismatch import measure
 from mtrl.algorithms.registry import find_correction, find_kl, find_loss
-from mtrl.config.derived import ranks_per_batch
+from mtrl.config.derived import COPY_BUCKET, WEIGHT_BUCKET, ranks_per_batch
 from mtrl.config.schema import Config
 from mtrl.distributed.gathered import GatheredWeights
 from mtrl.distributed.rank_group import RankGroup
@@ -366,7 +366,8 @@ class Learners:
             prepare_thread()
             return self.rank_group.run("policy.weights", None, names)[0]
 
-        return GatheredWeights(policy.layout(), gather)
+        limit = WEIGHT_BUCKET if self.rank_group.world.size > 1 else COPY_BUCKET
+        return GatheredWeights(policy.layout(), gather, limit)
 
     def release(self) -> None:
         """Free cached GPU memory of all ranks for the servers that share the GPUs."""
