@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
     rescorer = Rescorer(config, load_task(config))
     check_repeatable(rescorer)
-    for warning in [*warnings, *unread(rescorer, overrides), *kl_warnings(config, run)]:
+    for warning in [*warnings, *unread(rescorer, overrides)]:
         print(f"warning: {warning}", file=sys.stderr)
     found = rescore_all(rescorer, itertools.chain.from_iterable(map(read, files)))
     report = RescoreReport(
@@ -144,12 +144,6 @@ def unread(rescorer: Rescorer, overrides: Sequence[str]) -> list[str]:
     if rescorer.replays or not idle:
         return []
     return [f"{', '.join(idle)} changes no reward, because the reward does not depend on the environment"]
-
-
-def kl_warnings(config: Config, run: Path | None) -> list[str]:
-    if run is None or not config.algorithm.kl_reward_coef:
-        return []
-    return ["stored training rewards hold the penalty of algorithm.kl_reward_coef, and the new ones do not"]
 
 
 def rescore_all(rescorer: Rescorer, stored: Iterable[StoredLine]) -> list[Rescored | LeftOut]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -311,8 +311,9 @@ class Trainer:
             RunEndedError: the teacher does not answer; the groups are unchanged.
         """
         scored = None if self.distillation is None else self.distillation.score(groups)
-        metrics = {} if self.kl_penalty is None else {"train/kl": self.kl_penalty.apply(groups)}
-        credited = self._credit_rewards(groups)
+        with nullcontext() if self.kl_penalty is None else self.kl_penalty.lowered(groups) as kl:
+            credited = self._credit_rewards(groups)
+        metrics = {} if kl is None else {"train/kl": kl}
         if self.distillation is not None and scored is not None:
             metrics |= self.distillation.apply(groups, credited, scored)
         return credited, metrics

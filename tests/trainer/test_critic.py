@@ -4,6 +4,7 @@ import copy
 import math
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -249,6 +250,41 @@ def test_credit_does_not_depend_on_breaks(exact_model, method):
     for a, b in zip(whole.advantages, cut.advantages, strict=True):
         for turns, others in zip(a, b, strict=True):
             np.testing.assert_allclose(turns, others, atol=1e-9)
+
+
+@METHODS
+def test_conversations_that_interleave_keep_the_order_of_their_turns(method):
+    """Turns 0, 2 and 3 are one conversation, and turns 1 and 4 another. The value of a token is an eighth of its id."""
+    config = config_of(method, gamma=0.9, gae_lambda=0.8, whiten_advantages=False).algorithm
+    parents = (None, None, 0, 2, 1)
+    groups = [make_group(seed, 60, size=8, turns=5) for seed in range(2)]
+    for trajectory in (t for g in groups for t in g.trajectories):
+        del trajectory.turns[len(parents) :]
+        for turn, parent in zip(trajectory.turns, parents, strict=False):
+            turn.parent, turn.break_reason = parent, "fresh" if parent is None else None
+    critic = SimpleNamespace(values=lambda samples: [np.array(s.token_ids)[s.loss_mask] / 8 for s in samples])
+    credited = credit_by_critic(groups, config, critic, COMPOSER)
+    found = {}
+    for sample, old, targets in zip(credited.samples, credited.old_values, credited.targets, strict=True):
+        tokens = zip(np.array(sample.turns)[sample.loss_mask], old, targets, strict=True)
+        for (turn, *numbers), advantage in zip(tokens, np.array(sample.advantages)[sample.loss_mask], strict=True):
+            found.setdefault((sample.group_id, sample.trajectory, int(turn)), []).append((*numbers, advantage))
+    for trajectory in (t for g in groups for t in g.trajectories):
+        steps = []  # turn, value, reward, tokens
+        for index, turn in enumerate(trajectory.turns):
+            ids = turn.action_ids if method == "gae" else turn.action_ids[:1]
+            rewards = [0.0] * (len(ids) - 1) + [turn.reward]
+            count = 1 if method == "gae" else len(turn.action_ids)
+            steps += [(index, i / 8, r, count) for i, r in zip(ids, rewards, strict=True)]
+        advantage, after, expected = 0.0, 0.0, {}
+        for index, value, reward, count in reversed(steps):
+            advantage = reward + config.gamma * after - value + config.gamma * config.gae_lambda * advantage
+            after = value
+            expected.setdefault(index, [])[:0] = [(value, value + advantage, advantage)] * count
+        for index, rows in expected.items():
+            key = (trajectory.group_id, trajectory.index, index)
+            np.testing.assert_allclose(found.pop(key), rows, atol=1e-9)
+    assert not found and any(len(t.turns) == len(parents) for g in groups for t in g.trajectories)
 
 
 @METHODS

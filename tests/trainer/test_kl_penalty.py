@@ -41,16 +41,18 @@ def test_each_turn_is_penalised_for_its_tokens(make_tiny_model, budget, split):
     before = [[turn.reward for turn in t.turns] for g in cut for t in g.trajectories]
     penalty = penalty_of(Policy(reference, None), 0.5, budget)
     cut[0].trajectories[0].trainable = False  # it is penalised too, since it is compared with the others
-    mean = penalty.apply(cut)
+    with penalty.lowered(cut) as mean:
+        lowered = [[turn.reward for turn in t.turns] for g in cut for t in g.trajectories]
     after = [t for g in cut for t in g.trajectories]
+    assert before == [t.rewards for t in after], "metrics and verdicts read the rewards without the penalty"
     plain = [t for g in groups for t in g.trajectories]
     total = tokens = 0.0
-    for was, penalised, original in zip(before, after, plain, strict=True):
+    for was, low, penalised, original in zip(before, lowered, after, plain, strict=True):
         kls = expected_kl(reference, original)
         total, tokens = total + sum(kls), tokens + original.action_tokens
-        for reward, turn, kl in zip(was, penalised.turns, kls, strict=True):
+        for reward, less, turn, kl in zip(was, low, penalised.turns, kls, strict=True):
             assert turn.components["kl"] == pytest.approx(-kl, abs=1e-4)
-            assert turn.reward == pytest.approx(reward - 0.5 * kl, abs=1e-4)
+            assert less == pytest.approx(reward - 0.5 * kl, abs=1e-4)
     assert mean == pytest.approx(total / tokens, abs=1e-4)
 
 
@@ -67,6 +69,7 @@ def test_a_policy_equal_to_the_reference_has_no_penalty(make_tiny_model):
             turn.action_logprobs = [logps[start - 1 + i, token].item() for i, token in enumerate(turn.action_ids)]
     rewards = [t.rewards for t in group.trajectories]
     reference = Policy(copy.deepcopy(model).requires_grad_(False), None)
-    assert penalty_of(reference, 1.0, 64).apply([group]) == pytest.approx(0.0, abs=1e-6)
-    for trajectory, was in zip(group.trajectories, rewards, strict=True):
-        assert trajectory.rewards == pytest.approx(was, abs=1e-5)
+    with penalty_of(reference, 1.0, 64).lowered([group]) as mean:
+        assert mean == pytest.approx(0.0, abs=1e-6)
+        for trajectory, was in zip(group.trajectories, rewards, strict=True):
+            assert trajectory.rewards == pytest.approx(was, abs=1e-5)

@@ -62,4 +62,6 @@ def assert_exact(folder, *words):
 )
 def test_a_resumed_run_is_exact(tmp_path, words):
     """Every state is resumed: the coefficient, the critic, the drawn rows, and the results of the rows."""
-    assert_exact(tmp_path, *words, *SHORT)
+    for row in rows_of(assert_exact(tmp_path, *words, *SHORT)):
+        task = row["rollout/components/correct"] + row["rollout/components/format"]
+        assert row["rollout/reward/mean"] == pytest.approx(task), "without the penalty"

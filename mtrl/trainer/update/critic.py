@@ -158,8 +158,8 @@ def _credit(
     """Compute advantages of one comparable batch. `component_weights` are those of `reward.components`, by name."""
     turns = CreditBatch.of(groups, component_weights)
     parts = [trajectory_samples(t, [0.0] * len(t.turns)) for t in turns.trajectories]
-    samples = list(chain.from_iterable(parts))
-    values = np.concatenate([*critic.values(samples), np.zeros(0)])
+    samples, places = list(chain.from_iterable(parts)), _places(parts)
+    values = np.concatenate([*critic.values(samples), np.zeros(0)])[places]
     is_per_token = find_estimator(config.advantage_method).per_token
     batch = (token_batch if is_per_token else turn_batch)(turns, values)
     columns = batch.tokens[batch.mask]
@@ -168,7 +168,7 @@ def _credit(
         return np.repeat(per_column[batch.mask], columns)
 
     advantages = per_token(estimate(batch, config))
-    for sample, own in zip(samples, _split(advantages, samples), strict=True):
+    for sample, own in zip(samples, _split(advantages, places, samples), strict=True):
         sample.advantages = fill(np.array(sample.loss_mask), own).tolist()
     trainable = [t.trainable for t, own in zip(turns.trajectories, parts, strict=True) for _ in own]
 
@@ -178,14 +178,29 @@ def _credit(
     return Credited(
         samples=trained(samples),
         advantages=turns.ragged(_turn_means(turns, advantages)),
-        old_values=trained(_split(values if is_per_token else _of_turns(turns, values), samples)),
-        targets=trained(_split(per_token(lambda_returns(batch, config)), samples)),
+        old_values=trained(_split(values if is_per_token else _of_turns(turns, values), places, samples)),
+        targets=trained(_split(per_token(lambda_returns(batch, config)), places, samples)),
     )
 
 
-def _split(per_token: Floats, samples: Sequence[Sample]) -> list[Floats]:
-    """Split the numbers of all sampled tokens by sample."""
-    return np.split(per_token, np.cumsum([sample.action_tokens for sample in samples], dtype=np.int64))[:-1]
+def _places(parts: Sequence[Sequence[Sample]]) -> NDArray[np.int64]:
+    """Return, for the sampled tokens in the order of trajectories and turns, their places in the joined samples, [N].
+
+    The orders differ where conversations of one trajectory interleave, since a turn extends any earlier turn.
+
+    Args:
+        parts: the samples of each trajectory.
+    """
+    trajectories = [place for place, own in enumerate(parts) for sample in own for _ in range(sample.action_tokens)]
+    turns = [turn for own in parts for sample in own for turn in sample.turns if turn >= 0]
+    return np.lexsort((turns, trajectories))
+
+
+def _split(per_token: Floats, places: NDArray[np.int64], samples: Sequence[Sample]) -> list[Floats]:
+    """Split numbers of all sampled tokens, in the order of `_places`, by sample."""
+    joined = np.empty_like(per_token)
+    joined[places] = per_token
+    return np.split(joined, np.cumsum([sample.action_tokens for sample in samples], dtype=np.int64))[:-1]
 
 
 def _of_turns(turns: CreditBatch, values: Floats) -> Floats:

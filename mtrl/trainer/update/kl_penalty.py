@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -22,12 +23,25 @@ class KlPenalty:
     def __init__(self, learners: Learners, controller: KlController, max_tokens: int):
         self.learners, self.controller, self.max_tokens = learners, controller, max_tokens
 
-    def apply(self, groups: Sequence[Group]) -> float:
-        """Lower the rewards in place and store -k1 as the component `kl`. Return the mean k1 per token, in nats.
+    @contextmanager
+    def lowered(self, groups: Sequence[Group]) -> Iterator[float]:
+        """Context in which the rewards of turns are lower by the penalty, for the advantages; it yields the mean k1 per
+        token, in nats. After it the rewards are the task's again, which metrics and verdicts read, and the component
+        `kl` of each turn is -k1.
 
         The penalty applies to all trajectories, including those that will not be trained on, since these count in the
         baseline of their group.
         """
+        turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+        rewards = [turn.reward for turn in turns]
+        try:
+            yield self._lower(groups)
+        finally:
+            for turn, reward in zip(turns, rewards, strict=True):
+                turn.reward = reward
+
+    def _lower(self, groups: Sequence[Group]) -> float:
+        """Lower the rewards in place and store -k1 as the component `kl`. Return the mean k1 per token, in nats."""
         trajectories = {(g.group_id, t.index): t for g in groups for t in g.trajectories}
         samples = [s for t in trajectories.values() for s in trajectory_samples(t, [0.0] * len(t.turns))]
         total, tokens = 0.0, 0
