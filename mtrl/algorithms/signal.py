@@ -1,4 +1,5 @@
-"""Signal: metrics of groups with and without a gradient. A group whose advantages are all 0 has no gradient."""
+"""Signal: metrics of groups with and without a gradient. A group has none if all advantages of its trainable
+trajectories are 0."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ from mtrl.algorithms.batch import ROUNDING, Ragged
 from mtrl.types import Group, Trajectory
 
 
-def is_informative(advantages: Ragged) -> bool:
-    """Return whether any turn of the group has an advantage other than 0."""
-    return any(value != 0.0 for turns in advantages for value in turns)
+def is_informative(group: Group, advantages: Ragged) -> bool:
+    """Return whether any turn of a trainable trajectory of the group has an advantage other than 0."""
+    pairs = zip(group.trajectories, advantages, strict=True)
+    return any(value != 0.0 for trajectory, turns in pairs if trajectory.trainable for value in turns)
 
 
 def lonely_turns(rewards: Ragged) -> int:
@@ -45,7 +47,7 @@ def signal_metrics(groups: Sequence[Group], advantages: Sequence[Ragged]) -> dic
     """
     groups, advantages = _by_role(groups, advantages)
     rewards = [[earned(trajectory) for trajectory in group.trajectories] for group in groups]
-    informative = [is_informative(turns) for turns in advantages]
+    informative = [is_informative(*pair) for pair in zip(groups, advantages, strict=True)]
     everything = [reward for group in rewards for reward in group]
     valid = [reward for group, has_signal in zip(rewards, informative, strict=True) if has_signal for reward in group]
     if not everything:

@@ -139,6 +139,14 @@ def write_groups(folder: Path, kind: str, step: int, groups: Iterable[Group]) ->
     return path
 
 
+def remove_later(folder: Path, step: int) -> None:
+    """Remove the files of later steps than `step`, which a resumed run makes again, and their indexes."""
+    for path in folder.glob("*.jsonl"):
+        if (own := kind_and_step(path)[1]) is not None and own > step:
+            index_path(path).unlink(missing_ok=True)
+            path.unlink()
+
+
 def kind_and_step(path: Path) -> tuple[str, int | None]:
     """Return the kind and the step of a file name: `train_step_000010.jsonl` is (train, 10). Other names are kinds
     without a step."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from mtrl.config.schema import EvaluationConfig
-from mtrl.types import Trajectory
+from mtrl.types import Group, Trajectory
 
 EPSILON = 1e-9
 """Tolerance of thresholds, because a sum of rewards that should be 1 may be below it by rounding."""
@@ -53,3 +54,16 @@ class Thresholds:
         if success == claim:
             return TrajectoryAgreement.AGREE
         return TrajectoryAgreement.LENIENT if claim else TrajectoryAgreement.STRICT
+
+
+def disagreements(groups: Iterable[Group], thresholds: Thresholds, limit: int) -> list[Group]:
+    """Return the first `limit` trajectories on which reward and scorer disagree, each as a group of its own.
+    Trajectories with a lenient reward come first, since the policy is trained to repeat them."""
+    verdicts = [(thresholds.verdict(t), group, t) for group in groups for t in group.trajectories]
+    found = [
+        (group, t)
+        for wanted in (TrajectoryAgreement.LENIENT, TrajectoryAgreement.STRICT)
+        for verdict, group, t in verdicts
+        if verdict == wanted
+    ]
+    return [Group(group.group_id, group.row, [t]) for group, t in found[:limit]]

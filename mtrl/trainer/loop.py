@@ -27,10 +27,10 @@ from mtrl.record.row_results import RowResults
 from mtrl.record.run_dir import RunDir
 from mtrl.record.timeline import Timeline
 from mtrl.record.trace import step_trace
-from mtrl.record.trajectories import write_groups
+from mtrl.record.trajectories import remove_later, write_groups
 from mtrl.rewards.judge import judge_metrics
 from mtrl.rewards.mixture import make_composer
-from mtrl.scoring.agreement import Thresholds, TrajectoryAgreement
+from mtrl.scoring.agreement import Thresholds, disagreements
 from mtrl.scoring.heldout import HeldOut
 from mtrl.trackers.tracker import Tracker
 from mtrl.trainer.checkpoint.checkpoint import Checkpoint, Checkpoints
@@ -157,7 +157,7 @@ class Trainer:
         None."""
         self.timeline.start(self.progress.step, self.progress.seconds)
         self.row_results.start(self.progress.step, self.rows.described())
-        self.metrics.truncate(self.progress.step if self.progress.step else -1)
+        self._remove_later_steps()
         self.watch = Watch(self.config, self.run_dir)
         total = self.config.trainer.max_steps
         stop = partial(asyncio.get_running_loop().call_soon_threadsafe, self._stop)
@@ -167,18 +167,30 @@ class Trainer:
                     await self._train(total, bar, interrupt)
         return interrupt.requested
 
+    def _remove_later_steps(self) -> None:
+        """Remove what the run has recorded of steps that it makes again, and set their checkpoints aside."""
+        step = self.progress.step
+        self.metrics.truncate(step if step else -1)
+        remove_later(self.run_dir.trajectories, step if step else -1)
+        if abandoned := self.checkpoints.abandon(step):
+            names = ", ".join(path.name for path in abandoned)
+            self.console.note(
+                f"the run goes back to step {step}, and its later checkpoints are now {self.run_dir.checkpoints}/ "
+                f"{names}: delete them when they are no longer needed"
+            )
+
     async def _train(self, total: int, bar: Work, interrupt: Interrupt) -> None:
         """Make the steps up to `total`, or until a signal arrives, and start to save the last one."""
         bar.advance(self.progress.step)
         await self.publisher.begin(self.progress.step)
         if not self.progress.step and self.config.evaluation.before_train:
             self._log(await self._evaluate(0))
+        await self._evaluate_again()
         try:
             while self.progress.step < total and not interrupt.requested:
                 with self._traced(self.progress.step + 1):
                     row = await self._step()
-                self.progress.seconds = self.timeline.seconds
-                self._log(row)
+                await self._complete(row)
                 bar.advance()
                 self._check_signal(row)
                 if self._save_due():
@@ -190,6 +202,35 @@ class Trainer:
             self.progress.step = self.trained_step  # counts a step whose weights did not reach the engine
             await self.save()  # so that a run with other settings can resume
             raise
+
+    async def _complete(self, row: dict[str, Any]) -> None:
+        """Evaluate the policy after a step if that is due, and record the metrics of the step, also if the evaluation
+        ends the run."""
+        try:
+            if self._evaluation_due():
+                row |= await self._evaluate(self.progress.step)
+        except RunEndedError:
+            self._record(row)
+            raise
+        self._record(row)
+
+    def _record(self, row: dict[str, Any]) -> None:
+        """Record the metrics of a step, with what the judges have spent in the run."""
+        self.progress.seconds = self.timeline.seconds
+        row |= judge_metrics()
+        self._log(row)
+
+    async def _evaluate_again(self) -> None:
+        """Make the evaluation of the step at which the run resumes, if it was due and ended the run."""
+        step = self.progress.step
+        row = next((row for row in self.metrics.read() if row["step"] == step), None)
+        if not step or row is None or "val/success/mean" in row or not self._evaluation_due():
+            return
+        row |= await self._evaluate(step)
+        self.metrics.truncate(step - 1)  # the row is written again, with the evaluation
+        self._record(row)
+        self.saved_step = -1  # the checkpoint is written again, with the score
+        await self.save()
 
     def _stop(self) -> None:
         self.console.note(
@@ -243,7 +284,8 @@ class Trainer:
         torch.set_rng_state(checkpoint.rng["torch"])
         self.progress = RunProgress(**checkpoint.state)
         self.saved_step = self.trained_step = self.progress.step
-        self.kl.coefficient = self.progress.kl_coefficient or self.kl.coefficient
+        if self.kl.target is not None:  # a fixed coefficient is that of the command
+            self.kl.coefficient = self.progress.kl_coefficient or self.kl.coefficient
         self.rows.drawn = self.progress.rows_drawn
         stored = self.progress.sampler
         self.rows.restore(stored.get("state", {}) if stored.get("name") == self.config.data.sampler else {})
@@ -300,9 +342,7 @@ class Trainer:
         self._adapt_kl(row, sum(self.experience.group_size(group.row) for group in experience.groups))
         await self.work_thread.do(self._write_trajectories, experience, credited, update)
         self.console.step({"step": self.progress.step, **row})
-        if self._evaluation_due():
-            row |= await self._evaluate(self.progress.step)
-        return row | judge_metrics()
+        return row
 
     def _credit(self, groups: list[Group]) -> tuple[Credited, dict[str, float]]:
         """Return the samples with advantages, and the metrics of the KL in the reward and of distillation.
@@ -417,24 +457,12 @@ class Trainer:
         every, step = self.config.trainer.save_trajectories_every, self.progress.step
         kind, groups = "train", experience.report.groups
         if not every or (step != 1 and step % every):
-            kind, groups = "disagree", self._disagreements(groups)
+            limit = self.config.evaluation.keep_disagreements
+            kind, groups = "disagree", disagreements(groups, self.thresholds, limit)
         if groups:
             note_advantages(groups, credited.samples)
             note_logprobs(groups, update.first_logprobs)
             write_groups(self.run_dir.trajectories, kind, step, groups)
-
-    def _disagreements(self, groups: list[Group]) -> list[Group]:
-        """Return the first `evaluation.keep_disagreements` trajectories on which reward and scorer disagree.
-        Trajectories with a lenient reward come first, since the policy is trained to repeat them."""
-        verdicts = [(self.thresholds.verdict(t), group, t) for group in groups for t in group.trajectories]
-        found = [
-            (group, t)
-            for wanted in (TrajectoryAgreement.LENIENT, TrajectoryAgreement.STRICT)
-            for v, group, t in verdicts
-            if v == wanted
-        ]
-        limit = self.config.evaluation.keep_disagreements
-        return [Group(group.group_id, group.row, [t]) for group, t in found[:limit]]
 
     def _note_success(self, row: Row, success: float) -> None:
         """Give the result of a group to the sampler of rows, and record it."""

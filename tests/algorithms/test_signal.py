@@ -107,5 +107,14 @@ def test_lonely_turns(rewards, lonely):
 
 
 def test_informative_needs_one_advantage():
-    assert not is_informative([[0.0, -0.0], []])
-    assert is_informative([[0.0], [0.0, -1e-300]])
+    pair = make_group([[0.0, 0.0], [0.0, 0.0]])
+    assert not is_informative(pair, [[0.0, -0.0], []])
+    assert is_informative(pair, [[0.0], [0.0, -1e-300]])
+
+
+def test_advantages_of_trajectories_that_are_not_trained_are_no_signal():
+    """An overlong trajectory counts in the baseline of its group, and only the others have a gradient."""
+    pair = make_group([[0.2], [0.0]])
+    for trajectory, informative in zip(pair.trajectories, (1.0, 0.0), strict=True):
+        trajectory.trainable = False
+        assert metrics(pair)["analysis/informative_groups"] == informative

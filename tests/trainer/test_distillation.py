@@ -89,7 +89,7 @@ def test_without_rewards_a_single_trajectory_has_an_advantage(make_tiny_model, m
     for sample in found.samples:
         kl = np.array(sample.logprobs)[sample.loss_mask] - plain_logprobs(teacher, sample)
         assert np.array(sample.advantages)[sample.loss_mask] == pytest.approx(-kl, abs=1e-4)
-    assert all(is_informative(turns) for turns in found.advantages)
+    assert all(is_informative(*pair) for pair in zip(groups, found.advantages, strict=True))
 
 
 @pytest.mark.parametrize("top_k", [0, 3])

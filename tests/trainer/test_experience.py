@@ -72,7 +72,8 @@ def test_groups_without_an_advantage_are_replaced_until_the_step_is_full(method)
         ("step3.3", [8]),
         ("step3.4", [9]),
     ]
-    assert all(is_informative(turns) for turns in turn_advantages(experience.groups, replace(Config().algorithm)))
+    advantages = turn_advantages(experience.groups, replace(Config().algorithm))
+    assert all(is_informative(*pair) for pair in zip(experience.groups, advantages, strict=True))
     assert len({group.group_id for group in experience.report.groups}) == 10  # the seed of each stream is different
     assert experience.report.episodes == 10
     assert experience.metrics()["analysis/set_aside_groups"] == 6.0
@@ -144,3 +145,30 @@ def test_overlong_trajectories_are_not_trained_on_but_count_in_the_baseline():
     advantages = turn_advantages([group], found.config.algorithm)[0]
     assert {sample.trajectory for sample in group_samples(group, advantages)} == {2, 3}
     assert [round(turns[0], 3) for turns in advantages] == [-0.667, 0.667, -0.667, 0.667]
+
+
+def test_dynamic_sampling_replaces_groups_whose_only_signal_is_not_trained():
+    found, rollouts = collector(lambda n: True, overlong_filtering=True, dynamic_sampling_rounds=4)
+    make = rollouts.group
+
+    def cut(group_id, row, size):
+        group = make(group_id, row, size)
+        for trajectory in group.trajectories:
+            if row["n"] % 2:
+                trajectory.stop_reason = StopReason.CONTEXT_LIMIT
+        return group
+
+    rollouts.group = cut
+    experience = asyncio.run(found.collect(0))
+    assert [group.row["n"] % 2 for group in experience.groups] == [0] * 4
+    assert {group.row["n"] % 2 for group in experience.set_aside} == {1}
+
+
+def test_the_success_of_a_row_has_the_tolerance_of_evaluations():
+    """The sum of ten scores of 0.1 is less than 1 by rounding."""
+    noted, scores = [], iter([sum([0.1] * 10), 0.99, 0.0, 1.0] * 4)
+    found, _ = collector(lambda n: True)
+    found.note_success = lambda row, success: noted.append(success)
+    found.family = replace(FAMILY, score=lambda trajectory, row: next(scores))
+    asyncio.run(found.collect(0))
+    assert noted == [0.5] * 4

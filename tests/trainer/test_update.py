@@ -133,6 +133,23 @@ def test_the_kl_term_pulls_back_to_the_reference(make_tiny_model, tmp_path):
     assert kls[-1] < 0.7 * kls[0]
 
 
+@pytest.mark.parametrize("estimator", ["k1_unbiased", "k3_unbiased"])
+def test_a_kl_with_a_ratio_corrects_for_the_policy_that_sampled(make_tiny_model, tmp_path, estimator):
+    """The anchor of the policy's loss, which has no gradient here, does not change the gradient of the KL."""
+    reference = make_tiny_model(2).requires_grad_(False)
+    group = make_group(3, reference.config.vocab_size)  # its log-probs are those of no model at hand
+    for turn in (turn for t in group.trajectories for turn in t.turns):
+        turn.reward = 0.0  # no advantage
+    found = {}
+    for anchor in ("rollout", "old"):
+        cfg, model = config(kl_loss_coef=1.0, kl_estimator=estimator, loss_anchor=anchor), make_tiny_model(1)
+        optimizer = Optimizer(model, OptimizerConfig(lr=3e-3), 99)
+        updater = updater_of(cfg, Policy(model, None), Policy(reference, None), optimizer, tmp_path / "d")
+        metrics = updater.run(samples_of([group], cfg), 1).report.metrics()
+        found[anchor] = metrics["train/kl"], metrics["train/grad_norm"]
+    assert found["old"] == found["rollout"]
+
+
 def test_a_non_finite_loss_raises_and_writes_the_batch(make_tiny_model, tmp_path):
     cfg = config()
     model = make_tiny_model()

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PARTIAL = ".partial-"
-DAMAGED = "damaged-"
+DAMAGED, ABANDONED = "damaged-", "abandoned-"
 GROUPS, RNG, INDEX = "groups.jsonl", "rng.safetensors", "tensors.json"
 
 
@@ -134,9 +134,12 @@ class Checkpoints:
     def set_aside(self, path: Path) -> Path:
         """Rename a damaged checkpoint, so that it does not count as one of the checkpoints to keep. Return the new
         path."""
-        target = path.with_name(f"{DAMAGED}{path.name}")
-        shutil.rmtree(target, ignore_errors=True)
-        return path.rename(target)
+        return _renamed(path, DAMAGED)
+
+    def abandon(self, after: int) -> list[Path]:
+        """Rename the checkpoints of later steps than `after`, to which the run has gone back and which it makes again.
+        They would count as newer than those that it writes now. Return the new paths."""
+        return [_renamed(path, ABANDONED) for path in self.all() if checkpoint_step(path) > after]
 
     def best(self) -> Path | None:
         """Return the checkpoint with the best score, of equal scores the latest; None if no score can be read."""
@@ -167,6 +170,13 @@ class Checkpoints:
         for path in self.folder.glob(f"{PARTIAL}*"):
             if self._mark not in path.name:
                 shutil.rmtree(path, ignore_errors=True)
+
+
+def _renamed(path: Path, prefix: str) -> Path:
+    """Put `prefix` before the name of a checkpoint, in the place of an earlier one with this name."""
+    target = path.with_name(f"{prefix}{path.name}")
+    shutil.rmtree(target, ignore_errors=True)
+    return path.rename(target)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:

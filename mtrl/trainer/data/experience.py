@@ -19,6 +19,7 @@ from mtrl.errors import RunEndedError
 from mtrl.rewards.compose import RewardComposer
 from mtrl.rollout.episode import Occupancy
 from mtrl.rollout.rollouts import RolloutReport, Rollouts
+from mtrl.scoring.agreement import succeeded
 from mtrl.scoring.heldout import score_groups
 from mtrl.scoring.measures import is_overlong
 from mtrl.trainer.data.samples import advantages_of
@@ -171,15 +172,15 @@ class Producer(ABC):
 
     def _note_success(self, group: Group) -> None:
         threshold = self.config.evaluation.success_threshold
-        if scores := [t.score for t in group.trajectories if t.score is not None]:
-            self.note_success(group.row, fmean(score >= threshold for score in scores))
+        if scored := [t for t in group.trajectories if t.score is not None]:
+            self.note_success(group.row, fmean(succeeded(t, threshold) for t in scored))
 
     def _is_trained(self, group: Group) -> bool:
         """Return whether the group is trained: with dynamic sampling (DAPO, 2503.14476, section 3.2) only if it has an
         advantage."""
         if not self.config.algorithm.dynamic_sampling_rounds:
             return True
-        return is_informative(advantages_of([group], self.config.algorithm, self.composer)[0])
+        return is_informative(group, advantages_of([group], self.config.algorithm, self.composer)[0])
 
     def _too_few(self, informative: int, groups: Sequence[Group]) -> NoSignalError:
         mean = fmean(t.reward for group in groups for t in group.trajectories)

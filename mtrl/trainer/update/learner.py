@@ -198,6 +198,7 @@ class Learner:
         total = 0.0
         for batch, anchor in zip(batches, anchors, strict=True):
             here = batch.to(self.policy.device)
+            self._heap.trim()  # the backward pass before this one has left free memory between tensors
             reference = self._reference(here)  # which chooses its experts by itself
             with self.policy.replaying(here):  # the backward pass may compute activations again
                 loss = self._loss_of(here, anchor, reference, step, kl_coefficient, report)
@@ -240,9 +241,10 @@ class Learner:
             report.reweighting += Reweighting.of(weights)
             losses = losses * weights
         if reference is not None:
-            losses = losses + kl_coefficient * self._kl(logprobs, reference, anchor)
+            sampled = batch.rollout_logprobs  # also with `loss_anchor=old`: ratios correct for the policy that sampled
+            losses = losses + kl_coefficient * self._kl(logprobs, reference, sampled)
             # The metric is k3 for every estimator of the loss: its expected value is the KL, and it is never negative.
-            report.token_sums["kl"] += k3(logprobs.detach(), reference, anchor).sum().item()
+            report.token_sums["kl"] += k3(logprobs.detach(), reference, sampled).sum().item()
         if batch.teacher_ids.shape[1]:
             distilled = top_k_loss(top, batch.teacher_logprobs)
             losses = losses + self.distillation.weight * distilled

@@ -88,6 +88,7 @@ class ValueLearner:
         total = 0.0
         for on_cpu, old, wanted in part:
             batch = on_cpu.to(self.device)
+            self._heap.trim()
             values = self._forward(batch)
             losses, clipped = value_losses(values, old.to(values), wanted.to(values), self.settings.value_clip)
             loss = weighted_sum(losses, batch.weights)
