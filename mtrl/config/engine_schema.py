@@ -121,8 +121,8 @@ class AgentConfig:
     retried."""
     leave_out: list[str] = field(default_factory=list)
     """Kinds of model calls that become no turns and are not trained: `side` (a conversation of one call beside the main
-    one, such as the request for a title), `sub_agent` (another conversation of several calls), `retried` (a call whose
-    request was sent again)."""
+    one, such as the request for a title), `sub_agent` (another conversation of several calls), `retried` (a call of
+    the main conversation whose request was sent again)."""
     host: str = "127.0.0.1"
     """Address of this machine at which programs reach the model."""
     port: int = number(0, at_least=0)

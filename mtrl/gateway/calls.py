@@ -266,8 +266,9 @@ def _continued_call(calls: list[ModelCall], content: str | None = None) -> Model
 def turns_of(calls: Iterable[ModelCall]) -> list[Turn]:
     """Return the turns of these calls, which come in the order in which they began; their rewards are the caller's.
 
-    Only one turn extends the tokens of an earlier turn. A further turn with the same parent repeats its whole context
-    as a break, so that every sampled token is in exactly one sample, behind its own context.
+    Only one turn extends the tokens of an earlier turn. A further turn with the same parent, and a turn whose parent is
+    not among the calls, repeats its whole context as a break, so that every sampled token is in exactly one sample,
+    behind its own context.
     """
     turns: list[Turn] = []
     turn_indices: dict[ModelCall, int] = {}
@@ -276,13 +277,14 @@ def turns_of(calls: Iterable[ModelCall]) -> list[Turn]:
     seen_hashes: set[int] = set()
     for call in calls:
         parent = call.parent
-        reason = None
-        if parent is not None and call.prefix_break is None and parent not in extended:
+        if parent in turn_indices and call.prefix_break is None and parent not in extended:
             extended.add(parent)
-        elif turns:
-            reason = _break_reason(call, seen_requests, seen_hashes)
-        turns.append(_turn(call, reason))
-        if parent is not None and parent in turn_indices:
+            reason, observation_ids = None, call.new_ids
+        else:
+            reason = _break_reason(call, seen_requests, seen_hashes) if turns else None
+            observation_ids = call.prompt_ids
+        turns.append(_turn(call, observation_ids, reason))
+        if parent in turn_indices:
             parent_turn = turns[turn_indices[parent]]
             parent_turn.seconds_environment = parent_turn.seconds_environment or max(0.0, call.began - parent.ended)
             if reason is None and turn_indices[parent] != len(turns) - 2:
@@ -305,10 +307,10 @@ def _break_reason(call: ModelCall, seen_requests: set[bytes], seen_hashes: set[i
     return "fresh" if seen_hashes.isdisjoint(call.content_hashes) else "edited"
 
 
-def _turn(call: ModelCall, reason: str | None) -> Turn:
-    generation, observation_ids = call.generation, list(call.new_ids if reason is None else call.prompt_ids)
+def _turn(call: ModelCall, observation_ids: list[int], reason: str | None) -> Turn:
+    generation = call.generation
     return Turn(
-        observation_ids=observation_ids,
+        observation_ids=list(observation_ids),
         action_ids=list(generation.token_ids),
         action_logprobs=list(generation.logprobs),
         version_spans=list(generation.version_spans),

@@ -86,8 +86,8 @@ def kinds_of(calls: Sequence[ModelCall]) -> dict[ModelCall, str | None]:
     """Return the kind of each call, one of `CALL_KINDS`, and None for those of the main conversation.
 
     side: a conversation of one call, such as the request for a title, or for a summary without the tools. sub_agent:
-    another conversation of several calls. retried: a call whose request was sent again and whose answer no call
-    continues.
+    another conversation of several calls. retried: a call of the main conversation whose request was sent again and
+    whose answer no call continues.
 
     Args:
         calls: all calls of a trajectory, in the order in which they began.
@@ -100,7 +100,7 @@ def kinds_of(calls: Sequence[ModelCall]) -> dict[ModelCall, str | None]:
         beside = None if each is main else "side" if len(each.calls) == 1 else "sub_agent"
         for call in each.calls:
             sent_again = not call.choice and not call.children and latest[call.key] is not call
-            kinds[call] = "retried" if sent_again else beside
+            kinds[call] = beside or ("retried" if sent_again else None)
     return kinds
 
 

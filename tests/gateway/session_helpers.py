@@ -7,6 +7,7 @@ from mtrl.engines.base import EngineStats, SamplingParams
 from mtrl.gateway.dialects.chat import read_chat, wire_message
 from mtrl.gateway.dialects.completions import read_completion
 from mtrl.gateway.session import Session, SessionLimits
+from mtrl.trainer.data.samples import trajectory_samples
 from mtrl.types import FinishReason, Generation, Trajectory
 
 USER = {"role": "user", "content": "question"}
@@ -86,3 +87,11 @@ def run(coroutine):
 
 def trajectory_of(session):
     return Trajectory("t", "g", 0, session.turns())
+
+
+def trained_contexts(turns):
+    """Return the token ids before the action of each turn in the samples that are trained."""
+    contexts = {}
+    for sample in trajectory_samples(Trajectory("t", "g", 0, turns), [1.0] * len(turns)):
+        contexts |= {index: sample.token_ids[: sample.turns.index(index)] for index in sample.turns if index >= 0}
+    return [contexts[index] for index in range(len(turns))]

@@ -17,12 +17,13 @@ from session_helpers import (
     run,
     session_of,
     text,
+    trained_contexts,
     trajectory_of,
     until_all_wait,
     wire,
 )
 
-from mtrl.gateway.calls import INVALID_JSON, PrefixIndex, client_message, message_key, truncate_at_stop
+from mtrl.gateway.calls import INVALID_JSON, PrefixIndex, client_message, message_key, truncate_at_stop, turns_of
 from mtrl.models.renderer import make_renderer
 from mtrl.rollout.conversation import Codec
 from mtrl.trainer.data.samples import trajectory_samples
@@ -182,6 +183,14 @@ def test_every_token_is_trained_once_behind_its_own_context(tiny_codec, data):
         assert set(sample.turns[trained]) == {index} and set(sample.advantages[trained]) == {float(index)}
     program.session.close()
     assert not program.engine.open_ids
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.data())
+def test_a_part_of_the_calls_keeps_the_contexts(tiny_codec, data):
+    calls = [call for _, call in run(Program(data, tiny_codec).scenario())]
+    part = [call for call in calls if data.draw(st.booleans(), label="kept")]
+    assert trained_contexts(turns_of(part)) == [call.prompt_ids for call in part]
 
 
 # -- single cases -----------------------------------------------------------------------------------------------------

@@ -2,9 +2,22 @@
 
 import asyncio
 from dataclasses import replace
+from itertools import combinations
 
 import pytest
-from session_helpers import USER, WatchedEngine, chat, replies, run, session_of, trajectory_of, wire
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from session_helpers import (
+    USER,
+    WatchedEngine,
+    chat,
+    replies,
+    run,
+    session_of,
+    trained_contexts,
+    trajectory_of,
+    wire,
+)
 
 from mtrl.gateway.conversations import conversations_of, kinds_of
 from mtrl.trainer.data.samples import trajectory_samples
@@ -90,6 +103,41 @@ def test_the_next_call_that_remains_gets_the_reward(tiny_codec):
     assert trajectory_of(program.session).rewards == [3.0, 60.0, 64.0, 128.0]
     program.session.set_rewards(5.0)
     assert trajectory_of(program.session).rewards == [0.0, 0.0, 0.0, 5.0]
+
+
+def test_a_retried_call_of_a_sub_agent_is_left_out_with_it(tiny_codec):
+    """The client lost the first answer to the second request of the sub-agent."""
+    program = Program(tiny_codec, "sub_agent")
+    main = [USER]
+    for _ in range(3):
+        main = [*program.ask(*main), user("go on")]
+    agent = program.ask(SYSTEM, user("find the file"))
+    for _ in range(2):
+        program.ask(*agent, user("more"))
+    assert program.kinds() == [None] * 3 + ["sub_agent"] * 3
+    assert [turn.text for turn in program.session.turns()] == ["answer 0", "answer 1", "answer 2"]
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data())
+def test_turns_are_trained_behind_the_contexts_in_which_they_were_sampled(tiny_codec, data):
+    """Conversations go on, are repeated, forked, edited or begun in any order, for each choice of `leave_out`."""
+    calls_tool = data.draw(st.lists(st.booleans(), min_size=10, max_size=10), label="calls a tool")
+    answers = [f"{LOOK if calls else ''} answer {number}" for number, calls in enumerate(calls_tool)]
+    program = Program(tiny_codec, texts=answers)
+    histories = [([SYSTEM, user(text)], tools) for text in ("one", "two") for tools in (None, TOOLS)]
+    for _ in range(data.draw(st.integers(1, 10), label="requests")):
+        messages, tools = data.draw(st.sampled_from(histories[-4:]), label="history")
+        answered = program.ask(*messages, tools=tools)
+        if data.draw(st.integers(0, 4), label="edited") == 0:
+            answered[-1] = {"role": "assistant", "content": "never sampled"}
+        histories.append(([*answered, user("more")], tools))
+    seen = {tuple(generation.token_ids): prompt for _, prompt, _, generation in program.session.engine.seen.values()}
+    for leave_out in (kinds for count in range(4) for kinds in combinations(ALL, count)):
+        program.session.limits = replace(program.session.limits, leave_out=leave_out)
+        turns = program.session.turns()
+        assert trained_contexts(turns) == [seen[tuple(turn.action_ids)] for turn in turns], leave_out
+        assert len(turns) == sum(kind not in leave_out for kind in program.kinds())
 
 
 def test_one_call_is_the_main_conversation(tiny_codec):
