@@ -120,8 +120,8 @@ class AgentConfig:
     """Maximum number of requests of one episode per second; further requests are refused with status 429 and can be
     retried."""
     leave_out: list[str] = field(default_factory=list)
-    """Kinds of model calls that become no turns and are not trained: `side` (a conversation of one call beside the main
-    one, such as the request for a title), `sub_agent` (another conversation of several calls), `retried` (a call of
+    """Kinds of model calls that become no turns and are not trained: `side` (a conversation of one request beside the
+    main one, such as that for a title), `sub_agent` (another conversation of several requests), `retried` (a call of
     the main conversation whose request was sent again)."""
     host: str = "127.0.0.1"
     """Address of this machine at which programs reach the model."""

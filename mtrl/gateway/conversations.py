@@ -31,6 +31,11 @@ class CallSequence:
         self.answers.add(answer)
         self.seen |= {call.key, answer, *call.content_hashes}
 
+    @property
+    def requests(self) -> int:
+        """Number of different requests; a program may send one again, and one may have several answers."""
+        return len({call.key for call in self.calls})
+
     def shares(self, call: ModelCall) -> bool:
         """Whether a call without a parent belongs to this conversation."""
         return call.tools == self.tools and not self.seen.isdisjoint({call.key, *call.content_hashes})
@@ -69,8 +74,8 @@ def conversations_of(calls: Sequence[ModelCall]) -> list[CallSequence]:
 def main_conversation(conversations: Sequence[CallSequence]) -> CallSequence | None:
     """Return the main conversation; None if there is none.
 
-    A conversation that an earlier one waits for is not the main one. The main one has the most calls of the others. If
-    several have as many, it is the first with tools, or else the first.
+    A conversation that an earlier one waits for is not the main one. The main one has the most different requests
+    of the others. If several have as many, it is the first with tools, or else the first.
 
     Args:
         conversations: all conversations, in the order in which they began.
@@ -79,14 +84,14 @@ def main_conversation(conversations: Sequence[CallSequence]) -> CallSequence | N
     for each in conversations:
         if not any(each.is_beside(other) for other in outer):
             outer.append(each)
-    return min(outer, key=lambda each: (-len(each.calls), not each.tools), default=None)
+    return min(outer, key=lambda each: (-each.requests, not each.tools), default=None)
 
 
 def kinds_of(calls: Sequence[ModelCall]) -> dict[ModelCall, str | None]:
     """Return the kind of each call, one of `CALL_KINDS`, and None for those of the main conversation.
 
-    side: a conversation of one call, such as the request for a title, or for a summary without the tools. sub_agent:
-    another conversation of several calls. retried: a call of the main conversation whose request was sent again and
+    side: a conversation of one request, such as that for a title, or for a summary without the tools. sub_agent:
+    another conversation of several requests. retried: a call of the main conversation whose request was sent again and
     whose answer no call continues.
 
     Args:
@@ -97,7 +102,7 @@ def kinds_of(calls: Sequence[ModelCall]) -> dict[ModelCall, str | None]:
     latest = {call.key: call for call in calls if not call.choice}
     kinds: dict[ModelCall, str | None] = {}
     for each in conversations:
-        beside = None if each is main else "side" if len(each.calls) == 1 else "sub_agent"
+        beside = None if each is main else "side" if each.requests == 1 else "sub_agent"
         for call in each.calls:
             sent_again = not call.choice and not call.children and latest[call.key] is not call
             kinds[call] = beside or ("retried" if sent_again else None)

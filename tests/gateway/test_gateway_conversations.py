@@ -118,6 +118,16 @@ def test_a_retried_call_of_a_sub_agent_is_left_out_with_it(tiny_codec):
     assert [turn.text for turn in program.session.turns()] == ["answer 0", "answer 1", "answer 2"]
 
 
+def test_a_side_request_that_is_sent_twice_is_still_one(tiny_codec):
+    program = Program(tiny_codec, "side")
+    for _ in range(3):
+        program.ask(user("a title for it"))
+    program.send(user("three titles for it"), n=3)
+    program.ask(*program.ask(USER), user("go on"))
+    assert program.kinds() == [*["side"] * 6, None, None], "the main conversation has the most different requests"
+    assert [turn.text for turn in program.session.turns()] == ["answer 6", "answer 7"]
+
+
 @settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_turns_are_trained_behind_the_contexts_in_which_they_were_sampled(tiny_codec, data):
