@@ -6,8 +6,9 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from mtrl.config.engine_schema import CALL_KINDS
 from mtrl.engines.base import Engine, EngineLostError, SamplingParams
@@ -39,6 +40,10 @@ class SessionLimits:
     """Maximum rate of requests of any kind, per second; further requests are refused with 429 and may be repeated."""
     leave_out: tuple[str, ...] = ()
     """Kinds of calls that become no turns, of `CALL_KINDS`."""
+
+
+class TooLongError(RequestError):
+    """A request whose context leaves no room for an answer."""
 
 
 class Session:
@@ -105,12 +110,11 @@ class Session:
                 the trajectory has used all its calls; 500 the call failed; 503 the engine is lost, or sampling was
                 aborted.
         """
-        self._check_call_limit(request.n)
-        return await self._answers(request, self._chat_context(request))
+        return await self._answers(request, partial(self._chat_context, request))
 
     def count_tokens(self, request: ChatRequest) -> int:
         """Return the number of tokens of the context that `chat` would sample from; it raises the same errors, except
-        those of sampling."""
+        those of sampling. It is no call, so the trajectory's stop reason stays."""
         self._check_open()
         return len(self._chat_context(request).ids)
 
@@ -126,19 +130,25 @@ class Session:
 
     async def complete(self, request: CompletionRequest) -> list[ModelCall]:
         """Continue a text or token ids, without a template; it raises the same errors as `chat`."""
-        self._check_call_limit(request.n)
+        return await self._answers(request, partial(self._completion_context, request))
+
+    def _completion_context(self, request: CompletionRequest) -> CallContext:
         if isinstance(request.prompt, str):
             self._check_characters(len(request.prompt))
-            context = self._call_tree.text(request.prompt)
-        else:
-            self._check_length(len(request.prompt), f"{len(request.prompt)} tokens")
-            if (largest := max(request.prompt)) >= len(self.codec.tokenizer):
-                raise RequestError(400, f"prompt has the id {largest}, beyond the vocabulary", param="prompt")
-            context = self._call_tree.tokens(request.prompt)
-        return await self._answers(request, context)
+            return self._call_tree.text(request.prompt)
+        self._check_length(len(request.prompt), f"{len(request.prompt)} tokens")
+        if (largest := max(request.prompt)) >= len(self.codec.tokenizer):
+            raise RequestError(400, f"prompt has the id {largest}, beyond the vocabulary", param="prompt")
+        return self._call_tree.tokens(request.prompt)
 
-    async def _answers(self, request: BaseRequest, context: CallContext) -> list[ModelCall]:
-        self._check_context(context)
+    async def _answers(self, request: BaseRequest, make_context: Callable[[], CallContext]) -> list[ModelCall]:
+        self._check_call_limit(request.n)
+        try:
+            context = make_context()
+            self._check_context(context)
+        except TooLongError:
+            self.stop_reason = StopReason.CONTEXT_LIMIT
+            raise
         self.stop_reason = None
         self.metrics["gateway/unknown_fields"] += len(request.unknown)
         if self._running_calls:
@@ -264,11 +274,10 @@ class Session:
         if not context.ids:
             raise RequestError(400, "prompt has no tokens", param="prompt")
 
-    def _too_long(self, length: str) -> RequestError:
-        self.stop_reason = StopReason.CONTEXT_LIMIT
+    def _too_long(self, length: str) -> TooLongError:
         message = f"this model's maximum context length is {self.limits.max_context_length} tokens, of which the "
         message += f"answer needs one; the request has {length}"
-        return RequestError(400, message, "context_length_exceeded", "messages")
+        return TooLongError(400, message, "context_length_exceeded", "messages")
 
     # -- the end ------------------------------------------------------------------------------------------------------
 

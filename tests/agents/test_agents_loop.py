@@ -167,6 +167,23 @@ def test_the_context_limit_is_the_stop_reason(run_agent):
     assert 1 < len(trajectory.turns) < 50 and trajectory.contexts[-1] < 60
 
 
+@pytest.mark.parametrize("crashes", [False, True])
+def test_a_refused_count_of_tokens_is_not_the_stop_reason(run_agent, crashes):
+    def counts(row, client):
+        client.chat(row["prompt"])
+        body = {"model": "m", "messages": [{"role": "user", "content": "ab" * 10_000}]}
+        headers = {"x-api-key": client.api_key}
+        answer = httpx.post(f"{client.base_url}/messages/count_tokens", json=body, headers=headers, trust_env=False)
+        assert answer.status_code == 400 and "maximum context length" in answer.text
+        if crashes:
+            raise LookupError("no such tool")
+        return 1.0
+
+    trajectory = run_agent(counts)
+    assert trajectory.stop_reason == (StopReason.ENV_ERROR if crashes else StopReason.DONE)
+    assert trajectory.trainable != crashes and len(trajectory.turns) == 1
+
+
 class Lost(ScriptedEngine):
     """An engine that is lost at the second turn."""
 

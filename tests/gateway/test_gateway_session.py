@@ -165,6 +165,21 @@ def test_a_full_context_is_refused(tiny_codec, characters):
     assert session.stop_reason is None and len(session.turns()) == 1
 
 
+def test_a_count_of_tokens_is_no_call(tiny_codec):
+    """A refused call stays the stop reason, and a refused count becomes none."""
+
+    async def scenario(session, engine):
+        long = chat({"role": "user", "content": "ab" * 10_000})
+        for reason in (None, StopReason.CONTEXT_LIMIT):
+            with pytest.raises(RequestError) as error:
+                session.count_tokens(long)
+            assert error.value.code == "context_length_exceeded" and session.stop_reason == reason
+            assert session.count_tokens(chat(USER)) > 0 and session.stop_reason == reason
+            await refused(session.chat(long))
+
+    run_session(scenario, tiny_codec, context=100)
+
+
 DEEP = {"type": "function", "function": {"name": "f", "arguments": json.dumps({"x": ["ab"] * 3000})}}
 SHORT = {"role": "user", "content": ""}
 
