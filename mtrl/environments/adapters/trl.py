@@ -2,8 +2,8 @@
 
 Tools are the public methods except `reset`, `get_reward` and `close`; their types and docstrings define the schemas.
 `reset(**row)` gets the columns of the row, and text that it returns is appended to the last user message. The episode
-ends with the first turn that calls no tool, or after `generator.max_turns`. Its reward is then the result of
-`get_reward()`, or the attribute `reward` of a class without that method.
+ends with the first turn that calls no tool, or at a limit of the run on turns or context. Its reward is then the result
+of `get_reward()`, or the attribute `reward` of a class without that method.
 """
 
 from __future__ import annotations
@@ -47,6 +47,10 @@ class TRLAdapter(ToolEnvironment, EnvironmentAdapter):
         result = await super().respond(message, response, ground_truth)
         cut = result.done and result.truncated
         return replace(result, reward=await self._reward()) if cut else result
+
+    async def truncate(self, ground_truth: dict[str, Any]) -> dict[str, float]:  # type: ignore[override]
+        """Return the reward of an episode that a limit of the run cuts after a turn that did not end it."""
+        return {"get_reward": await self._reward()}
 
     async def _reward(self) -> float:
         if callable(getattr(self.env, "get_reward", None)):

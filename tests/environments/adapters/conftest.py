@@ -28,14 +28,14 @@ def play(tiny_tokenizer, tiny_codec):
     """Function `play(cls, responses, row, max_turns=…, **config)` that returns the trajectory of an episode."""
     pools = []
 
-    def play(environment, responses, row=ROW, max_turns=5, step_timeout=5, **config):
+    def play(environment, responses, row=ROW, max_turns=5, step_timeout=5, max_context_length=6000, **config):
         pools.append(EnvironmentPool(2))
         loop = EpisodeLoop(
             ScriptedEngine(lambda trajectory_id, turn: responses[turn], tiny_tokenizer),
             partial(environment, max_turns=max_turns, **config),
             partial(Conversation, tiny_codec),
             pools[-1],
-            EpisodeLimits(max_turns, max_context_length=6000, step_timeout=step_timeout, episode_timeout=30, retries=0),
+            EpisodeLimits(max_turns, max_context_length, step_timeout=step_timeout, episode_timeout=30, retries=0),
         )
         sampling = SamplingParams(max_generate_length=400, stop_token_ids=tiny_codec.stop_token_ids)
         return asyncio.run(asyncio.wait_for(loop.run(row, "g", 0, sampling), 60))

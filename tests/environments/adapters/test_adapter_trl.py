@@ -86,6 +86,34 @@ def test_get_reward_is_called_when_the_turns_run_out(play, counter, row):
     assert trajectory.rewards == [1.0] and trajectory.stop_reason == StopReason.MAX_TURNS
 
 
+@pytest.mark.parametrize(
+    ("limits", "stop_reason"),
+    [
+        ({}, StopReason.DONE),
+        ({"max_turns": 2}, StopReason.MAX_TURNS),
+        ({"max_context_length": 2000}, StopReason.CONTEXT_LIMIT),
+    ],
+)
+def test_get_reward_counts_once_however_the_episode_ends(play, row, limits, stop_reason):
+    class Long(Counter):
+        asked = 0
+
+        def look(self) -> str:
+            """The value, in many words."""
+            self.value += 1
+            return "x" * 600
+
+        async def get_reward(self) -> float:
+            self.asked += 1
+            return 0.25 * self.value
+
+    trajectory = play(adapt(Long), [format_call("look", {})] * 4 + ["done"], row, **limits)
+    assert (trajectory.error, trajectory.stop_reason) == (None, stop_reason)
+    calls = sum(turn.metrics["tool_calls"] for turn in trajectory.turns)
+    assert trajectory.rewards == [0.0] * (len(trajectory.turns) - 1) + [0.25 * calls] and calls
+    assert Counter.made[-1].asked == 1
+
+
 def test_mistakes_of_the_model_are_error_observations(play, counter, row):
     wrong = [
         format_call("reset", {}),
