@@ -21,6 +21,8 @@ _FUNCTIONS = ("date", "time", "datetime", "julianday", "unixepoch", "strftime", 
 _NOW_WORDS = ("now", "subsec", "subsecond")
 _ZONES = ("localtime", "utc")
 _WIDTHS = re.compile(r"%[-+ #0,!]*(\*|[0-9]*)(?:\.(\*|[0-9]*))?")
+_INTEGER = re.compile(r"[ \t\n\v\f\r]*[-+]?0*([0-9]+)")
+"""What SQLite reads of a text or a blob that it converts to an integer; a value without it is 0."""
 _plain = threading.local()
 """A connection per thread, with SQLite's own `printf`."""
 
@@ -79,24 +81,53 @@ def _word(argument: Any) -> str:
 
 
 class FormatError(ValueError):
-    """A width or precision is too large. The model sees the text of this error."""
+    """A width, a precision or the result of `printf` is too large. The model sees the text of this error."""
 
 
 def bounded_printf(most: int, *arguments: Any) -> Any:
     """Return SQLite's `printf(*arguments)`, if its widths sum to at most `most` characters.
 
     Raises:
-        FormatError: the widths sum to more.
+        FormatError: the widths sum to more, or the result has `2 * most` bytes or more.
     """
-    template = arguments[0] if arguments else ""
-    template = template.decode("latin-1") if isinstance(template, bytes) else str(template)
-    widths = [width for both in _WIDTHS.findall(template) for width in both if width]
-    if "*" in widths:  # any of the arguments may be the width
-        widths += [str(int(min(abs(each), 1e10))) for each in arguments[1:] if isinstance(each, int | float)]
+    if not arguments or arguments[0] is None:
+        return None
+    template, *values = arguments
+    text = template.decode("latin-1") if isinstance(template, bytes) else str(template)
+    widths = [width for both in _WIDTHS.findall(text) for width in both if width]
+    if "*" in widths:
+        widths += map(_digits, values)  # any of the arguments may be the width
     if sum(most + 1 if len(width) > 9 else int(width) for width in widths if width != "*") > most:
         raise FormatError(f"a width of printf is larger than {most}")
+    result = _sqlite_printf(2 * most, template, *values)
+    if result is None:  # the template has no text, or the result is too large; a letter before it shows which
+        marked = b"x" + template if isinstance(template, bytes) else f"x{template}"
+        if _sqlite_printf(2 * most, marked, *values) is None:
+            raise FormatError(f"the result of printf has {2 * most} bytes or more")
+    return result
+
+
+def _digits(argument: Any) -> str:
+    """Return the digits of the integer to which SQLite converts an argument, without its sign."""
+    if isinstance(argument, int | float):
+        return str(int(min(abs(argument), 1e10)))
+    text = argument.decode("latin-1") if isinstance(argument, bytes) else argument or ""
+    found = _INTEGER.match(text)
+    return found[1] if found else "0"
+
+
+def _sqlite_printf(longest: int, *arguments: Any) -> Any:
+    """Return the result of SQLite's own `printf`; None if it has `longest` bytes or more.
+
+    This limit is the second barrier, against widths that `_WIDTHS` does not find. It refuses no result that the sandbox
+    could return: a text has up to 1.5 times as many bytes in UTF-8 as in the UTF-16 of some databases.
+    """
     if not hasattr(_plain, "connection"):
         _plain.connection = sqlite3.connect(":memory:", isolation_level=None)
         _plain.connection.text_factory = lambda data: data.decode("utf-8", "replace")
+    _plain.connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(longest, 2**31 - 1))
     places = ", ".join("?" * len(arguments))
-    return _plain.connection.execute(f"select printf({places})", arguments).fetchone()[0]
+    try:
+        return _plain.connection.execute(f"select printf({places})", arguments).fetchone()[0]
+    except sqlite3.DataError:  # newer versions of SQLite raise it, older ones return NULL
+        return None

@@ -2,7 +2,7 @@
 
 import sqlite3
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import pytest
 from hypothesis import given, settings
@@ -18,9 +18,11 @@ VALUES = (
     | st.floats(allow_nan=False)
     | st.text(max_size=5)
     | st.binary(max_size=5)
+    | st.integers(-(10**12), 10**12).map(str)
+    | st.integers(0, 300).map(lambda number: f"\t +{number}é".encode())
 )
 PIECES = st.sampled_from(
-    ["%d", "%5d", "%-9s|", "%.2f", "%08.3f", "%,d", "%%", "%x", "%c", "%Q", "%!s", "x", "é", "%*d", "%"]
+    ["%d", "%5d", "%-9s|", "%.2f", "%08.3f", "%,d", "%%", "%x", "%c", "%Q", "%!s", "x", "é", "%*d", "%.*c", "%"]
 )
 
 
@@ -67,10 +69,16 @@ def test_queries_do_not_use_the_time_zone_of_the_machine(evaluate, monkeypatch):
         time.tzset()
 
 
+def as_integer(value):
+    """Return the integer to which SQLite converts a value."""
+    with closing(sqlite3.connect(":memory:")) as plain:
+        return plain.execute("select cast(? as integer)", [value]).fetchone()[0] or 0
+
+
 @settings(deadline=None)
 @given(st.lists(PIECES, max_size=5).map("".join), st.lists(VALUES, max_size=4))
 def test_bounded_printf_gives_the_text_of_sqlites_printf(template, values):
-    if "*" in template and any(isinstance(value, int | float) and abs(value) > 200 for value in values):
+    if "*" in template and any(abs(as_integer(value)) > 200 for value in values):
         with suppress(FormatError):  # SQLite's own text may have gigabytes
             assert len(bounded_printf(MOST, template, *values) or "") < 10 * MOST
         return
@@ -85,11 +93,25 @@ def test_bounded_printf_gives_the_text_of_sqlites_printf(template, values):
     "arguments",
     [("%2000000000d", 1), ("%.*c", 2000000000, "x"), ("%*d", -2000000000, 1), ("%.999999999f", 1.0), ("%600d%600d", 1,
     2),
-     (b"%9999d", 1), ("%" + "9" * 40 + "d", 1), ("%*d", float("inf"), 1)],
+     (b"%9999d", 1), ("%" + "9" * 40 + "d", 1), ("%*d", float("inf"), 1), ("%.*c", "2000000000", "x"),
+     ("%*d", b"2000000000", 1), ("%*d", "\t -2000000000x", 1), ("%*d", "0002000", 1), ("%*d%*d", "600", 1, b"600", 2)],
 )  # fmt: skip
 def test_printf_refuses_large_widths(arguments):
     with pytest.raises(FormatError, match="width of printf"):
         bounded_printf(MOST, *arguments)
+
+
+@pytest.mark.parametrize("width", ["000000000012", " +12 apples", b"-12", "12.9", "12e8"])
+def test_printf_takes_a_text_as_a_small_width(width):
+    assert len(bounded_printf(MOST, "%*d", width, 1)) == 12
+
+
+@pytest.mark.parametrize("template", ["%s%s%s", b"%s%s%s"])
+def test_printf_refuses_a_large_result_without_widths(template):
+    assert len(bounded_printf(MOST, template, *["x" * 600] * 3)) == 1800
+    with pytest.raises(FormatError, match="the result of printf has 2000 bytes or more"):
+        bounded_printf(MOST, template, *["x" * 900] * 3)
+    assert bounded_printf(MOST, "") is None is bounded_printf(MOST, "%y", "x" * 900)
 
 
 def test_queries_use_the_bounded_printf():
@@ -101,5 +123,7 @@ def test_queries_use_the_bounded_printf():
     assert sandbox.run("select printf()").rows == [(None,)] == sandbox.run("select printf(null)").rows
     error = "a width of printf is larger than 100000"
     assert sandbox.run("select printf('%.' || a || 'c', 'x'), printf('%.*c', 2000000000, 'x') from t").error == error
+    for width in ("'200000000'", "x'323030303030303030'", "a || '99000000'"):
+        assert sandbox.run(f"select printf('%.*c', {width}, 'x') from (select 1 as a)").error == error
     assert sandbox.run("select 1").rows == [(1,)]
     sandbox.close()
