@@ -5,7 +5,8 @@ A response is converted to an action as follows, unless `environment.config.pars
 
 - no action space, or a `Text` space: the response itself;
 - `Discrete`: an integer, alone in the response or in its last `<action>…</action>`;
-- `Box`, `MultiDiscrete`, `MultiBinary`: a JSON array, in the same place.
+- `Box`, `MultiDiscrete`, `MultiBinary`: a JSON array of numbers, in the same place; `MultiBinary` also takes true and
+  false.
 
 A response that is unreadable or not in the action space gets reward 0 and does not reach the environment. The
 observation then describes the expected form, without the model's own text, which must not come back as the
@@ -144,7 +145,9 @@ class GymnasiumAdapter(Translator):
         elif "Discrete" in kinds:
             action = _integer(action_text(response), space)
         elif kinds & set(ARRAYS):
-            action = _array(action_text(response), space)
+            # The values of MultiBinary are truth values; those of the other spaces are numbers, which true is not.
+            leaves = (int, float, bool) if "MultiBinary" in kinds else (int, float)
+            action = _array(action_text(response), space, leaves)
         else:
             raise TypeError(
                 f"{type(self).__name__} has the action space {space}; name a function (response, env) -> action "
@@ -190,13 +193,24 @@ def _integer(text: str, space: Any) -> int:
     return int(text)
 
 
-def _array(text: str, space: Any) -> Any:
+def _array(text: str, space: Any, leaves: tuple[type, ...]) -> Any:
+    """Parse a JSON array whose values have one of the types `leaves`. A value that the space's dtype cannot hold is
+    refused: numpy would convert 1.9, "1" and true to 1, and 1e99 to infinity."""
     import numpy
 
+    is_integer = numpy.dtype(space.dtype).kind in "iu"
     try:
-        return numpy.asarray(strict_loads(text), dtype=space.dtype)
+        values = numpy.asarray(strict_loads(text), dtype=object)
+        with numpy.errstate(over="ignore"):
+            action = values.astype(space.dtype)
+        if any(type(value) not in leaves for value in values.flat):
+            raise TypeError("a value is no number")
+        if not numpy.isfinite(action).all() or (is_integer and not numpy.array_equal(action, values)):
+            raise ValueError("a value does not fit the dtype")
     except (ValueError, TypeError, OverflowError) as error:
-        raise ValueError(f"it is not a JSON array of shape {space.shape}") from error
+        expected = "integers" if is_integer else "numbers"
+        raise ValueError(f"it is not a JSON array of {expected} of shape {space.shape}") from error
+    return action
 
 
 def _plain(value: Any) -> Any:

@@ -150,6 +150,44 @@ def test_actions_of_other_spaces(space, good, bad):
         assert env.step(response, {}).metrics["invalid_action"] == 1.0, response
 
 
+@pytest.mark.parametrize(
+    ("space", "response", "action"),
+    [
+        (spaces.MultiDiscrete([3, 3]), "[2.0, 0]", [2, 0]),
+        (spaces.MultiDiscrete([[3], [3]]), "[[2], [0]]", [[2], [0]]),
+        (spaces.MultiDiscrete([3, 3]), "[1.9, 0.2]", None),
+        (spaces.MultiDiscrete([3, 3]), '["1", "2"]', None),
+        (spaces.MultiDiscrete([3, 3]), "[true, false]", None),
+        (spaces.MultiDiscrete([3, 3]), "[true, 2]", None),
+        (spaces.MultiDiscrete([3, 3]), "[null, 2]", None),
+        (spaces.MultiBinary(2), "[true, false]", [1, 0]),
+        (spaces.MultiBinary([2, 1]), "[[1], [0.0]]", [[1], [0]]),
+        (spaces.MultiBinary(2), "[0.9, 0]", None),
+        (spaces.MultiBinary(2), '["1", "0"]', None),
+        (spaces.MultiBinary(2), "[257, 0]", None),
+        (spaces.Box(0, 255, (2,), np.uint8), "[0, 255]", [0, 255]),
+        (spaces.Box(0, 255, (2,), np.uint8), "[0.5, 1]", None),
+        (spaces.Box(0, 255, (2,), np.uint8), "[256, 1]", None),
+        (spaces.Box(0, 255, (2,), np.uint8), "[-1, 1]", None),
+        (spaces.Box(-1.0, 1.0, (), np.float32), "0.5", 0.5),
+        (spaces.Box(-1.0, 1.0, (2,), np.float32), '["0.5", "1"]', None),
+        (spaces.Box(-1.0, 1.0, (2,), np.float32), "[true, 0.5]", None),
+        (spaces.Box(-np.inf, np.inf, (2,), np.float32), "[1e38, 0]", [float(np.float32(1e38)), 0.0]),
+        (spaces.Box(-np.inf, np.inf, (2,), np.float32), "[1e99, 0]", None),
+        (spaces.Box(-np.inf, np.inf, (2,), np.float64), "[1e400, 0]", None),
+    ],
+)
+def test_no_value_of_an_array_is_changed(space, response, action):
+    env = adapt(Arrays)(space=space)
+    env.reset({"id": "r", "prompt": []})
+    result = env.step(response, {})
+    if action is None:
+        assert (result.reward, result.metrics["invalid_action"]) == (0.0, 1.0), result.observation
+        assert result.observation.startswith("Invalid action: it is not a JSON array of ")
+    else:
+        assert (result.reward, json.loads(result.observation)) == (1.0, action)
+
+
 @given(st.text(max_size=60))
 def test_no_response_makes_the_environment_fail(response):
     env = adapt(Arrays)(space=spaces.Box(-1.0, 1.0, (2,), np.float32))
