@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from mtrl.errors import UserError, missing_extra
 from mtrl.types import ROLES, Message, Row
+from mtrl.utils.arrow_rows import check_json, columns_to_check, is_json_file, read_parquet, write_times
 from mtrl.utils.hub import is_out_of_reach
 
 log = logging.getLogger(__name__)
@@ -67,8 +68,11 @@ def load_splits(
     A training row whose task (see `contents_of`) also occurs in the held-out rows is dropped. `hub_config` maps the
     name of a Hub data set with several configurations to the configuration to load.
 
+    Dates and times in parquet files and on the Hub are ISO 8601 text in `raw`. Other values that JSON does not have,
+    such as bytes, are for `convert` to convert or leave out.
+
     Raises:
-        UserError: the path, a split or its rows do not exist, or the data is not readable.
+        UserError: the path, a split or its rows do not exist, the data is not readable, or a converted row is not JSON.
     """
     path = str(data.path)
     if path in (hub_config or {}) and not Path(path).exists():
@@ -78,6 +82,9 @@ def load_splits(
         [convert(raw, split, index) for index, raw in enumerate(_read(source, path, name))]
         for split, name in (("train", data.train_split), ("test", data.test_split))
     )
+    if not source.is_json:
+        for row in (*train, *test):
+            check_json(row, f"data.path={path}")
     if unread := source.unread((data.train_split, data.test_split)):
         log.warning(
             "data.path=%s: %s are not read, for data.train_split=%s and data.test_split=%s; name another split there, "
@@ -276,6 +283,9 @@ def _read(source: _Source, path: str, split: str) -> list[dict[str, Any]]:
 class _Source(Protocol):
     """The data at a path: a folder, a file or a data set of the Hub."""
 
+    is_json: bool
+    """Whether all columns that were read have types of JSON."""
+
     def read(self, split: str) -> list[dict[str, Any]]:
         """Return the rows of the split, or of the first alternative of `split_names` that exists."""
 
@@ -316,12 +326,14 @@ class _Folder:
     """A folder with one file, or several Parquet shards, for each split."""
 
     def __init__(self, path: Path):
-        self.path = path
+        self.path, self.is_json = path, True
 
     def read(self, split: str) -> list[dict[str, Any]]:
         for name in split_names(split):
             if files := self._files(name):
-                return [row for file in files for row in read_file(file)]
+                rows = [row for file in files for row in read_file(file)]
+                self.is_json &= all(map(is_json_file, files))
+                return rows
         looked_for = ", ".join(f"{split}{suffix}" for suffix in SUFFIXES)
         found = ", ".join(sorted(file.name for file in self.path.iterdir())[:8]) or "nothing"
         raise UserError(
@@ -345,7 +357,7 @@ class _File:
     """One file, split by its column `split` or, without one, with every eighth row held out."""
 
     def __init__(self, path: Path):
-        self.rows = read_file(path)
+        self.rows, self.is_json = read_file(path), is_json_file(path)
         bare = [number for number, row in enumerate(self.rows, 1) if row.get("split") in (None, "")]
         self.counts = Counter(str(row["split"]) for row in self.rows) if not bare else Counter()
         if 0 < len(bare) < len(self.rows):
@@ -368,7 +380,7 @@ class _Hub:
     """A data set of the Hub, `owner/name` or `owner/name:config`."""
 
     def __init__(self, path: str):
-        self.path = path
+        self.path, self.is_json = path, True
         try:
             import datasets
         except ImportError as error:
@@ -393,7 +405,10 @@ class _Hub:
                 f"data.path={self.path} has no split {split!r}; it has {', '.join(self.splits)}: "
                 "set data.train_split and data.test_split"
             )
-        return self.splits[found].to_list()
+        rows, columns = self.splits[found].to_list(), columns_to_check(self.splits[found].features.arrow_schema)
+        write_times(rows, columns)
+        self.is_json &= not columns
+        return rows
 
     def unread(self, asked: Sequence[str]) -> list[str]:
         known = [name for name in self.splits if name in (*asked, "train", *HELD_OUT_NAMES)]
@@ -402,7 +417,7 @@ class _Hub:
 
 def read_file(path: Path) -> list[dict[str, Any]]:
     """Read all rows of one .jsonl, .json, .parquet or .csv file."""
-    readers = {".jsonl": _read_jsonl, ".json": _read_json, ".parquet": _read_parquet, ".csv": _read_csv}
+    readers = {".jsonl": _read_jsonl, ".json": _read_json, ".parquet": read_parquet, ".csv": _read_csv}
     if path.suffix not in readers:
         raise UserError(f"data.path={path} ends in {path.suffix or 'nothing'}; it must be one of {', '.join(SUFFIXES)}")
     return readers[path.suffix](path)
@@ -469,14 +484,3 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
                 "quote cells that hold commas"
             )
     return [dict(zip(columns, row, strict=True)) for _, row in rows[1:]]
-
-
-def _read_parquet(path: Path) -> list[dict[str, Any]]:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise missing_extra("pyarrow", "data") from error
-    try:
-        return pyarrow.parquet.read_table(path).to_pylist()
-    except Exception as error:  # pyarrow's errors share no base class but Exception
-        raise UserError(f"{path}: not a readable parquet file ({error}); write it again") from error

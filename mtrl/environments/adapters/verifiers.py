@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import signal
 import threading
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 from mtrl.datasets import Splits
@@ -24,6 +25,7 @@ from mtrl.environments.adapters.base import EnvironmentAdapter, metrics_of, plai
 from mtrl.environments.base import StepResult
 from mtrl.errors import UserError, missing_extra
 from mtrl.types import Message, Row, Trajectory
+from mtrl.utils.arrow_rows import check_json, write_times
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PASS_THRESHOLD = 0.5
@@ -73,19 +75,31 @@ class VerifiersAdapter(EnvironmentAdapter):
     @classmethod
     def load(cls, data: Any, seed: int = 0, **config: Any) -> Splits:
         """Return the rows of `data.path`, or of the environment's own data sets."""
-        from mtrl.datasets import HELD_OUT, cap, load_rows, to_row
+        from mtrl.datasets import HELD_OUT, cap, load_rows
 
         env = cls.build(**config)
         if data.path is not None:
             return _with_system_prompt(load_rows(data, seed), env.system_prompt)
         if env.build_dataset() is None:
             raise UserError(f"{cls.__name__} has no data set to train on; set data.path")
-        rows = [to_row(dict(raw), "train", n) for n, raw in enumerate(env.get_dataset())]
+        rows = cls._rows(env.get_dataset(), "train")
         if env.build_eval_dataset() is None:
             return cap(Splits([r for n, r in enumerate(rows) if n % HELD_OUT], rows[::HELD_OUT]), data)
-        test = [to_row(dict(raw), "test", n) for n, raw in enumerate(env.get_eval_dataset())]
+        test = cls._rows(env.get_eval_dataset(), "test")
         held_out = {json.dumps(row["prompt"]) for row in test}
         return cap(Splits([row for row in rows if json.dumps(row["prompt"]) not in held_out], test), data)
+
+    @classmethod
+    def _rows(cls, dataset: Iterable[Mapping[str, Any]], split: str) -> list[Row]:
+        from mtrl.datasets import to_row
+
+        raws = [dict(raw) for raw in dataset]
+        for raw in raws:
+            write_times([raw], raw)
+        rows = [to_row(raw, split, n) for n, raw in enumerate(raws)]
+        for row in rows:
+            check_json(row, f"the data set of {cls.__name__}")
+        return rows
 
     @staticmethod
     def score(trajectory: Trajectory, row: Row) -> float:
