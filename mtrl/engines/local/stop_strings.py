@@ -32,6 +32,6 @@ class StopStrings:
 
 
 def span(texts: tuple[str, ...]) -> int:
-    """Return the number of newest tokens that can contain a stop string of `texts`: a string of n characters lies
-    within n tokens plus the bytes of a split character before them."""
-    return max(map(len, texts)) + 4
+    """Return the number of newest tokens that can contain a stop string of `texts`: a string of n bytes in UTF-8 lies
+    within n tokens, since a token may be one byte, plus the bytes of a split character before them."""
+    return max(len(text.encode()) for text in texts) + 4

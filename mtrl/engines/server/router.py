@@ -98,7 +98,10 @@ class Router:
             self._free(turn)
 
     def release(self, trajectory_id: str) -> None:
-        """End a trajectory: its replica no longer counts it."""
+        """End a trajectory: its replica no longer counts it, and its waiting turns are cancelled."""
+        for turn in self._waiting:
+            if turn.trajectory_id == trajectory_id:
+                turn.slot.cancel()  # else a slot that becomes free would assign the trajectory again
         home = self._homes.pop(trajectory_id, None)
         if home is None:
             return

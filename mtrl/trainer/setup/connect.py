@@ -173,13 +173,27 @@ def context_limit(config: Config, model_config: Any) -> int:
     Raises:
         UserError: the configured limit is larger than the model's.
     """
-    holds = getattr(model_config.get_text_config(), "max_position_embeddings", None) or 4096
+    text = model_config.get_text_config()
+    holds, reason = getattr(text, "max_position_embeddings", None) or 4096, "that the model holds"
+    if (steady := steady_positions(text)) is not None and steady < holds:
+        holds, reason = steady, "after which the model's longrope changes the frequencies of all tokens of a batch"
     wanted = config.generator.max_context_length
     if wanted is not None and wanted > holds:
-        raise UserError(
-            f"generator.max_context_length={wanted} is more than the {holds} tokens that the model holds; lower it"
-        )
+        raise UserError(f"generator.max_context_length={wanted} is more than the {holds} tokens {reason}; lower it")
     return wanted or holds
+
+
+def steady_positions(text_config: Any) -> int | None:
+    """Return the number of positions up to which a model's rotary frequencies do not depend on its batch; None: any.
+
+    With `longrope` (Phi-3.5, Phi-4-mini) one longer sequence changes the frequencies of the whole batch, and of tokens
+    after cached ones. The log-probs of engine and trainer would then differ.
+    """
+    parameters = getattr(text_config, "rope_parameters", None) or {}
+    entries = [parameters, *(each for each in parameters.values() if isinstance(each, dict))]  # by type of layer
+    default = getattr(text_config, "original_max_position_embeddings", None)
+    limits = [e.get("original_max_position_embeddings", default) for e in entries if e.get("rope_type") == "longrope"]
+    return min((limit for limit in limits if limit), default=None)
 
 
 def check_prompts(codec: Codec, rows: Sequence[Row], limit: int) -> None:

@@ -231,3 +231,21 @@ def test_limits_hold_for_any_order_of_events(events, limit):
         assert not any(load.busy for load in router.loads) and not router.waiting
 
     asyncio.run(go())
+
+
+def test_a_released_trajectory_that_waits_is_not_assigned_again():
+    """A slot becomes free between the release and the end of the waiting turn."""
+
+    async def go():
+        turns = Turns(router := make(replicas=1, limit=1))
+        await turns.ask(0, "g/0")
+        await turns.ask(1, "h/0")
+        leaving = asyncio.ensure_future(turns.leave(0))
+        router.release("h/0")
+        await leaving
+        assert 1 not in turns.placed
+        await turns.cancel(1)
+        router.release("g/0")
+        assert router.loads[0].trajectories == 0 and not router.loads[0].busy and not router.waiting
+
+    asyncio.run(go())
