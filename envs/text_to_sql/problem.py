@@ -49,6 +49,11 @@ RESULTS = {
 NAMED_SHARE = 0.5
 """Share of questions that name the table, so that one query is enough; the other questions need two."""
 ROWS = 8
+GROUPS = ((2, 2, 4), (2, 3, 3))
+"""Numbers of rows of the words of a table. The word of the question has each of them with equal probability, so that a
+query which ignores the word, such as one about the largest group, is seldom right."""
+OTHER_GROUPS = {"count": ((1, 2, 5), (1, 3, 4), *GROUPS), "sorted": ((3, 5), (4, 4))}
+"""`GROUPS` of some questions: `count` would else be 2 for half of them, and two rows are often in order by chance."""
 
 Cells = dict[str, str | int]
 """One row of a table: value by the column's name in questions."""
@@ -114,18 +119,20 @@ def draw(rng: random.Random) -> Problem:
 
 
 def fill(problem: Problem, rng: random.Random) -> list[Cells]:
-    """Draw rows of which some match the condition, until no shortcut gives the right answer."""
+    """Draw rows with two or three words, of which one matches the condition, until a query without the condition, the
+    order or the right column gives another result."""
+    sizes = list(rng.choice(OTHER_GROUPS.get(problem.ask, GROUPS)))
+    rng.shuffle(sizes)
+    others = rng.sample([word for word in WORDS[problem.category] if word != problem.word], len(sizes) - 1)
+    words = [word for word, size in zip([problem.word, *others], sizes, strict=True) for _ in range(size)]
     while True:
-        rows = _draw_rows(problem, rng)
+        rows = _draw_rows(problem, words, rng)
         if _has_one_solution(problem, rows):
             return rows
 
 
-def _draw_rows(problem: Problem, rng: random.Random) -> list[Cells]:
-    matching = rng.randint(2, 4)
-    others = [word for word in WORDS[problem.category] if word != problem.word]
-    words = [problem.word] * matching + [rng.choice(others) for _ in range(ROWS - matching)]
-    rng.shuffle(words)
+def _draw_rows(problem: Problem, words: list[str], rng: random.Random) -> list[Cells]:
+    words = rng.sample(words, ROWS)
     items = rng.sample(WORDS["item"], ROWS)
     # All values of a measure differ, so that sorting has a single right order, and no price equals a stock.
     prices, stocks = rng.sample(range(10, 100), ROWS), rng.sample(range(1, 10), ROWS)

@@ -8,7 +8,24 @@ from transformers import PreTrainedTokenizerFast
 
 from mtrl.engines.local.stop_strings import StopStrings, span
 
-STOPS = ["</a>", "user", "é", "aé", "日本", "\n", "o ", " ", "\ufffd", "w", "", "<|im_end|>", "ll", ". ", "관찰결과:", "🛑🛑🛑"]
+STOPS = [
+    "</a>",
+    "user",
+    "é",
+    "aé",
+    "日本",
+    "\n",
+    "o ",
+    " ",
+    "\ufffd",
+    "w",
+    "",
+    "<|im_end|>",
+    "ll",
+    ". ",
+    "관찰결과:",
+    "🛑🛑🛑",
+]
 
 
 def in_pieces():
@@ -23,7 +40,10 @@ def in_pieces():
 @pytest.mark.parametrize("kind", ["bytes", "pieces"])
 def test_a_turn_ends_at_the_token_that_completes_a_stop_string(kind, chatml_tokenizer):
     tokenizer = chatml_tokenizer if kind == "bytes" else in_pieces()
-    spelt = [tokenizer.encode(text, add_special_tokens=False) for text in ("</a>", "user", "é日本", "o \n", "hello", "관찰결과:", "🛑🛑🛑")]
+    spelt = [
+        tokenizer.encode(text, add_special_tokens=False)
+        for text in ("</a>", "user", "é日本", "o \n", "hello", "관찰결과:", "🛑🛑🛑")
+    ]
     ids = st.integers(0, len(tokenizer) - 1)
     pieces = st.one_of(st.lists(ids, min_size=1, max_size=2), st.sampled_from([word for word in spelt if word]))
 

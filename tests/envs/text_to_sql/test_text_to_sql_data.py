@@ -2,6 +2,7 @@
 
 import json
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from pathlib import Path
 
@@ -83,6 +84,24 @@ def test_no_generated_gold_is_empty_or_reached_by_a_shortcut(splits):
             assert database.run(unfiltered).rows != rows
             if problem.ask == "sorted":
                 assert sorted(rows) != rows or database.run(gold.partition(" order")[0]).rows != rows
+
+
+def test_queries_that_ignore_the_word_of_the_question_are_seldom_right(splits):
+    """Rows with another word of the table are as likely to be asked for, whatever distinguishes their word."""
+    kinds = ("count(*) desc", "count(*)", "min(rowid)", "max({price}) desc", "min({price})", "sum({stock}) desc")
+    right, asked = Counter(), Counter()
+    for row in splits.train[:1000]:
+        problem, gold = Problem(**row["problem"]), row["ground_truth"]["sql"]
+        category, table = problem.columns[problem.category], problem.table
+        asked[problem.ask] += 1
+        with closing(SqlSandbox.from_script(row["ground_truth"]["script"])) as database:
+            wanted = database.run(gold).rows
+            for kind in kinds:
+                order = kind.format(**problem.columns)
+                word = f"(select {category} from {table} group by {category} order by {order} limit 1)"
+                query = gold.replace(f"'{problem.spell(problem.word)}'", word)
+                right[problem.ask, kind] += database.run(query).rows == wanted
+    assert max(right[ask, kind] / asked[ask] for ask, kind in right) < 0.6
 
 
 def test_the_question_reveals_no_name(splits):
