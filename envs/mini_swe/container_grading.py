@@ -12,7 +12,7 @@ import shlex
 from typing import Any
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
-_PYTEST = re.compile(r"^(PASSED|FAILED|ERROR) (.+?)(?: - .*)?$", re.MULTILINE)
+_PYTEST = re.compile(r"^(PASSED|FAILED|ERROR)[ \t]+(\S.*)$", re.MULTILINE)
 _UNITTEST = re.compile(r"^(.+?) \.\.\. (ok|FAIL|ERROR|skipped.*|expected failure)$", re.MULTILINE)
 _END_OF_PATCH = "MTRL_END_OF_TEST_PATCH"
 
@@ -39,12 +39,19 @@ def resolved(log: str, returncode: int, truth: dict[str, Any]) -> bool:
 
 
 def statuses(log: str) -> dict[str, set[str]]:
-    """Return the statuses of each test in the log, from lines of `pytest -rA`, unittest and Django."""
+    """Return the statuses of each test in the log, from lines of `pytest -rA`, unittest and Django.
+
+    A line of pytest ends with the name of a test, or with a name, ` - ` and a reason, and the name may hold ` - ` too. So
+    each possible name has the status, and also the first word, which is all that rows of SWE-bench hold of a name with
+    spaces.
+    """
     _, started, tests = log.partition(START)
     tests = tests.rpartition(END)[0] or tests if started else log
     found: dict[str, set[str]] = {}
-    for status, test in _PYTEST.findall(tests):
-        found.setdefault(test.strip(), set()).add(status)
+    for status, rest in _PYTEST.findall(tests):
+        ends = [*(dash.start() for dash in re.finditer(" - ", rest)), len(rest)]
+        for test in {rest.split()[0], *(rest[:end].strip() for end in ends)}:
+            found.setdefault(test, set()).add(status)
     for test, status in _UNITTEST.findall(tests):
         found.setdefault(test.strip(), set()).add("PASSED" if status == "ok" else "FAILED")
     return found

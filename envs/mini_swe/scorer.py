@@ -226,10 +226,12 @@ def _log_says_resolved(trajectory: Trajectory, truth: dict[str, Any]) -> bool:
     good: set[str] = set()
     bad: set[str] = set()
     for line in log.splitlines():
-        words = line.split(" - ")[0].strip()
-        for status, names in (("PASSED ", good), ("FAILED ", bad), ("ERROR ", bad)):
-            if words.startswith(status):
-                names.add(words[len(status) :].strip())
+        first, *rest = line.split(maxsplit=1) or [""]
+        if rest and line.startswith(first) and first in ("PASSED", "FAILED", "ERROR"):
+            names = good if first == "PASSED" else bad
+            names.add(rest[0].split()[0])  # all that rows of SWE-bench hold of a name with spaces
+            parts = rest[0].strip().split(" - ")  # of a name, and perhaps of a reason
+            names.update(" - ".join(parts[:count]).strip() for count in range(1, len(parts) + 1))
         name, dots, rest = line.strip().rpartition(" ... ")
         if dots:
             (good if rest == "ok" else bad).add(name)

@@ -224,6 +224,24 @@ def test_reward_and_scorer_read_the_same_of_a_log(log, good, make_trajectory):
     assert FAMILY.score(make_trajectory(["x"], StopReason.DONE, final), {"ground_truth": truth}) == float(good)
 
 
+@pytest.mark.parametrize(
+    ("name", "log", "good"),
+    [
+        ("a::x[not", "PASSED a::x[not not b]", True),  # a row of SWE-bench holds the first word of a name
+        ("a::x[not", "PASSED a::x[not not b]\nFAILED a::x[not c] - boom", False),
+        ("a::x[not not b]", "PASSED a::x[not not b]", True),
+        ("a::x[b - c]", "PASSED a::x[b - c]", True),
+        ("a::x[b - c]", "FAILED a::x[b - c] - boom\nPASSED a::x[b - c]", False),
+        ("a::x", "PASSED a::xy\nPASSED a::x[b]", False),
+    ],
+)
+def test_names_of_tests_may_have_spaces(name, log, good, make_trajectory):
+    truth = {"image": "x", "fail_to_pass": [name], "pass_to_pass": []}
+    assert resolved(log, 1, truth) == good
+    final = [{"role": "user", "content": f"graded ; exit 1\n{log}"}]
+    assert FAMILY.score(make_trajectory(["x"], StopReason.DONE, final), {"ground_truth": truth}) == float(good)
+
+
 def test_an_agent_cannot_forge_the_log(make_trajectory):
     truth = {"image": "x", "fail_to_pass": [], "pass_to_pass": []}
     text = "graded ; exit 0\n"
