@@ -41,9 +41,9 @@ def resolved(log: str, returncode: int, truth: dict[str, Any]) -> bool:
 def statuses(log: str) -> dict[str, set[str]]:
     """Return the statuses of each test in the log, from lines of `pytest -rA`, unittest and Django.
 
-    A line of pytest ends with the name of a test, or with a name, ` - ` and a reason, and the name may hold ` - ` too. So
-    each possible name has the status, and also the first word, which is all that rows of SWE-bench hold of a name with
-    spaces.
+    A line of pytest ends with the name of a test, or with a name, ` - ` and a reason, and the name may hold ` - ` too.
+    So each possible name has the status, and also the first word, which is all that rows of SWE-bench hold of a name
+    with spaces.
     """
     _, started, tests = log.partition(START)
     tests = tests.rpartition(END)[0] or tests if started else log
