@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from mtrl.figures.axis import Study
+from mtrl.figures.axis import Axis, Study
 from mtrl.figures.bands import keys_below, seed_band
 from mtrl.figures.curves import along, per_group, same_scale
 from mtrl.figures.episodes import StoredEpisode
@@ -106,8 +106,14 @@ LENGTHS: tuple[tuple[str, str, Lengths, str], ...] = (
 
 
 def _quantile_bands(axes: Axes, study: Study, group: SeedGroup, of: Lengths) -> bool:
-    found = quantiles((episode.step, value) for episode in group.episodes.of("train") for value in of(episode))
     known = study.places(group).by_step
+    # A step without a row, as of a live run, has a position on the axis of steps only.
+    found = quantiles(
+        (episode.step, value)
+        for episode in group.episodes.of("train")
+        if study.axis is Axis.STEPS or episode.step in known
+        for value in of(episode)
+    )
     if found:
         _bands(axes, [known.get(step, float(step)) for step in found.places], found)
     return bool(found)

@@ -96,7 +96,11 @@ def success_of(group: SeedGroup) -> Band:
 
 
 def _stored(group: SeedGroup, of: Callable[[StoredEpisode], float]) -> Band:
-    return band([shares(episodes.of("train"), of) for episodes in group.episodes_by_run])
+    """Return the means over the stored episodes, for the steps that have a row in `metrics.jsonl`: only these have a
+    position on the axis. A live or killed run may have stored the trajectories of a step before its row."""
+    known = {row["step"] for run in group for row in run.rows}
+    by_run = [shares(episodes.of("train"), of) for episodes in group.episodes_by_run]
+    return band([{step: mean for step, mean in means.items() if step in known} for means in by_run])
 
 
 def _gap(axes: Axes, study: Study, claims: Band, success: Band, group: SeedGroup) -> None:

@@ -116,6 +116,29 @@ def test_claims_of_an_old_run_are_those_of_its_stored_episodes(study):
     assert lines_of(axes)["claims: solved by the reward"] == ([1, 4], [pytest.approx(2 / 3), 1.0])
 
 
+LIVE = {"rows": [{"step": 0}], "trajectories": {"train_step_000001": ROLLOUTS}, "spans": SPANS}
+"""A run that has stored the trajectories of step 1, and not yet its row of metrics."""
+
+
+@pytest.mark.parametrize("axis", [Axis.STEPS, Axis.HOURS])
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_of_a_live_run_can_be_drawn(study, name, axis):
+    assert draw(name, study(LIVE, axis=axis)).figure.axes
+
+
+def test_agreement_leaves_out_stored_episodes_of_steps_without_a_row(study):
+    late = {"trajectories": {"train_step_000004": ROLLOUTS[1:], "train_step_000005": ROLLOUTS}}
+    (axes,) = draw("agreement", study(late, LIVE | {"seed": 1})).figure.axes
+    assert lines_of(axes)["claims: solved by the reward"] == ([1, 4], [pytest.approx(2 / 3), 1.0])
+
+
+@pytest.mark.parametrize(("axis", "places"), [(Axis.STEPS, [3, 4, 5]), (Axis.HOURS, [6 / 3600, 8 / 3600])])
+def test_lengths_of_a_step_without_a_row_are_drawn_on_the_axis_of_steps_only(study, axis, places):
+    stored = {"trajectories": {f"train_step_00000{step}": ROLLOUTS for step in (3, 4, 5)}}
+    turns, *_ = draw("lengths", study(stored, axis=axis)).figure.axes
+    assert lines_of(turns)["median"][0] == pytest.approx(places)
+
+
 def test_reward_against_score_shows_the_share_of_each_corner(study):
     (axes,) = draw("reward_vs_score", study({"trajectories": {"train_step_000001": ROLLOUTS}})).figure.axes
     assert sorted(words_of(axes)) == ["both 33.3%", "lenient 33.3%", "neither 33.3%", "strict 0.0%"]
