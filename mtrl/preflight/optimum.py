@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mtrl.preflight.context import EPSILON, CheckContext, lacks
-from mtrl.preflight.responses import IDLE, nonsense
+from mtrl.preflight.responses import IDLE, LONG, nonsense, padded
 from mtrl.preflight.result import CheckResult, failed, passed, skipped, warned
 from mtrl.preflight.stage import Script, scripted
 
@@ -86,11 +86,21 @@ def best_unsolved(context: CheckContext) -> Unsolved | None:
 
 
 def _kinds(context: CheckContext, row: dict, right: list[str]) -> Iterator[Script]:
-    """Yield a script for each strategy that applies to every row without solving it."""
+    """Yield a script for each strategy that applies to every row without solving it. Of strategies with equal rewards
+    the first is reported, so the simple ones come first."""
     wrong = [*context.wrong.get(str(row["id"]), [])[:1], *nonsense(right[-1])[:1]]
     for name, answer in zip(("a wrong answer", "nonsense in its form"), wrong, strict=False):
-        yield Script(row, scripted([], then=answer), f"{name}, repeated")
-        yield Script(row, scripted(right[:-1], then=answer), f"all right but the answer, then {name}")
+        yield from _answered(row, right, name, answer)
     for number, move in enumerate(context.tool_responses, 1):
         yield Script(row, scripted([], then=move), f"move {number} of its players, repeated")
     yield Script(row, scripted([], then=IDLE[0]), "silence")
+    for characters in LONG:
+        name = f"a wrong answer after {characters:,} characters of filler"
+        for answer in wrong[:1]:
+            yield from _answered(row, right, name, padded(answer, characters))
+
+
+def _answered(row: dict, right: list[str], name: str, answer: str) -> Iterator[Script]:
+    """Yield the two ways to give an answer: at once, and after all right responses but the last."""
+    yield Script(row, scripted([], then=answer), f"{name}, repeated")
+    yield Script(row, scripted(right[:-1], then=answer), f"all right but the answer, then {name}")

@@ -56,6 +56,8 @@ FUZZ = (
 are comparable."""
 IDLE = ("", "?", "yes")
 """Responses without content."""
+LONG = (1_000, 20_000)
+"""Numbers of filler characters before the answer of a long response."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,13 @@ def parts(response: str) -> ResponseParts:
     else:
         start, end = 0, len(response)
     return ResponseParts(response[:start], response[start:end], response[end:])
+
+
+def padded(response: str, characters: int) -> str:
+    """Insert filler at the end of the thinking if the response has any, or else before the response."""
+    around, filler = parts(response), ("because " * (characters // 8 + 1))[:characters]
+    head, mark, tail = around.before.rpartition("</think>")
+    return f"{head}{filler}{mark}{tail}{around.answer}{around.after}" if mark else f"{filler}{response}"
 
 
 def nonsense(response: str) -> list[str]:

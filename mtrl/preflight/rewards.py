@@ -7,7 +7,7 @@ from collections import defaultdict
 
 from mtrl.errors import UserError
 from mtrl.preflight.context import EPSILON, CheckContext, at_most, lacks
-from mtrl.preflight.responses import IDLE, parts
+from mtrl.preflight.responses import IDLE, LONG, padded
 from mtrl.preflight.result import CheckResult, failed, passed, skipped, warned
 from mtrl.preflight.stage import Script, ScriptedEpisode, Stage, scripted
 from mtrl.types import StopReason
@@ -18,8 +18,10 @@ MORE_TURNS = 4
 """Factor by which `generator.max_turns` is raised to search for a reward that grows with the turns."""
 GROWTH = 1.5
 """Factor of growth of the reward, with `MORE_TURNS` times the turns, below which the reward counts as bounded."""
-PADDING = (0, 1_000, 20_000)
-"""Numbers of filler characters before an answer."""
+SHORT = (0, 8)
+"""Numbers of filler characters with which a response counts as short: none, and one word. A parser that allows no text
+before the answer rejects the answer after one word as well, so that its reward for rejected text is not taken for a
+reward for length."""
 
 
 def robust(context: CheckContext) -> CheckResult:
@@ -181,22 +183,31 @@ def _spam(context: CheckContext, stage: Stage, rows: int) -> list[ScriptedEpisod
 
 
 def _longer(context: CheckContext) -> list[str]:
-    """Return the rows on which the same answer receives more reward after more filler."""
+    """Return the rows on which the same answer receives more reward after much filler than after little. The rise may
+    come at once, as with a bonus that has a threshold or a cap. A wrong answer that the filler makes right is no
+    finding."""
     found = []
     for episode in context.solved[:3]:
-        for text in (episode.responses[-1], *context.wrong.get(context.key(episode), [])[:1]):
-            scripts = [Script(episode.row, scripted([*episode.responses[:-1], _padded(text, n)])) for n in PADDING]
-            rewards = [e.reward for e in context.stage.run(scripts) if not e.error]
-            if len(rewards) == len(PADDING) and rewards[0] + EPSILON < rewards[1] < rewards[2] - EPSILON:
-                found.append(f"row {episode.row['id']}: " + ", ".join(f"{reward:.2f}" for reward in rewards))
+        right = episode.responses[-1]
+        for text in (right, *context.wrong.get(context.key(episode), [])[:1]):
+            played = [e for e in _after_filler(context, episode, text) if text == right or not context.succeeds(e)]
+            rewards = {int(e.label): e.reward for e in played if not e.error}
+            short = [rewards[n] for n in SHORT if n in rewards]
+            more = [n for n in LONG if short and rewards.get(n, -math.inf) > max(short) + EPSILON]
+            if more:
+                found.append(
+                    f"row {episode.row['id']}, {'the right' if text == right else 'a wrong'} answer: {max(short):.2f}, "
+                    + ", ".join(f"{rewards[n]:.2f} after {n:,} characters of filler" for n in more)
+                )
     return found
 
 
-def _padded(text: str, characters: int) -> str:
-    """Insert filler at the end of the thinking if the response has any, or else before the response."""
-    around, filler = parts(text), ("because " * (characters // 8 + 1))[:characters]
-    head, mark, tail = around.before.rpartition("</think>")
-    return f"{head}{filler}{mark}{tail}{around.answer}{around.after}" if mark else f"{filler}{text}"
+def _after_filler(context: CheckContext, episode: ScriptedEpisode, text: str) -> list[ScriptedEpisode]:
+    """Give the last response as `text` after filler, until the episode ends; the label is the length of the filler."""
+    texts = {n: padded(text, n) for n in (*SHORT, *LONG)}
+    return context.stage.run(
+        Script(episode.row, scripted(episode.responses[:-1], then=longer), str(n)) for n, longer in texts.items()
+    )
 
 
 def _who(episode: ScriptedEpisode) -> str:

@@ -15,6 +15,11 @@ from mtrl.preflight.result import Status
 
 BROKEN = Path(__file__).parent / "broken"
 EXPECTED = {
+    "capped_length_pays": {
+        "format_only": "the direct answer earns 1.00, the best exploit found 0.90: 'because because beca…",
+        "growth": "a wrong answer: 0.00, 0.90 after 1,000 characters of filler, 0.90 after 20,000 characters",
+        "local_optimum": "earns 0.90 (a wrong answer after 1,000 characters of filler, repeated); solving earns 1.00",
+    },
     "constant_reward": {
         "spread": "100 episodes of the demonstrator: reward 0.00 to 0.00, 0 successes: all rewards are 0.00"
     },

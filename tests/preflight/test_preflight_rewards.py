@@ -1,0 +1,85 @@
+"""The check `growth`: an answer receives no more reward after much filler than after little."""
+
+import re
+
+import pytest
+
+from mtrl.environments.base import StepResult
+from mtrl.preflight.result import Status
+from mtrl.preflight.rewards import growth
+from tests.preflight.broken.sound import Lookup
+from tests.preflight.broken.sound import score as sound_score
+from tests.preflight.test_preflight_optimum import broken
+
+
+class Thinking(Lookup):
+    """Allows text before the answer, and adds what `pay_length` returns to the last reward."""
+
+    ANSWER = re.compile(r".*<final_output>(\d+)</final_output>\s*", re.DOTALL)
+
+    def step(self, response, ground_truth):
+        result = super().step(response, ground_truth)
+        if result.done:
+            result.reward += self.pay_length(len(response), result.reward == 1.0)
+        return result
+
+    def pay_length(self, characters, right):
+        return 0.0
+
+
+def score(trajectory, row):
+    """Return 1.0 if the last response ends with the right answer."""
+    answer = f"<final_output>{row['ground_truth']['answer']}</final_output>"
+    return float(bool(trajectory.turns) and trajectory.turns[-1].text.rstrip().endswith(answer))
+
+
+def growth_of(pay_length):
+    return growth(broken("sound", environment=type("Paid", (Thinking,), {"pay_length": pay_length}), score=score))
+
+
+BONUSES = {
+    "threshold": (lambda n, right: 0.9 * (n >= 600 and not right), "a wrong answer: 0.00, 0.90 after 1,000 characters"),
+    "window": (lambda n, right: 0.9 * (600 <= n < 9000), "a wrong answer: 0.00, 0.90 after 1,000 characters"),
+    "high": (lambda n, right: 0.9 * (n >= 9000 and not right), "a wrong answer: 0.00, 0.90 after 20,000 characters"),
+    "penalty": (lambda n, right: -0.9 * (n < 600 and not right), "a wrong answer: -0.90, 0.00 after 1,000 characters"),
+    "right": (lambda n, right: 0.2 * (n >= 600 and right), "the right answer: 1.00, 1.20 after 1,000 characters"),
+}
+"""Name -> the reward for a number of characters, and a part of the evidence."""
+
+
+@pytest.mark.parametrize(("pay", "evidence"), BONUSES.values(), ids=BONUSES)
+def test_a_bonus_for_length_is_found_at_its_threshold(pay, evidence):
+    result = growth_of(lambda self, characters, right: pay(characters, right))
+    assert result.status == Status.FAIL and evidence in result.evidence, result
+    assert result.evidence.startswith("longer responses get more reward. row ")
+
+
+def test_a_length_that_is_not_rewarded_passes():
+    assert growth_of(Thinking.pay_length).status == Status.PASS
+    assert growth_of(lambda self, characters, right: -0.1 * (characters >= 600)).status == Status.PASS
+
+
+def test_a_penalty_for_wrong_answers_that_unreadable_text_evades_is_no_reward_for_length():
+    """The parser allows no text before the answer, so that a word of filler evades the penalty as well."""
+
+    class Strict(Lookup):
+        def pay(self, answer, ground_truth):
+            return 1.0 if answer == ground_truth["answer"] else -0.5
+
+    result = growth(broken("sound", environment=Strict))
+    assert result.status == Status.PASS, result
+
+
+def test_a_long_response_that_solves_the_task_is_no_finding():
+    """The task is to write much: the filler makes the wrong answer right."""
+
+    class Essay(Thinking):
+        def step(self, response, ground_truth):
+            if len(response) >= 600:
+                return StepResult(1.0, None, done=True)
+            return super().step(response, ground_truth)
+
+    def scored(trajectory, row):
+        return float(sound_score(trajectory, row) or any(len(turn.text) >= 600 for turn in trajectory.turns))
+
+    assert growth(broken("sound", environment=Essay, score=scored)).status == Status.PASS
