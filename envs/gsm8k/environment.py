@@ -29,6 +29,12 @@ class Gsm8kEnv(BaseEnvironment):
         super().__init__(max_turns)  # the other keys of environment.config are for the loader
         if max_turns < 1:
             raise UserError(f"generator.max_turns={max_turns} leaves no turn to answer; set it to 1 or more")
+        if not isinstance(calculator, bool):  # Hydra reads no and off as text, which is true
+            meant = "true" if calculator in ("yes", "on", 1) else "false"
+            raise UserError(
+                f"environment.config.calculator={calculator!r} must be true or false; write "
+                f"environment.config.calculator={meant}"
+            )
         if calculator and max_turns < 2:
             raise UserError(
                 "environment.config.calculator=true needs a turn to compute and one to answer; set generator.max_turns "

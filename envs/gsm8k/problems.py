@@ -108,8 +108,10 @@ def draw(rng: random.Random, templates: tuple[Template, ...]) -> Problem:
 
 def generate(train: int, test: int, seed: int, operations: int) -> tuple[list[Problem], list[Problem]]:
     """Generate `train` and `test` distinct problems with up to `operations` operations; no key is in both."""
-    if operations not in range(1, MAX_OPERATIONS + 1):
-        raise UserError(f"environment.config.operations={operations} is out of range; choose 1 to {MAX_OPERATIONS}")
+    if type(operations) is not int or not 1 <= operations <= MAX_OPERATIONS:  # a bool is an int as well
+        raise UserError(
+            f"environment.config.operations={operations!r} must be a whole number from 1 to {MAX_OPERATIONS}"
+        )
     templates = tuple(template for template in TEMPLATES if template.operations <= operations)
     rng = random.Random(f"gsm8k {seed}")
     problems: dict[bool, list[Problem]] = {False: [], True: []}

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from envs.mini_swe.backends import check_backend
 from envs.mini_swe.container_task import ContainerTask
+from envs.mini_swe.limits import check_positive
 from envs.mini_swe.prompts import SUBMIT, style_of
 from envs.mini_swe.sandbox_task import SandboxTask
 from mtrl.environments.base import BaseEnvironment, StepResult
@@ -81,15 +82,15 @@ class MiniSweEnv(BaseEnvironment):
         if max_turns < 1:
             raise UserError(f"generator.max_turns={max_turns} leaves no turn to act; set it to 1 or more")
         check_backend(backend)
-        _check_positive("command_seconds", command_seconds, int | float)
-        _check_positive("grading_seconds", grading_seconds, int | float)
-        _check_positive("container_processes", container_processes, int)
+        check_positive("command_seconds", command_seconds, int | float)
+        check_positive("grading_seconds", grading_seconds, int | float)
+        check_positive("container_processes", container_processes, int)
         for key, number in (
             ("observation_characters", observation_characters),
             ("container_disk_mb", container_disk_mb),
         ):
             if number is not None:
-                _check_positive(key, number, int)
+                check_positive(key, number, int)
         self.backend = backend
         self.seconds: dict[str, Any] = {"command_seconds": command_seconds, "grading_seconds": grading_seconds}
         self.container: dict[str, Any] = {
@@ -158,8 +159,3 @@ def _metrics(result: dict[str, Any] | None, submitted: bool) -> dict[str, float]
         "failed_commands": float(result is not None and result["returncode"] != 0),
         "submitted": float(submitted),
     }
-
-
-def _check_positive(name: str, value: Any, kind: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, kind) or value <= 0:
-        raise UserError(f"environment.config.{name}={value!r} must be a positive number")

@@ -133,6 +133,6 @@ def _gold_sql(ground_truth: dict[str, Any]) -> str:
 
 
 def _check_positive(name: str, value: Any, kind: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, kind) or value <= 0:
+    if isinstance(value, bool) or not isinstance(value, kind) or not value > 0:
         noun = "whole number" if kind is int else "number"
         raise UserError(f"environment.config.{name}={value!r} is not a positive {noun}; give one, or leave the key out")

@@ -41,8 +41,12 @@ def test_no_problem_is_in_both_splits(synthetic):
 def test_operations_bound_the_expressions():
     splits = FAMILY.load(DataConfig(synthetic_train_rows=300), seed=0, operations=1)
     assert all(sum(row["expression"].count(op) for op in "+-*/") == 1 for row in splits.train)
-    with pytest.raises(UserError, match=r"operations=4 is out of range; choose 1 to 3"):
-        FAMILY.load(DataConfig(), seed=0, operations=4)
+
+
+@pytest.mark.parametrize("operations", [4, 0, True, 2.0, "no", None])
+def test_operations_are_a_whole_number_within_bounds(operations):
+    with pytest.raises(UserError, match=rf"operations={operations!r} must be a whole number from 1 to 3"):
+        FAMILY.load(DataConfig(), seed=0, operations=operations)
 
 
 def test_more_rows_than_problems(monkeypatch):

@@ -115,6 +115,11 @@ def test_a_single_turn_gets_the_single_turn_prompt():
         ({"max_turns": 0}, r"generator\.max_turns=0"),
         ({"max_turns": 1, "calculator": True}, r"calculator=true needs a turn to compute"),
         ({"reward": "x"}, r"reward\.scheme=x"),
+        ({"calculator": "no"}, r"config\.calculator='no' must be true or false; write .*\.calculator=false$"),
+        ({"calculator": "off"}, r"config\.calculator='off' must be true or false; write .*\.calculator=false$"),
+        ({"calculator": "on"}, r"config\.calculator='on' must be true or false; write .*\.calculator=true$"),
+        ({"calculator": 0}, r"config\.calculator=0 must be true or false"),
+        ({"calculator": None}, r"config\.calculator=None must be true or false"),
     ],
 )
 def test_bad_settings(settings, message):

@@ -187,6 +187,7 @@ def test_a_row_with_a_failing_gold_query_is_an_error(make_row, play):
         ({"max_turns": 0}, "generator.max_turns=0"),
         ({"reward": "dense"}, "reward.scheme=dense .* default, skyrl"),
         ({"query_seconds": 0}, "environment.config.query_seconds=0"),
+        ({"query_seconds": float("nan")}, "environment.config.query_seconds=nan"),
         ({"query_operations": "many"}, "environment.config.query_operations='many'"),
         ({"observation_rows": 2.5}, "environment.config.observation_rows=2.5"),
         ({"observation_characters": True}, "environment.config.observation_characters=True"),
