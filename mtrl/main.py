@@ -104,7 +104,7 @@ def _prepare_run(overrides: list[str], config_dir: str | None) -> Callable[[], o
     """Compose and check the configuration of a single run, and choose its folder. Return the function that trains."""
     composed = merge_with_hydra(overrides, config_dir)
     cfg, is_named = without_hydra(composed), not has_default_run_dir(composed)
-    warn(ready(cfg))
+    warn(ready(cfg, overrides))
     warn(
         f"{word} has no effect on a single run; a sweep (-m) reads it"
         for word in composed.hydra.overrides.hydra

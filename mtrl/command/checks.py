@@ -20,7 +20,7 @@ from mtrl.command.algorithm_checks import check_algorithm, check_router_replay
 from mtrl.command.context_checks import check_context
 from mtrl.command.distillation_checks import check_distillation
 from mtrl.command.engine_checks import check_engines, check_sampling
-from mtrl.command.hints import hints, training_hints
+from mtrl.command.hints import hints, mixture_hints, training_hints
 from mtrl.command.mixture_checks import check_mixture
 from mtrl.command.rollout_checks import check_local_replicas, check_resources, check_rollouts
 from mtrl.command.runs import holds_run, settle
@@ -41,14 +41,17 @@ from mtrl.utils.user_code import load_function, reason
 REGISTRIES = (ESTIMATORS, LOSSES, REDUCTIONS, CORRECTIONS, KL_ESTIMATORS)
 
 
-def ready(cfg: DictConfig) -> list[str]:
+def ready(cfg: DictConfig, overrides: Sequence[str] = ()) -> list[str]:
     """Choose the folder of a training run (`run_dir`) and check its configuration. Return warnings.
+
+    Args:
+        overrides: the overrides of the command, for warnings about those without an effect.
 
     Raises:
         UserError: the configuration cannot run.
         NotImplementedError: the backend does not support a setting.
     """
-    warnings = [*settle(cfg), *check(cfg), *training_hints(cfg)]
+    warnings = [*settle(cfg), *check(cfg), *training_hints(cfg), *mixture_hints(cfg, overrides)]
     check_training(cfg)
     return warnings
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from functools import cache
 from typing import Any
@@ -23,7 +23,9 @@ from mtrl.config.derived import (
     runs_agent,
     serves,
 )
+from mtrl.config.mixture import OWN, is_replaced
 from mtrl.config.model_schema import TinyConfig
+from mtrl.config.overrides import key_of
 from mtrl.utils.gpus import visible_gpus
 
 Condition = Callable[[DictConfig], bool]
@@ -280,6 +282,30 @@ def training_hints(cfg: DictConfig) -> list[str]:
         for key in elsewhere
         for path in _settings_in((key.path,))
         if _is_changed(values, path)
+    ]
+
+
+READ_BY_THE_RUN = (
+    *("environment.step_timeout", "environment.episode_timeout", "generator.max_context_length"),
+    "generator.sampling_params.max_generate_length",
+)
+"""Keys of `OWN` that have an effect although every source sets its own: on the warm start, the scorer, the memory of
+the engine and the folding of contexts."""
+
+
+def mixture_hints(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
+    """Return warnings about overrides of keys that every source of a mixture replaces.
+
+    Only overrides are examined, because an experiment may set such a key for sources that are added later.
+    """
+    environments = keys.plain(cfg.environments)
+    return [
+        f"{override.lstrip('+')} has no effect with environments, since {' and '.join(environments)} replace it; set "
+        f"environments.NAME.{path}"
+        for override in overrides
+        if (path := key_of(override)) not in READ_BY_THE_RUN
+        and any(f"{path}.".startswith(f"{section}.{own}.") for section, each in OWN.items() for own in each)
+        and is_replaced(environments, path)
     ]
 
 

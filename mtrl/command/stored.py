@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from mtrl.command.compose import merge
-from mtrl.config.overrides import CONF, normalise
+from mtrl.config.overrides import CONF, key_of, normalise
 from mtrl.config.plain_yaml import literal, read_config
 from mtrl.record.run_dir import RunDir
 
@@ -56,8 +56,3 @@ def _choose_prompt(stored: dict[str, Any]) -> None:
         settings = environment.get("config")
         was_full = isinstance(settings, dict) and settings.pop("full_prompt", False)
         environment["prompt"] = "full" if was_full else "short"
-
-
-def key_of(override: str) -> str:
-    """Return the key that an override sets, without Hydra's signs."""
-    return override.lstrip("+~").partition("=")[0]

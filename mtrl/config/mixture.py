@@ -102,6 +102,39 @@ def group_sizes(config: Config) -> dict[str, int]:
     return {name: own.algorithm.group_size for name, own in source_configs(config).items()}
 
 
+def setters(environments: Any, path: str) -> list[str]:
+    """Return the names of the sources that replace the run's value at `path`, which may lie below `environment.config`.
+    A source that names a task replaces the whole task of the run.
+
+    Args:
+        environments: the plain value of `environments`.
+    """
+    return [str(name) for name, source in _sections(environments).items() if _sets(_sections(source), path)]
+
+
+def is_replaced(environments: Any, path: str) -> bool:
+    """Return whether every source of a mixture replaces the run's value at `path`, so that no episode reads it."""
+    sources = _sections(environments)
+    return bool(sources) and len(setters(sources, path)) == len(sources)
+
+
+def _sections(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _sets(source: Mapping[str, Any], path: str) -> bool:
+    section, *names = path.split(".")
+    given = source.get(section)
+    names_task = section == "environment" and bool({"name", "target"} & _sections(given).keys())
+    if names_task and names[:1] in (["name"], ["target"], ["config"]):
+        return True
+    for name in names:
+        if name not in _sections(given):
+            return False
+        given = given[name]
+    return not isinstance(given, Mapping)  # a mapping is merged with that of the run
+
+
 def row_id(name: str, id: Any) -> str:
     """Return the id of a row in a mixture; it begins with the name of its source."""
     return f"{name}/{id}"

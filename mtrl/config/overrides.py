@@ -90,6 +90,11 @@ def _removal(override: str, key: str, groups: set[str]) -> str:
     return override
 
 
+def key_of(override: str) -> str:
+    """Return the key that an override sets, without Hydra's signs."""
+    return override.lstrip("+~").partition("=")[0]
+
+
 def quoted(key: str, value: str) -> str:
     """Return an override that sets `key` to exactly this text, with special characters escaped."""
     return f"{key}='" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

@@ -12,6 +12,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mtrl.command.checks import check
 from mtrl.config import keys
+from mtrl.config.mixture import is_replaced
 from mtrl.config.schema import Config
 from mtrl.diagnose.finding import Finding, Proposal
 from mtrl.errors import UserError
@@ -40,6 +41,8 @@ class Proposals:
         words = [w for w, now, then in zip(proposal.words, current, values, strict=True) if not _same(now, then)]
         if not words or any(set(words) <= tried for tried in self._tried) or not self._fits(words):
             return None
+        if any(is_replaced(self._config.get("environments"), key) for key in proposal.keys):
+            return None  # the run's value of the key has no effect
         was = tuple(f"{key}={keys.typed(now)}" for key, now in zip(proposal.keys, current, strict=True))
         changed = [i for i, word in enumerate(proposal.words) if word in words]
         return replace(proposal, words=tuple(words), current=tuple(was[i] for i in changed))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from mtrl.config.mixture import is_replaced, setters
 from mtrl.diagnose.finding import Proposal
 from mtrl.diagnose.record import Record, Series
 from mtrl.diagnose.stats import Change, Mean, compare, mean, noise
@@ -14,6 +15,7 @@ REWARD, SUCCESS = "rollout/reward/mean", "rollout/success/mean"
 HELD_OUT, SAMPLED = "val/success/mean", "val/success/sampled"
 EQUAL, ENTROPY = "analysis/zero_adv_frac", "train/entropy"
 AT_CAP, MAX_TOKENS = "rollout/tokens/at_cap_frac", "generator.sampling_params.max_generate_length"
+MAX_TURNS, GROUP_SIZE = "generator.max_turns", "algorithm.group_size"
 SOLVED = 0.9
 """Share of successes from which little is left to learn, so equal groups are not a symptom."""
 FEW_SUCCESSES = 0.3
@@ -70,15 +72,13 @@ def success(record: Record) -> str:
 def are_cut(record: Record) -> bool:
     """Whether most rollouts have a turn that the token cap cut, and the mean turn is long too, so the cut turns are not
     runaway exceptions."""
-    return (
-        level(record, AT_CAP) > 0.5 and level(record, "rollout/tokens/response_mean") >= record.setting(MAX_TOKENS) / 3
-    )
+    cap = max(values_of(record, MAX_TOKENS).values())
+    return level(record, AT_CAP) > 0.5 and level(record, "rollout/tokens/response_mean") >= cap / 3
 
 
 def room_for_responses(record: Record) -> Proposal:
     """Propose twice the tokens per turn."""
-    cap = 2 * int(record.setting(MAX_TOKENS))
-    return propose("room for the whole response", generator__sampling_params__max_generate_length=cap)
+    return propose_each("room for the whole response", values_of(record, MAX_TOKENS), lambda cap: 2 * cap)
 
 
 def lr_share(record: Record) -> float:
@@ -119,6 +119,31 @@ def known(*sentences: str | None) -> tuple[str, ...]:
 def propose(why: str, **words: object) -> Proposal:
     """Return a proposal with overrides from keywords; `__` stands for the dot of a key."""
     return Proposal(tuple(f"{key.replace('__', '.')}={_typed(value)}" for key, value in words.items()), why)
+
+
+def values_of(record: Record, path: str) -> dict[str, int]:
+    """Return the keys that hold a whole number which episodes read, with their values: the key of the run, unless every
+    source of a mixture replaces it, and those of the sources that do."""
+    environments = record.setting("environments")
+    own = [f"environments.{name}.{path}" for name in setters(environments, path)]
+    read = own if is_replaced(environments, path) else [path, *own]
+    return {key: int(record.setting(key)) for key in read}
+
+
+def written(values: Mapping[str, int]) -> str:
+    """Return the keys of `values_of` as a list such as `generator.max_turns=5`."""
+    return ", ".join(f"{key}={value}" for key, value in values.items())
+
+
+def choice(values: Mapping[str, int]) -> str:
+    """Return the different values of `values_of`, such as `3 or 5`."""
+    return " or ".join(map(str, sorted(set(values.values()))))
+
+
+def propose_each(why: str, values: Mapping[str, int], change: Callable[[int], int], **words: object) -> Proposal:
+    """Return a proposal that changes each of the keys of `values_of`, with further `words` as for `propose`."""
+    changed = tuple(f"{key}={change(value)}" for key, value in values.items())
+    return Proposal((*changed, *propose(why, **words).words), why)
 
 
 def _typed(value: object) -> str:

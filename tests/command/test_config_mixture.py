@@ -2,9 +2,13 @@
 
 import pytest
 
-from mtrl.command.checks import check
-from mtrl.command.compose import compose
+from mtrl.command.checks import check, ready
+from mtrl.command.compose import compose, merge
+from mtrl.command.hints import mixture_hints
+from mtrl.config.mixture import is_replaced, setters
+from mtrl.config.overrides import normalise
 from mtrl.errors import UserError
+from mtrl.evaluation.settings import Words, configuration
 
 SOURCES = ["experiment=mixture"]
 
@@ -54,3 +58,45 @@ def test_a_setting_of_a_source_that_does_not_work_is_one_sentence_with_its_name(
 )
 def test_a_source_may_have_weights_limits_and_group_sizes_of_its_own(words):
     assert check(compose([*SOURCES, *words])) == []
+
+
+TURNS = ["environments.words.generator.max_turns=3", "environments.sql.generator.max_turns=4"]
+BOTH = "has no effect with environments, since words and sql replace it; set environments.NAME."
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([*TURNS, "generator.max_turns=8"], [f"generator.max_turns=8 {BOTH}generator.max_turns"]),
+        ([*TURNS[:1], "generator.max_turns=8"], []),
+        (TURNS, []),
+        (["environment.name=sop"], [f"environment.name=sop {BOTH}environment.name"]),
+        (["environment.config.operations=3"], [f"environment.config.operations=3 {BOTH}environment.config.operations"]),
+        (["environment.config={operations: 3}"], [f"environment.config={{operations: 3}} {BOTH}environment.config"]),
+        (["environment.retries=2"], []),
+        (
+            [f"environments.{name}.generator.max_context_length=400" for name in ("words", "sql")]
+            + ["generator.max_context_length=500"],
+            [],  # the engine has room for it
+        ),
+        (["algorithm.group_size=4", "environments={}"], []),
+    ],
+)
+def test_an_override_that_every_source_replaces_causes_a_warning(words, said):
+    overrides = normalise([*SOURCES, *words])
+    assert mixture_hints(merge(overrides), overrides) == said
+
+
+def test_training_and_the_evaluator_warn_about_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    overrides = normalise([*SOURCES, "environment.config.operations=3"])
+    said = f"environment.config.operations=3 {BOTH}environment.config.operations"
+    assert said in ready(merge(overrides), overrides)
+    assert said in configuration(Words.of([*SOURCES, "environment.config.operations=3"]))[1]
+
+
+def test_an_open_section_of_a_source_is_merged_with_that_of_the_run():
+    merged = {"words": {"environment": {"config": {"operations": 2}}}}
+    assert not is_replaced(merged, "environment.config") and not is_replaced(merged, "environment.config.calculator")
+    assert is_replaced(merged, "environment.config.operations") and not is_replaced({}, "algorithm.group_size")
+    assert setters({**merged, "sql": {"environment": {"target": "a.B"}}}, "environment.name") == ["sql"]

@@ -13,15 +13,20 @@ from mtrl.diagnose.stats import Mean
 from mtrl.diagnose.views import (
     AT_CAP,
     MAX_TOKENS,
+    MAX_TURNS,
     REWARD,
+    choice,
     from_to,
     known,
     level,
     over_the_run,
     propose,
+    propose_each,
     recent,
     room_for_responses,
     success,
+    values_of,
+    written,
 )
 from mtrl.record.stored import read
 from mtrl.scoring.measures import is_overlong
@@ -31,7 +36,6 @@ from mtrl.utils.text import percent, short
 CUT = "rollout/turns/cut_frac"
 OUT_OF_TURNS, USED_UP = "rollout/out_of_turns/mean", "rollout/stop/max_turns"
 """Metrics with the share of the rollouts that use up their turns: those without an answer, and all."""
-MAX_TURNS = "generator.max_turns"
 TOKENS_AT_MOST, TURNS_AT_MOST = 0.05, 0.1
 """Largest allowed shares of rollouts that reach the token and the turn budget (R145, R146)."""
 
@@ -47,13 +51,14 @@ def token_cap(record: Record) -> Finding | None:
     share = recent(record, key)
     if share is None or not _above(share, TOKENS_AT_MOST):
         return None
-    cap, mean = int(record.setting(MAX_TOKENS)), level(record, "rollout/tokens/response_mean")
-    runs_away = mean < cap / 3
+    caps, mean = values_of(record, MAX_TOKENS), level(record, "rollout/tokens/response_mean")
+    runs_away = mean < min(caps.values()) / 3
+    place = "rollouts" if key == AT_CAP else "turns"
     return Finding(
         severity=Severity.WARNING,
-        title=f"{percent(share.value)} of the {'rollouts' if key == AT_CAP else 'turns'} reach the cap of {cap} tokens",
+        title=f"{percent(share.value)} of the {place} reach the cap of {choice(caps)} tokens",
         evidence=known(
-            f"{MAX_TOKENS}={cap}; a response has {short(mean)} tokens in the mean",
+            f"{written(caps)}; a response has {short(mean)} tokens in the mean",
             from_to("the share", change) if (change := over_the_run(record, key)) else None,
             "most responses are far shorter: cut responses may be endless, and a larger limit would not end them"
             if runs_away
@@ -79,17 +84,17 @@ def turn_budget(record: Record) -> Finding | None:
         return None
     learns = over_the_run(record, success(record))
     improves = change.at_least(2.0) < 0 or (learns is not None and learns.at_least(2.0) > 0)
-    limit = int(record.setting(MAX_TURNS))
+    limits = values_of(record, MAX_TURNS)
     return Finding(
         severity=Severity.NOTE if improves else Severity.WARNING,
-        title=f"{percent(share.value)} of the rollouts end at {MAX_TURNS}={limit} without a final answer",
+        title=f"{percent(share.value)} of the rollouts end at {written(limits)} without a final answer",
         evidence=known(
             from_to("the share", change),
             "the share falls without a change, or success rises: the agent learns to finish" if improves else None,
             f"episodes have {short(level(record, 'rollout/turns/mean'))} turns in the mean",
         ),
         metrics=(key, "rollout/turns/mean", "rollout/completion/mean"),
-        proposals=(propose("1.5 times the turns", generator__max_turns=math.ceil(1.5 * limit)),),
+        proposals=(propose_each("1.5 times the turns", limits, lambda limit: math.ceil(1.5 * limit)),),
         advice="Allow 1.5 times the turns that a person needs: count them with mtrl play.",
         expect=f"{key} below 10 % at once",
     )
@@ -113,11 +118,10 @@ def silent_truncation(record: Record) -> Finding | None:
         metrics=(*ends, AT_CAP, REWARD),
         proposals=(
             propose("do not train on cut episodes", algorithm__overlong_filtering=True),
-            propose("room for the whole response",
-                    generator__sampling_params__max_generate_length=2 * int(record.setting(MAX_TOKENS))),
+            room_for_responses(record),
         ),
         expect="analysis/untrained_frac shows the share that is left out; the share of cut episodes stops growing",
-    )  # fmt: skip
+    )
 
 
 def _cut_and_whole(record: Record) -> str | None:
@@ -139,16 +143,17 @@ def _rewards_of_cut(file: Path) -> str | None:
 @rule("R140", "R147", "R161", windows=1.0)
 def oversized_turns(record: Record) -> Finding | None:
     """No episode comes near the turn budget."""
-    used, limit = recent(record, "rollout/turns/p95"), int(record.setting(MAX_TURNS))
-    if used is None or limit < 6 or 2.5 * used.value > limit or level(record, USED_UP) > 0.01:
+    used, limits = recent(record, "rollout/turns/p95"), values_of(record, MAX_TURNS)
+    least = min(limits.values())
+    if used is None or least < 6 or 2.5 * used.value > least or level(record, USED_UP) > 0.01:
         return None
     fitting = max(2, math.ceil(1.5 * used.value))
     return Finding(
         severity=Severity.NOTE,
-        title=f"95% of the episodes need at most {short(used.value)} of {limit} turns",
-        evidence=(f"no more than {percent(level(record, USED_UP))} of them reach {MAX_TURNS}={limit}",),
+        title=f"95% of the episodes need at most {short(used.value)} of {choice(limits)} turns",
+        evidence=(f"no more than {percent(level(record, USED_UP))} of them reach {written(limits)}",),
         metrics=("rollout/turns/p95", "rollout/turns/mean", USED_UP),
-        proposals=(propose("1.5 times what is needed", generator__max_turns=fitting),),
+        proposals=(propose_each("1.5 times what is needed", limits, lambda limit: fitting),),
         expect="the same success; an episode that gets lost ends sooner",
     )
 
@@ -156,15 +161,17 @@ def oversized_turns(record: Record) -> Finding | None:
 @rule("R140", "R141", "R147", windows=1.0)
 def oversized_tokens(record: Record) -> Finding | None:
     """No turn comes near the token cap."""
-    cap = int(record.setting(MAX_TOKENS))
+    caps = values_of(record, MAX_TOKENS)
+    cap = min(caps.values())
     longest = record.series("rollout/tokens/response_max").last(record.window).values
     if not len(longest) or cap < 256 or 4 * longest.max() > cap:
         return None
     fitting = 2 ** math.ceil(math.log2(2 * max(1.0, float(longest.max()))))
     return Finding(
         severity=Severity.NOTE,
-        title=f"The longest response of {len(longest)} steps has {int(longest.max())} tokens, and the cap is {cap}",
+        title=f"The longest response of {len(longest)} steps has {int(longest.max())} tokens, and the cap is "
+        f"{choice(caps)}",
         metrics=("rollout/tokens/response_max",),
-        proposals=(propose("twice what is needed", generator__sampling_params__max_generate_length=fitting),),
+        proposals=(propose_each("twice what is needed", caps, lambda cap: fitting),),
         expect="the same success with less memory set aside",
     )

@@ -9,6 +9,7 @@ from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.hacked import FOLLOWS
 from mtrl.diagnose.views import (
+    MAX_TURNS,
     REWARD,
     evaluations,
     from_to,
@@ -17,8 +18,11 @@ from mtrl.diagnose.views import (
     other_schemes,
     over_the_run,
     propose,
+    propose_each,
     rescoring,
     success,
+    values_of,
+    written,
 )
 from mtrl.utils.text import percent
 
@@ -31,7 +35,7 @@ def unfinished_success(record: Record) -> Finding | None:
     passed, finished = record.series(PASS_1), record.series(COMPLETION)
     if not len(passed) or len(finished) < 2 or passed.values[-1] < 0.5 or finished.values[-1] > 0.85:
         return None
-    limit = int(record.setting("generator.max_turns"))
+    limits = values_of(record, MAX_TURNS)
     cut = level(record, "rollout/stop/max_turns")
     if cut < 0.1:
         return None  # episodes end for another reason
@@ -42,10 +46,10 @@ def unfinished_success(record: Record) -> Finding | None:
         "held-out episodes finish",
         evidence=known(
             evaluations(record, COMPLETION, "completion"),
-            f"{percent(cut)} of the training rollouts end at generator.max_turns={limit}",
+            f"{percent(cut)} of the training rollouts end at {written(limits)}",
         ),
         metrics=(COMPLETION, PASS_1, "rollout/stop/max_turns"),
-        proposals=(propose("1.5 times the turns", generator__max_turns=math.ceil(1.5 * limit)),),
+        proposals=(propose_each("1.5 times the turns", limits, lambda limit: math.ceil(1.5 * limit)),),
         expect="completion rises at once, and pass@1 with it",
     )
 

@@ -6,7 +6,7 @@ from mtrl.algorithms.registry import ESTIMATORS
 from mtrl.diagnose.finding import Finding, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.views import level, other_schemes, propose
+from mtrl.diagnose.views import GROUP_SIZE, choice, level, other_schemes, propose, propose_each, values_of
 from mtrl.utils.text import percent
 
 EARLY, LONELY = "rollout/reward/early_frac", "analysis/lonely_turns"
@@ -61,14 +61,14 @@ def lonely_turns(record: Record) -> Finding | None:
     share = level(record, LONELY) / turns if turns else 0.0
     if share < 0.1 or _credit(record) != "turn":
         return None
-    size = int(record.setting("algorithm.group_size"))
+    sizes = values_of(record, GROUP_SIZE)
     return Finding(
         severity=Severity.WARNING,
         title=f"{percent(share)} of the turns have no peer in their group and get no credit",
-        evidence=(f"groups of {size}, {level(record, LONELY):.0f} such turns per step",),
+        evidence=(f"groups of {choice(sizes)}, {level(record, LONELY):.0f} such turns per step",),
         metrics=(LONELY, "rollout/turns/mean"),
         proposals=(
-            propose("larger groups", algorithm__group_size=2 * size),
+            propose_each("larger groups", sizes, lambda size: 2 * size),
             propose(
                 "credit that compares with the whole group",
                 algorithm__advantage_method="turn_rloo",

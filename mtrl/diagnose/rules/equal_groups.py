@@ -11,10 +11,12 @@ from mtrl.diagnose.registry import rule
 from mtrl.diagnose.rules.drop import find_drop
 from mtrl.diagnose.views import (
     EQUAL,
+    GROUP_SIZE,
     HELD_OUT,
     REWARD,
     are_cut,
     between_last,
+    choice,
     evaluations,
     from_to,
     is_solved,
@@ -22,9 +24,11 @@ from mtrl.diagnose.views import (
     level,
     other_schemes,
     propose,
+    propose_each,
     rescoring,
     room_for_responses,
     span,
+    values_of,
 )  # fmt: skip
 from mtrl.utils.text import percent, short
 
@@ -49,14 +53,15 @@ def equal_groups(record: Record) -> Finding | None:
     nearly_all = for_long or (equal >= NEARLY_ALL and record.steps >= LEAST)
     if not nearly_all and record.steps < max(record.window, LEAST):
         return None
-    size, prompts = int(record.setting("algorithm.group_size")), int(record.setting("trainer.prompts_per_step"))
+    sizes, prompts = values_of(record, GROUP_SIZE), int(record.setting("trainer.prompts_per_step"))
+    size = max(1, round(record.episodes / prompts))
     rewarded = 1 - level(record, "rollout/reward/zero_frac", 1 - level(record, REWARD) / record.unit)
     contrast, schemes = _Contrast(size, prompts, rewarded, equal), other_schemes(record)
     succeed = level(record, REWARD) >= NEAR * record.unit
     return Finding(
         severity=Severity.NOTE if succeed else Severity.ALARM if nearly_all else Severity.WARNING,
-        title=f"In {percent(equal)} of the groups all {size} rollouts have the same reward, and the mean reward does "
-        "not rise",
+        title=f"In {percent(equal)} of the groups all {choice(sizes)} rollouts have the same reward, and the mean "
+        "reward does not rise",
         evidence=known(
             from_to("the mean reward", rise),
             "most of these groups succeed in all rollouts; the other prompts are hardly ever solved"
@@ -66,11 +71,11 @@ def equal_groups(record: Record) -> Finding | None:
             f"{percent(1 - rewarded)} of the rollouts earn exactly 0",
             evaluations(record, "val/success/pass_k_1", "pass@1")
             or evaluations(record, HELD_OUT, "held-out success"),
-            contrast.effect_of_smaller_groups(),
+            contrast.effect_of_smaller_groups() if len(set(sizes.values())) == 1 else None,
         ),
         metrics=(EQUAL, REWARD, "analysis/informative_groups", "rollout/reward/zero_frac"),
         steps=span(record.series(REWARD).last(steps)),
-        proposals=_proposals(record, contrast, schemes),
+        proposals=_proposals(record, sizes, contrast, schemes),
         advice="A reward with more than two values helps most: reward parts of the answer, or turns that make "
         "progress. Rows that are always or never solved give no gradient at any group size.",
         expect="analysis/informative_groups rises at once, and the reward within 25 to 50 steps",
@@ -78,16 +83,16 @@ def equal_groups(record: Record) -> Finding | None:
     )  # fmt: skip
 
 
-def _proposals(record: Record, contrast: _Contrast, schemes: list[str]) -> tuple[Proposal, ...]:
+def _proposals(record: Record, sizes: dict[str, int], contrast: _Contrast, schemes: list[str]) -> tuple[Proposal, ...]:
     found = [room_for_responses(record)] if are_cut(record) else []  # cut responses earn nothing in any group
     temperature = float(record.setting("generator.sampling_params.temperature"))
     if temperature < 1.0:
         found.append(propose("more varied rollouts", generator__sampling_params__temperature=1.0))
     half, more = contrast.smaller
-    if half < contrast.size and contrast.groups(half, more) >= 1:
+    if len(set(sizes.values())) == 1 and half < contrast.size and contrast.groups(half, more) >= 1:
         found.append(
-            propose("more prompts with as many rollouts: fewer groups differ, and there are twice as many",
-                    algorithm__group_size=half, trainer__prompts_per_step=more)
+            propose_each("more prompts with as many rollouts: fewer groups differ, and there are twice as many",
+                         sizes, lambda size: half, trainer__prompts_per_step=more)
         )  # fmt: skip
     rounds = max(3, 2 * int(record.setting("algorithm.dynamic_sampling_rounds")))
     if contrast.groups(contrast.size, (1 + rounds) * contrast.prompts) >= 1:
@@ -96,7 +101,7 @@ def _proposals(record: Record, contrast: _Contrast, schemes: list[str]) -> tuple
                     algorithm__dynamic_sampling_rounds=rounds)
         )  # fmt: skip
     found += [propose("a denser reward of this task", reward__scheme=scheme) for scheme in schemes]
-    found.append(propose("more rollouts per prompt", algorithm__group_size=2 * contrast.size))
+    found.append(propose_each("more rollouts per prompt", sizes, lambda size: 2 * size))
     return tuple(found)
 
 
@@ -105,6 +110,7 @@ class _Contrast:
     """Number of groups with an advantage, now and with other group sizes."""
 
     size: int
+    """Number of rollouts of a group; in a mixture of sources with different sizes their mean."""
     prompts: int
     rewarded: float
     """Share of the rollouts with a reward other than 0."""

@@ -10,7 +10,18 @@ from mtrl.config.derived import SEQUENCES
 from mtrl.diagnose.finding import Finding, Proposal, Severity
 from mtrl.diagnose.record import Record
 from mtrl.diagnose.registry import rule
-from mtrl.diagnose.views import from_to, known, level, over_the_run, propose, recent, success
+from mtrl.diagnose.views import (
+    MAX_TURNS,
+    from_to,
+    known,
+    level,
+    over_the_run,
+    propose,
+    propose_each,
+    recent,
+    success,
+    values_of,
+)
 from mtrl.utils.text import duration, percent, short
 
 CONTEXT, LIMIT = "rollout/context/mean", "rollout/stop/context_limit"
@@ -36,14 +47,14 @@ def context_growth(record: Record) -> Finding | None:
     )
     if not hits and not longer:
         return None
-    turns, limit = int(record.setting("generator.max_turns")), record.setting("generator.max_context_length")
+    limit = record.setting("generator.max_context_length")
     if hits:
         title = f"{percent(level(record, LIMIT))} of the episodes end because their context is full"
     else:
         assert grown is not None
         title = f"The context of an episode has grown from {short(grown.before)} to {short(grown.after)} tokens, "
         title += "and success has not risen"
-    fewer = propose("fewer turns", generator__max_turns=max(1, math.floor(0.75 * turns)))
+    fewer = propose_each("fewer turns", values_of(record, MAX_TURNS), lambda turns: max(1, math.floor(0.75 * turns)))
     return Finding(
         severity=Severity.WARNING,
         title=title,

@@ -9,6 +9,7 @@ from mtrl.diagnose.rules.baseline import has_demonstrator
 from mtrl.diagnose.views import (
     FEW_SUCCESSES,
     HELD_OUT,
+    MAX_TURNS,
     SUCCESS,
     evaluations,
     from_to,
@@ -16,6 +17,8 @@ from mtrl.diagnose.views import (
     level,
     over_the_run,
     propose,
+    values_of,
+    written,
 )
 from mtrl.utils.text import percent, short
 
@@ -30,7 +33,8 @@ LEAST_TURNS = "model.warm_start.min_turns"
 def guesses(record: Record) -> Finding | None:
     """Nearly all episodes end in the first turn of several, few succeed, and success does not rise."""
     turns, change = level(record, TURNS, otherwise=SEVERAL_TURNS), over_the_run(record, SUCCESS)
-    if turns >= ONE_TURN or int(record.setting("generator.max_turns")) < SEVERAL_TURNS or change is None:
+    limits = values_of(record, MAX_TURNS)
+    if turns >= ONE_TURN or min(limits.values()) < SEVERAL_TURNS or change is None:
         return None
     share = level(record, SUCCESS)
     if not 0 < share < FEW_SUCCESSES or change.at_least(2.0) > 0:
@@ -39,8 +43,7 @@ def guesses(record: Record) -> Finding | None:
         severity=Severity.WARNING,
         title=f"The policy answers in the first turn, and {percent(share)} of its rollouts succeed",
         evidence=known(
-            f"episodes have {short(turns)} turns in the mean, and generator.max_turns="
-            f"{record.setting('generator.max_turns')}",
+            f"episodes have {short(turns)} turns in the mean, and {written(limits)}",
             from_to("success", change),
             evaluations(record, HELD_OUT, "held-out success"),
         ),

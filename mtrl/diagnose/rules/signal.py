@@ -10,6 +10,7 @@ from mtrl.diagnose.rules.equal_groups import NEAR, equal_groups
 from mtrl.diagnose.stats import compare, noise
 from mtrl.diagnose.views import (
     EQUAL,
+    GROUP_SIZE,
     REWARD,
     between_last,
     evaluations,
@@ -20,7 +21,9 @@ from mtrl.diagnose.views import (
     other_schemes,
     over_the_run,
     propose,
+    propose_each,
     recent,
+    values_of,
 )
 from mtrl.utils.text import percent, short
 
@@ -111,14 +114,15 @@ def many_zeros(record: Record) -> Finding | None:
 
 
 def _more_contrast(record: Record) -> tuple[Proposal, ...]:
-    size, prompts = int(record.setting("algorithm.group_size")), int(record.setting("trainer.prompts_per_step"))
+    sizes, prompts = values_of(record, GROUP_SIZE), int(record.setting("trainer.prompts_per_step"))
+    size = min(sizes.values())
     temperature = float(record.setting("generator.sampling_params.temperature"))
     found = []
-    if size > 4:
+    if size > 4 and len(set(sizes.values())) == 1:
         half = max(4, size // 2)
         found.append(
-            propose("smaller groups of more prompts", algorithm__group_size=half,
-                    trainer__prompts_per_step=prompts * size // half)
+            propose_each("smaller groups of more prompts", sizes, lambda size: half,
+                         trainer__prompts_per_step=prompts * size // half)
         )  # fmt: skip
     found.append(propose("more varied rollouts", generator__sampling_params__temperature=max(1.0, temperature + 0.1)))
     found.append(propose("replace groups without an advantage", algorithm__dynamic_sampling_rounds=3))
