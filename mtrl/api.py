@@ -49,7 +49,7 @@ class MultiTurnRLTrainer:
         agent: an agent program that runs the episodes instead: `package.module.function`, or the URL of a service.
         training_dataset: file, folder or Hub name with the rows.
         dataset: the same as `training_dataset`.
-        overrides: any other keys; they take precedence over the arguments above.
+        overrides: any other keys; they take precedence over the arguments above. None is null.
         run_dir: folder of the run; None creates one in `outputs/`.
         service: other arguments of SageMaker AI's SDK; see `service_keys`.
 
@@ -74,16 +74,15 @@ class MultiTurnRLTrainer:
         name = (overrides or {}).get("name", recipe)
         folder = f"outputs/{name}/{datetime.now():%Y-%m-%d_%H-%M-%S}" if run_dir is None else str(run_dir)
         self.run = RunDir(Path(claim(folder) if run_dir is None else folder))
-        keys = {
+        own = {
             "experiment": recipe,
             "model.path": model,
             "environment.target": agent_env,
             **agent_key(agent),
             "data.path": training_dataset or dataset or None,
             **service_keys(service),
-            **(overrides or {}),
-            "run_dir": str(self.run.path),
         }
+        keys = {**given(own), **(overrides or {}), "run_dir": str(self.run.path)}
         self.command = command("mtrl.main", {"model": "hf", **keys} if model else keys)
 
     def train(self, show: Callable[[str], object] = print) -> dict[str, Any]:
@@ -145,7 +144,7 @@ class MultiTurnRLEvaluator:
         dataset: file, folder or Hub name with the rows; None or empty: the data of the recipe.
         evaluate_base_model: compare with the policy before training, on the same rows.
         success_threshold: score from which an episode is a success; None: the recipe's threshold.
-        overrides: any other keys.
+        overrides: any other keys; None is null.
         output: folder of the report; None creates one in `outputs/evaluations/`.
         service: other arguments of SageMaker AI's SDK; see `service_keys`.
 
@@ -167,12 +166,12 @@ class MultiTurnRLEvaluator:
         **service: Any,
     ):
         output = output or output_folder(service, "output")
-        keys = {
+        own = {
             "data.path": dataset or None,
             "evaluation.success_threshold": success_threshold,
             **service_keys(service),
-            **(overrides or {}),
         }
+        keys = {**given(own), **(overrides or {})}
         recipe = recipe or keys.pop("experiment", None)
         self.evaluate_base_model = evaluate_base_model
         self.trainer = model if isinstance(model, MultiTurnRLTrainer) else None
@@ -275,9 +274,15 @@ def agent_key(agent: str | None) -> dict[str, str]:
     return {f"generator.agent.{'url' if '://' in agent else 'target'}": agent} if agent else {}
 
 
+def given(arguments: Overrides) -> dict[str, Any]:
+    """Return the keys of the arguments that were given. None leaves an argument out, whereas the None of an override is
+    the value null."""
+    return {key: value for key, value in arguments.items() if value is not None}
+
+
 def command(module: str, keys: Overrides) -> list[str]:
-    """Return the command line for these keys, without the keys whose value is None."""
-    return [sys.executable, "-m", module, *(override(key, value) for key, value in keys.items() if value is not None)]
+    """Return the command line for these keys."""
+    return [sys.executable, "-m", module, *(override(key, value) for key, value in keys.items())]
 
 
 def override(key: str, value: Any) -> str:

@@ -33,6 +33,7 @@ def _forked(monkeypatch):
         ("plugins", ["json", "os.path"]),
         ("trainer.optimizer.betas", [0.9, 0.95]),
         ("tracker.plots", False),
+        ("data.max_test_rows", None),
         ("reward.components", {"length_penalty": {"weight": 0.2, "max_tokens": 64, "buffer_tokens": 16}}),
     ],
     ids=str,
@@ -56,6 +57,21 @@ def test_arguments_are_keys(tmp_path):
     ]  # fmt: skip
     assert "generator.agent.target=a.function" in MultiTurnRLTrainer(agent="a.function", run_dir="r").command
     assert "evaluation.model=a/b" in MultiTurnRLEvaluator("a/b", recipe="gsm8k", output="o").command
+
+
+def test_an_override_of_none_is_null_and_an_argument_of_none_is_left_out(tmp_path):
+    overrides = {"data.max_test_rows": None, "evaluation.claim_threshold": None}
+    for model, base in (
+        (MultiTurnRLTrainer("gsm8k", overrides=overrides, run_dir="r"), ["experiment=gsm8k"]),
+        (MultiTurnRLEvaluator("a/b", recipe="gsm8k", overrides=overrides, output="o"), []),
+    ):
+        words = model.command[3:]
+        assert {"data.max_test_rows=null", "evaluation.claim_threshold=null", *base} <= set(words)
+        assert not [word for word in words if word.endswith("=null") and word.partition("=")[0] not in overrides]
+    trainer = MultiTurnRLTrainer("gsm8k", training_dataset="rows", overrides={"data.path": None}, run_dir="r")
+    assert [word for word in trainer.command if word.startswith("data.path=")] == ["data.path=null"]
+    cfg = compose(MultiTurnRLTrainer("gsm8k", overrides=overrides, run_dir=tmp_path / "run").command[3:])
+    assert cfg.data.max_test_rows is None
 
 
 @pytest.mark.slow
