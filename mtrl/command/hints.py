@@ -126,6 +126,11 @@ IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
         "generator.agent.command=null",
     ),
     (("generator.agent.api_key_env",), lambda c: c.generator.agent.url is None, "generator.agent.url=null"),
+    (
+        ("evaluation.samples_per_row", "evaluation.pass_k_values"),
+        lambda c: not c.evaluation.sampled_rows,
+        "evaluation.sampled_rows=0, which samples no row",
+    ),
     (("reward.scheme",), runs_agent, "a program, which reports the reward itself"),
     (
         ("environment.step_timeout", "environment.max_workers"),

@@ -231,11 +231,6 @@ def without_effect(config: Config, sources: Sequence[Source], overrides: Sequenc
     """Return warnings about settings that have no effect with these models."""
     evaluation, keys = config.evaluation, [key_of(override) for override in overrides]
     warnings = []
-    if not evaluation.sampled_rows and (evaluation.samples_per_row > 1 or list(evaluation.pass_k_values) != [1]):
-        warnings.append(
-            "evaluation.samples_per_row and pass_k_values change nothing with evaluation.sampled_rows=0; set it to the "
-            "number of rows to sample"
-        )
     sampling = config.generator.eval_sampling_params
     if evaluation.sampled_rows and sampling is not None and sampling.temperature == 0:
         warnings.append(

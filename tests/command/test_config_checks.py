@@ -274,6 +274,10 @@ WARNED = [
         "generator.context.keep_observations has no effect with generator.context.fold=summarise",
     ),
     (["generator.context.threshold=9"], "generator.context.threshold has no effect with generator.context.fold=none"),
+    (
+        ["evaluation.samples_per_row=8", "evaluation.sampled_rows=0"],
+        "evaluation.samples_per_row=8 has no effect with evaluation.sampled_rows=0, which samples no row",
+    ),
     (["tracker.wandb.entity=x"], "tracker.wandb.entity=x has no effect with tracker.report_to=[]"),
     (
         ["objective=sucess_after"],
@@ -285,6 +289,12 @@ WARNED = [
 @pytest.mark.parametrize(("overrides", "said"), WARNED, ids=lambda value: value[-1] if isinstance(value, list) else "")
 def test_warned(overrides, said):
     assert warnings(*overrides) == [said]
+
+
+def test_sampled_evaluations_need_sampled_rows():
+    values = "evaluation.pass_k_values=[1,4,8] has no effect with evaluation.sampled_rows=0, which samples no row"
+    assert values in warnings("evaluation=pass_at_8", "evaluation.sampled_rows=0")
+    assert warnings("evaluation=pass_at_8") == warnings("evaluation.sampled_rows=0") == []
 
 
 def test_training_warns_about_keys_of_the_evaluator():

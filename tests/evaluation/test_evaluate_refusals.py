@@ -118,7 +118,7 @@ def test_the_folder_of_a_run_is_not_written_into(refused, run):
         {
             "evaluation.rows=500": "500 rows were requested, and test has 12: all of them",
             "data.max_test_rows=null": "500 rows",
-            "evaluation.sampled_rows=0": "and pass_k_values change nothing with evaluation.sampled_rows=0",
+            "evaluation.sampled_rows=0": "has no effect with evaluation.sampled_rows=0, which samples no row",
         },
         {"evaluation.rows=500": "evaluation.rows=500 is limited to data.max_test_rows=12"},
     ],

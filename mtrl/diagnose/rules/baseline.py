@@ -15,6 +15,8 @@ from mtrl.utils.text import percent, short
 
 FEW = 50
 """Number of held-out episodes below which a 95 % interval is wider than ±14 points."""
+ENOUGH = 200
+"""Number of held-out episodes for an interval of ±7 points."""
 
 
 @rule("R101", "R160", windows=0.6)
@@ -40,13 +42,29 @@ def small_evaluation(record: Record) -> Finding | None:
         return None
     count = int(episodes[-1])
     low, high = wilson(count / 2, count)
+    rows, limits = int(record.setting("evaluation.rows")), _limits_of_rows(record)
+    is_whole = count < rows  # the split has no more rows
+    more = {key.replace(".", "__"): ENOUGH for key in limits}
+    if rows < ENOUGH and (limits or not is_whole):
+        more["evaluation__rows"] = ENOUGH
     return Finding(
         severity=Severity.NOTE,
         title=f"Evaluations run {count} held-out episodes: a measured 50% could be {percent(low)} or {percent(high)}",
         metrics=(HELD_OUT,),
-        proposals=(propose("a smaller interval", evaluation__rows=200),),
+        proposals=(propose("a smaller interval", **more),) if more else (),
+        advice=f"All {count} held-out rows of the data are in use: add rows to the split of the evaluations."
+        if is_whole and (not limits or record.setting("environments"))
+        else "",
         expect="an interval of ±7 points",
     )
+
+
+def _limits_of_rows(record: Record) -> list[str]:
+    """Return the keys of `data` that leave fewer than `ENOUGH` rows to the evaluations."""
+    keys = ["data.max_test_rows", *([] if record.setting("data.path") else ["data.synthetic_test_rows"])]
+    if record.setting("data.validation_rows"):
+        keys = ["data.validation_rows"]
+    return [key for key in keys if (value := record.setting(key)) is not None and value < ENOUGH]
 
 
 @rule("R108", "R092", windows=0.2)
