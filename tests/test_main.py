@@ -278,6 +278,11 @@ def test_warnings_go_to_stderr(jobs, capsys):
     main_module.cli(["algorithm.kl_estimator=k2"])
     printed = capsys.readouterr().err
     assert printed == "warning: algorithm.kl_estimator=k2 has no effect with algorithm.kl_loss_coef=0\n"
+    main_module.cli(["experiment=mixture", "environment.config.operations=3"])
+    assert capsys.readouterr().err == (
+        "warning: environment.config.operations=3 has no effect with environments, since words and sql replace it; set "
+        "environments.NAME.environment.config.operations\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,7 @@ def _sections(value: Any) -> Mapping[str, Any]:
 
 def _sets(source: Mapping[str, Any], path: str) -> bool:
     section, *names = path.split(".")
-    given = source.get(section)
+    given: Any = source.get(section)
     names_task = section == "environment" and bool({"name", "target"} & _sections(given).keys())
     if names_task and names[:1] in (["name"], ["target"], ["config"]):
         return True
