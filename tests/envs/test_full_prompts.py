@@ -19,7 +19,7 @@ from tests.envs.full_prompts import FOLDER, TASKS, rows, text_of
 
 SHORT_ROWS = {
     "gsm8k": "be9345abf3bc6c6e",
-    "text_to_sql": "ee80ec54c47a1b0a",
+    "text_to_sql": "f993849e235d0eaa",
     "games": "3b2e61e8e05f44d3",
     "search": "537fd968c7a33505",
     "triviaqa": "f8d9e655815d70d6",
