@@ -170,13 +170,14 @@ class Trainer:
     def _remove_later_steps(self) -> None:
         """Remove what the run has recorded of steps that it makes again, and set their checkpoints aside."""
         step = self.progress.step
-        self.metrics.truncate(step if step else -1)
-        remove_later(self.run_dir.trajectories, step if step else -1)
+        kept = step or -1  # without a checkpoint, the evaluation before training is made again too
+        self.metrics.truncate(kept)
+        remove_later(self.run_dir.trajectories, kept)
         if abandoned := self.checkpoints.abandon(step):
             names = ", ".join(path.name for path in abandoned)
             self.console.note(
-                f"the run goes back to step {step}, and its later checkpoints are now {self.run_dir.checkpoints}/ "
-                f"{names}: delete them when they are no longer needed"
+                f"the run goes back to step {step}, and its later checkpoints are now {names} in "
+                f"{self.run_dir.checkpoints}; delete them when they are no longer needed"
             )
 
     async def _train(self, total: int, bar: Work, interrupt: Interrupt) -> None:
@@ -222,9 +223,10 @@ class Trainer:
 
     async def _evaluate_again(self) -> None:
         """Make the evaluation of the step at which the run resumes, if it was due and ended the run."""
-        step = self.progress.step
+        if not (step := self.progress.step) or not self._evaluation_due():
+            return
         row = next((row for row in self.metrics.read() if row["step"] == step), None)
-        if not step or row is None or "val/success/mean" in row or not self._evaluation_due():
+        if row is None or "val/success/mean" in row:
             return
         row |= await self._evaluate(step)
         self.metrics.truncate(step - 1)  # the row is written again, with the evaluation

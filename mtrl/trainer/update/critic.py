@@ -191,9 +191,10 @@ def _places(parts: Sequence[Sequence[Sample]]) -> NDArray[np.int64]:
     Args:
         parts: the samples of each trajectory.
     """
-    trajectories = [place for place, own in enumerate(parts) for sample in own for _ in range(sample.action_tokens)]
-    turns = [turn for own in parts for sample in own for turn in sample.turns if turn >= 0]
-    return np.lexsort((turns, trajectories))
+    numbered = [(place, np.array(sample.turns)) for place, own in enumerate(parts) for sample in own]
+    turns = [own[own >= 0] for _, own in numbered]
+    trajectories = [np.full(len(own), place) for (place, _), own in zip(numbered, turns, strict=True)]
+    return np.lexsort([np.concatenate([*rows, np.zeros(0, np.int64)]) for rows in (turns, trajectories)])
 
 
 def _split(per_token: Floats, places: NDArray[np.int64], samples: Sequence[Sample]) -> list[Floats]:
