@@ -204,12 +204,12 @@ class BaseEnvironment:
         """
         raise NotImplementedError(f"{type(self).__name__} does not define step(response, ground_truth)")
 
-    def truncate(self, ground_truth: dict[str, Any]) -> dict[str, float]:
+    def truncate(self, ground_truth: dict[str, Any]) -> dict[str, float] | StepResult:
         """Return reward components to add when a limit of the run, on turns or context, cuts the episode.
 
         It is called after a step that did not end the episode. The components are added to the reward of the last turn;
         by default there are none. An environment that grants rewards in advance takes back here the part that the end
-        of the episode would have taken back.
+        of the episode would have taken back. From a `StepResult`, its reward, components and metrics are added.
         """
         return {}
 

@@ -26,14 +26,14 @@ class StepResult:
     """Whether the turns ran out before the task was finished, as in Gymnasium; it counts only together with `done`."""
 
 
-def as_step_result(value: Any, environment: Any) -> StepResult:
-    """Check the value that `step` returned; numbers become plain floats.
+def as_step_result(value: Any, environment: Any, method: str = "step") -> StepResult:
+    """Check the value that `step`, or another `method`, returned; numbers become plain floats.
 
     Raises:
         TypeError: the value is neither `(reward, observation, done)` nor a `StepResult`, or a number in it is not
             finite.
     """
-    name = f"{type(environment).__name__}.step"
+    name = f"{type(environment).__name__}.{method}"
     if isinstance(value, tuple) and len(value) == 3:
         value = StepResult(*value)
     if not isinstance(value, StepResult):
@@ -48,19 +48,24 @@ def as_step_result(value: Any, environment: Any) -> StepResult:
     )
 
 
-def add_components(turn: Turn, components: Any, environment: Any) -> None:
-    """Add the reward components that `truncate` returned to a turn's components and reward.
+def add_truncation(turn: Turn, value: Any, environment: Any) -> None:
+    """Add what `truncate` returned to a turn: reward components, or a `StepResult` with a reward of its own.
 
     Raises:
-        TypeError: `components` is no mapping from names to finite numbers.
+        TypeError: `value` is neither a mapping from names to finite numbers nor a valid `StepResult`.
     """
     name = f"{type(environment).__name__}.truncate"
-    if not isinstance(components, dict):
-        raise TypeError(f"{name} returned {components!r:.200}; it must return a mapping from names to numbers")
-    for key, value in components.items():
-        amount = finite(value, f"{name} returned the component {key!r} =")
-        turn.components[key] = turn.components.get(key, 0.0) + amount
-        turn.reward += amount
+    if isinstance(value, StepResult):
+        result = as_step_result(value, environment, "truncate")
+    elif isinstance(value, dict):
+        components = {key: finite(part, f"{name} returned the component {key!r} =") for key, part in value.items()}
+        result = StepResult(sum(components.values()), components=components)
+    else:
+        raise TypeError(f"{name} returned {value!r:.200}; it must return a mapping from names to numbers")
+    turn.reward += result.reward
+    turn.metrics.update(result.metrics)
+    for key, part in result.components.items():
+        turn.components[key] = turn.components.get(key, 0.0) + part
 
 
 def _truth(value: Any, what: str) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from mtrl.environments.base import BaseEnvironment, StepResult, TakesMessages
 from mtrl.environments.factory import close_now
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
-from mtrl.environments.results import add_components, as_messages, as_step_result
+from mtrl.environments.results import add_truncation, as_messages, as_step_result
 from mtrl.environments.tool_calls import message_calls, parse_calls
 from mtrl.types import FinishReason, Message, Row, StopReason, Trajectory, Turn
 from mtrl.utils.process_guard import exit_as_error
@@ -124,8 +124,8 @@ class Stepper:
     async def truncate(self) -> None:
         """End the episode because a limit of the run was reached; the environment may still reward the last turn."""
         self.over = True
-        components = await self.call(self.environment.truncate, self.row["ground_truth"])
-        add_components(self.trajectory.environment_turns[-1], components, self.environment)
+        value = await self.call(self.environment.truncate, self.row["ground_truth"])
+        add_truncation(self.trajectory.environment_turns[-1], value, self.environment)
 
     async def close(self, pool: EnvironmentPool, seconds: float) -> None:
         """Close the environment within `seconds`, if it was created. A second call has no effect."""

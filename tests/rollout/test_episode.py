@@ -147,11 +147,19 @@ def test_truncation_rewards_the_last_turn(make_loop, run_episode, stepping, limi
         assert trajectory.turns[-1].components == {"search": 0.375, "settlement": -0.25}
 
 
+def test_a_step_result_of_truncation_has_its_own_reward_and_metrics(make_loop, run_episode, stepping):
+    environment = stepping(lambda *_: StepResult(0.5, "more", False, {"a": 1.0}, {"m": 1.0, "n": 2.0}))
+    environment.truncate = lambda self, ground_truth: StepResult(0.25, components={"a": 1.0}, metrics={"m": 3.0})
+    last = run_episode(make_loop(environment, max_turns=1)).turns[-1]
+    assert (last.reward, last.components, last.metrics) == (0.75, {"a": 2.0}, {"m": 3.0, "n": 2.0})
+
+
 @pytest.mark.parametrize(
     ("payments", "sentence"),
     [
         (None, "Env.truncate returned None; it must return a mapping from names to numbers"),
         ({"a": float("nan")}, "Env.truncate returned the component 'a' = nan; it must be a finite number"),
+        (StepResult(float("inf")), "Env.truncate returned the reward inf; it must be a finite number"),
     ],
 )
 def test_an_invalid_truncation_reward_fails_the_episode(make_loop, run_episode, stepping, payments, sentence):

@@ -18,6 +18,7 @@ import json
 import signal
 import threading
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 from mtrl.datasets import Splits
@@ -138,14 +139,15 @@ class VerifiersAdapter(EnvironmentAdapter):
         cut = state.get("stop_condition") == "max_turns_reached"
         if not done and self.current_turn < self.max_turns:
             return StepResult(reward, observation)
-        rubric = await self._finish()
-        passed = rubric >= getattr(env, "pass_threshold", PASS_THRESHOLD)
-        components = {name: value for name, value in metrics_of(state["metrics"]).items() if name != "environment"}
-        metrics = {"rubric": rubric, "rubric_passed": float(passed)}
-        return StepResult(reward + rubric, observation, True, components, metrics, truncated=cut or not done)
+        scored = await self._finish()
+        return replace(scored, reward=reward + scored.reward, observation=observation, truncated=cut or not done)
 
-    async def _finish(self) -> float:
-        """Clean up, score, and return the rubric's weighted sum."""
+    async def truncate(self, ground_truth: dict[str, Any]) -> StepResult:  # type: ignore[override]
+        """Score an episode that a limit of the run cuts after a turn that did not end it."""
+        return await self._finish()
+
+    async def _finish(self) -> StepResult:
+        """Clean up and score. The reward is the rubric's weighted sum, and each of its functions is a component."""
         state, env = self.state, self.env
         self.env = None  # so that `close` does not clean up again
         await env.cleanup(state)
@@ -153,7 +155,11 @@ class VerifiersAdapter(EnvironmentAdapter):
             await env.render_completion(state)
         await env.rubric.score_rollout(state)
         await env.rubric.cleanup(state)
-        return float(state["reward"])
+        rubric = float(state["reward"])
+        passed = rubric >= getattr(env, "pass_threshold", PASS_THRESHOLD)
+        components = {name: value for name, value in metrics_of(state["metrics"]).items() if name != "environment"}
+        metrics = {"rubric": rubric, "rubric_passed": float(passed)}
+        return StepResult(rubric, None, True, components, metrics, truncated=True)
 
     def close(self) -> Any:
         """Close the episode. If it did not reach its end, return the awaitable that cleans up its state."""

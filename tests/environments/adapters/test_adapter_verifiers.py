@@ -133,6 +133,16 @@ def test_limits_of_either_side_are_truncation_and_are_scored(play, task):
         assert trajectory.rewards == pytest.approx([0.0, 0.25 + 0.2])
 
 
+def test_an_episode_at_the_context_limit_is_scored(play, hints, task):
+    trajectory = play(hints, ["no " * 60] * 4, task, max_context_length=150)
+    assert (len(trajectory.turns), trajectory.stop_reason) == (1, StopReason.CONTEXT_LIMIT)
+    assert trajectory.rewards == pytest.approx([0.1])
+    last = trajectory.turns[-1]
+    assert last.components == {"right": 0.0, "turns": 1.0, "num_turns": 1.0}
+    assert last.metrics == {"rubric": pytest.approx(0.1), "rubric_passed": 0.0} and hints.shared.cleaned == [1]
+    assert trajectory.error is None
+
+
 def test_a_final_response_ends_the_episode(play, hints, task):
     trajectory = play(hints, ["enough"], task)
     assert trajectory.stop_reason == StopReason.DONE and observed(trajectory)[-1] == ["over"]
