@@ -16,6 +16,7 @@ from envs.games.mastermind import Mastermind
 from envs.games.prompts import EXAMPLE_ROWS
 from envs.games.prompts import prompt as prompt_of
 from mtrl.datasets import Splits, cap
+from mtrl.environments.config_values import check_count
 from mtrl.errors import UserError
 from mtrl.types import Row
 
@@ -56,10 +57,10 @@ def load(
     """
     if data.path is not None:
         raise UserError(f"data.path={data.path} is not read by games, which are generated; set data.path=null")
-    _check("symbols", symbols, 2, 10)
-    _check("places", places, 1, 5)
-    _check("size", size, 3, 9)
-    _check("steps", steps, maze.SHORTEST, 40)
+    check_count("symbols", symbols, 2, 10)
+    check_count("places", places, 1, 5)
+    check_count("size", size, 3, 9)
+    check_count("steps", steps, maze.SHORTEST, 40)
     draws: dict[str, Draw] = {
         "mastermind": partial(mastermind.draw, places=places, symbols=symbols),
         "maze": partial(maze.draw, size=size, steps=steps),
@@ -97,11 +98,6 @@ def decoys(row: Row) -> list[str]:
 def is_held_out(key: str) -> bool:
     """Whether the game belongs to the test split. This depends only on the game, not on the seed."""
     return sha256(key.encode()).digest()[0] % HELD_OUT == 0
-
-
-def _check(name: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise UserError(f"environment.config.{name}={value!r} must be a whole number from {low} to {high}")
 
 
 def _generated(data: Any, seed: int, draws: dict[str, Draw], full: bool) -> Splits:

@@ -8,6 +8,7 @@ import random
 from dataclasses import dataclass
 
 from envs.gsm8k.calculator import calculate
+from mtrl.environments.config_values import check_count
 from mtrl.errors import UserError
 
 SMALL, MEDIUM, LARGE = (3, 9), (12, 98), (100, 999)
@@ -108,10 +109,7 @@ def draw(rng: random.Random, templates: tuple[Template, ...]) -> Problem:
 
 def generate(train: int, test: int, seed: int, operations: int) -> tuple[list[Problem], list[Problem]]:
     """Generate `train` and `test` distinct problems with up to `operations` operations; no key is in both."""
-    if type(operations) is not int or not 1 <= operations <= MAX_OPERATIONS:  # a bool is an int as well
-        raise UserError(
-            f"environment.config.operations={operations!r} must be a whole number from 1 to {MAX_OPERATIONS}"
-        )
+    check_count("operations", operations, 1, MAX_OPERATIONS)
     templates = tuple(template for template in TEMPLATES if template.operations <= operations)
     rng = random.Random(f"gsm8k {seed}")
     problems: dict[bool, list[Problem]] = {False: [], True: []}

@@ -15,10 +15,10 @@ from envs.mini_swe.backends import check_backend
 from envs.mini_swe.bugs import Bug, is_held_out, pairs
 from envs.mini_swe.calls import Call, check_calls
 from envs.mini_swe.functions import EXPRESSIONS, FOLDER, NAMINGS, Function, make, place, results
-from envs.mini_swe.limits import check_positive
 from envs.mini_swe.prompts import EXAMPLE_ROW, full_prompt
 from envs.mini_swe.swebench import is_swebench, swebench_row
 from mtrl.datasets import Splits, cap, load_splits, to_row
+from mtrl.environments.config_values import check_positive
 from mtrl.errors import UserError
 from mtrl.types import Row
 
@@ -79,8 +79,8 @@ def _timed(splits: Splits, command_seconds: float = 30, grading_seconds: float =
     Raises:
         UserError: a limit is no positive number, or the limit of a single call is larger than that of all calls.
     """
-    check_positive("command_seconds", command_seconds, int | float)
-    check_positive("grading_seconds", grading_seconds, int | float)
+    check_positive("command_seconds", command_seconds)
+    check_positive("grading_seconds", grading_seconds)
     for row in (*splits.train, *splits.test):
         limits = (Call.of(call).seconds or 0 for call in row["ground_truth"].get("calls", ()))
         if (longest := max(limits, default=0)) > grading_seconds:

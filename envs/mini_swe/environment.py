@@ -8,10 +8,10 @@ from typing import Any, Protocol
 
 from envs.mini_swe.backends import check_backend
 from envs.mini_swe.container_task import ContainerTask
-from envs.mini_swe.limits import check_positive
 from envs.mini_swe.prompts import SUBMIT, style_of
 from envs.mini_swe.sandbox_task import SandboxTask
 from mtrl.environments.base import BaseEnvironment, StepResult
+from mtrl.environments.config_values import check_count, check_positive
 from mtrl.errors import UserError
 from mtrl.types import Message, Row
 
@@ -82,15 +82,15 @@ class MiniSweEnv(BaseEnvironment):
         if max_turns < 1:
             raise UserError(f"generator.max_turns={max_turns} leaves no turn to act; set it to 1 or more")
         check_backend(backend)
-        check_positive("command_seconds", command_seconds, int | float)
-        check_positive("grading_seconds", grading_seconds, int | float)
-        check_positive("container_processes", container_processes, int)
+        check_positive("command_seconds", command_seconds)
+        check_positive("grading_seconds", grading_seconds)
+        check_count("container_processes", container_processes)
         for key, number in (
             ("observation_characters", observation_characters),
             ("container_disk_mb", container_disk_mb),
         ):
             if number is not None:
-                check_positive(key, number, int)
+                check_count(key, number)
         self.backend = backend
         self.seconds: dict[str, Any] = {"command_seconds": command_seconds, "grading_seconds": grading_seconds}
         self.container: dict[str, Any] = {

@@ -11,6 +11,7 @@ from envs.search.prompts import style_of
 from envs.search.retrievers import RetrieverSettings, private_retriever
 from envs.search.reward import SCHEMES, EpisodeReward, Outcome
 from mtrl.environments.base import BaseEnvironment, StepResult
+from mtrl.environments.config_values import check_count
 from mtrl.errors import UserError
 from mtrl.retrieval import Retriever
 from mtrl.types import Message, Row
@@ -62,8 +63,8 @@ class SearchEnv(BaseEnvironment):
         if max_turns < 1:
             raise UserError(f"generator.max_turns={max_turns} leaves no turn to answer; set it to 1 or more")
         for name, value in (("topk", topk), ("observation_characters", observation_characters)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
-                raise UserError(f"environment.config.{name}={value!r} must be a whole number of at least 1")
+            if value is not None:
+                check_count(name, value)
         sizes = {"topk": topk, "characters": observation_characters}
         self.sizes: dict[str, Any] = {name: value for name, value in sizes.items() if value is not None}
         self.settings = RetrieverSettings.of(retriever, url, corpus, options)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from mtrl.environments.config_values import check_count, check_positive
 from mtrl.errors import UserError
 from mtrl.retrieval import Passage, Retriever, RetrieverError, load_corpus, make_retriever
 
@@ -36,13 +37,17 @@ class RetrieverSettings:
         """Build the settings from `environment.config`; null is the same as a missing key.
 
         Raises:
-            UserError: no retriever has such a key.
+            UserError: no retriever has such a key, or its value is out of range.
         """
         given = {name: value for name, value in options.items() if value is not None}
         if unknown := sorted(given.keys() - set(OPTIONS)):
             raise UserError(
                 f"environment.config.{unknown[0]} is not known to search; a retriever has {', '.join(OPTIONS)}"
             )
+        if "timeout" in given:
+            check_positive("timeout", given["timeout"])
+        if "retries" in given:
+            check_count("retries", given["retries"], low=0)
         return cls(retriever, url, corpus, tuple(sorted(given.items())))
 
     def make(self) -> Retriever:

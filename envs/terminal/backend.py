@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
 from envs.terminal.task import TerminalTask
+from mtrl.environments.config_values import check_count, check_positive
 from mtrl.errors import UserError
 from mtrl.sandbox.bubblewrap_container import BubblewrapContainer
 from mtrl.sandbox.container import Container, ContainerLimits
@@ -55,11 +55,11 @@ class Backend:
     def __post_init__(self) -> None:
         if self.name not in BACKENDS:
             raise UserError(f"environment.config.backend={self.name} is not known; choose one of {', '.join(BACKENDS)}")
-        for key in ("memory_mb", "cpus", "processes", "disk_mb"):
-            check_positive(key, getattr(self, key), float if key == "cpus" else int)
-        spare = self.warm_containers
-        if isinstance(spare, bool) or not isinstance(spare, int) or spare < 0:
-            raise UserError(f"environment.config.warm_containers={spare!r} must be an integer from 0 on")
+        for key in ("memory_mb", "processes", "disk_mb"):
+            check_count(key, getattr(self, key))
+        if self.cpus is not None:
+            check_positive("cpus", self.cpus)
+        check_count("warm_containers", self.warm_containers, low=0)
         if not isinstance(self.network, bool):
             raise UserError(f"environment.config.network={self.network!r} must be true or false")
         self._refuse_idle()
@@ -134,13 +134,3 @@ class Backend:
         if len(set(map(checked_url, servers))) < len(servers):
             raise UserError("environment.config.servers names a server twice; name each address once")
         token()
-
-
-def check_positive(key: str, value: Any, kind: type) -> None:
-    """Raise a UserError if the value of a key of `environment.config` is no positive number; None is allowed for
-    floats."""
-    if value is None and kind is float:
-        return
-    if isinstance(value, bool) or not isinstance(value, int if kind is int else int | float) or value <= 0:
-        what = "an integer" if kind is int else "a number"
-        raise UserError(f"environment.config.{key}={value!r} must be {what} above 0")

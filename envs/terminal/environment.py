@@ -10,10 +10,11 @@ from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import Any
 
-from envs.terminal.backend import SANDBOX_CWD, Backend, check_positive
+from envs.terminal.backend import SANDBOX_CWD, Backend
 from envs.terminal.task import TerminalTask, read_task
 from envs.terminal.verdict import MAKE_FOLDERS, run_tests
 from mtrl.environments.base import StepResult
+from mtrl.environments.config_values import check_count, check_positive
 from mtrl.environments.tools import ToolEnvironment, ToolError, tool
 from mtrl.errors import UserError
 from mtrl.sandbox.container import CommandResult, Container, ContainerError
@@ -49,8 +50,8 @@ class TerminalEnv(ToolEnvironment):
             backend, memory_mb, cpus, processes, disk_mb, network, servers, warm_containers: see
                 `envs.terminal.backend.Backend`.
         """
-        check_positive("command_seconds", command_seconds, float)
-        check_positive("output_characters", output_characters, int)
+        check_positive("command_seconds", command_seconds)
+        check_count("output_characters", output_characters)
         if max_turns < 1:
             raise UserError(f"generator.max_turns={max_turns} leaves no turn to act; set it to 1 or more")
         super().__init__(max_turns, tool_timeout=command_seconds + TOOL_SLACK_SECONDS)

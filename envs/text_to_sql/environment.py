@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from envs.text_to_sql.prompts import harmless, style_of
 from envs.text_to_sql.reward import SCHEMES, EpisodeReward, judge
 from mtrl.environments.base import BaseEnvironment, StepResult
+from mtrl.environments.config_values import check_count, check_positive
 from mtrl.errors import UserError
 from mtrl.sandbox.sql import QueryLimits, SqlSandbox
 from mtrl.types import Message, Row
@@ -57,10 +58,10 @@ class TextToSqlEnv(BaseEnvironment):
             raise UserError(f"generator.max_turns={max_turns} leaves no turn to answer; set it to 1 or more")
         sizes = {"rows": observation_rows, "characters": observation_characters}
         self.sizes = {name: value for name, value in sizes.items() if value is not None}
-        _check_positive("query_seconds", query_seconds, int | float)
-        _check_positive("query_operations", query_operations, int)
+        check_positive("query_seconds", query_seconds)
+        check_count("query_operations", query_operations)
         for name, value in self.sizes.items():
-            _check_positive(f"observation_{name}", value, int)
+            check_count(f"observation_{name}", value)
         self.limits = QueryLimits(operations=query_operations, seconds=query_seconds)
         self.scheme = reward
         self._sandbox: SqlSandbox | None = None
@@ -130,9 +131,3 @@ def _gold_sql(ground_truth: dict[str, Any]) -> str:
     if not isinstance(sql, str) or not sql.strip():
         raise UserError(f"ground_truth.sql={sql!r} is no query; write the SQL that answers the question")
     return sql
-
-
-def _check_positive(name: str, value: Any, kind: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, kind) or not value > 0:
-        noun = "whole number" if kind is int else "number"
-        raise UserError(f"environment.config.{name}={value!r} is not a positive {noun}; give one, or leave the key out")

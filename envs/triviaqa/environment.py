@@ -10,6 +10,7 @@ from envs.triviaqa.retriever import open_retriever, searching
 from envs.triviaqa.reward import SCHEMES, EpisodeReward, load_rewards
 from envs.triviaqa.tools import ERROR, call_tool, load_tools
 from mtrl.environments.base import BaseEnvironment, StepResult
+from mtrl.environments.config_values import check_count
 from mtrl.errors import UserError
 from mtrl.types import Message, Row
 
@@ -41,15 +42,7 @@ class TriviaQaEnv(BaseEnvironment):
         super().__init__(max_turns)  # the other keys of environment.config are for the loader
         if max_turns < 1:
             raise UserError(f"generator.max_turns={max_turns} leaves no turn to answer; set it to 1 or more")
-        if (
-            isinstance(observation_characters, bool)
-            or not isinstance(observation_characters, int)
-            or observation_characters < 1
-        ):
-            raise UserError(
-                f"environment.config.observation_characters={observation_characters!r} is not a positive whole number; "
-                "give one, or leave the key out"
-            )
+        check_count("observation_characters", observation_characters)
         self.observation_characters = observation_characters
         self.toolbox = load_tools(tools_file)
         self.reward_functions = load_rewards(reward, reward_file)

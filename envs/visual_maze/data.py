@@ -10,6 +10,7 @@ from typing import Any
 from envs.visual_maze.maze import LONGEST, SHORTEST, STEPS, Maze, draw, solve
 from envs.visual_maze.prompts import prompt as prompt_of
 from mtrl.datasets import Splits, cap
+from mtrl.environments.config_values import check_count
 from mtrl.errors import UserError
 from mtrl.types import Row
 
@@ -39,9 +40,9 @@ def load(data: Any, seed: int, size: int = 4, steps: int = LONGEST, cell: int = 
     """
     if data.path is not None:
         raise UserError(f"data.path={data.path} is not read by visual_maze, which is generated; set data.path=null")
-    _check("size", size, 3, 9)
-    _check("steps", steps, SHORTEST, 40)
-    _check("cell", cell, 1, 256)
+    check_count("size", size, 3, 9)
+    check_count("steps", steps, SHORTEST, 40)
+    check_count("cell", cell, 1, 256)
     counts = {"train": data.synthetic_train_rows, "test": data.synthetic_test_rows}
     grids = {split: _grids(split, count, seed, size, steps) for split, count in counts.items()}
     rows = {
@@ -64,11 +65,6 @@ def decoys(row: Row) -> list[str]:
 def is_held_out(key: str) -> bool:
     """Whether the maze belongs to the test split. This depends only on the maze, not on the seed."""
     return sha256(key.encode()).digest()[0] % HELD_OUT == 0
-
-
-def _check(name: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise UserError(f"environment.config.{name}={value!r} must be a whole number from {low} to {high}")
 
 
 def _grids(split: str, count: int, seed: int, size: int, steps: int) -> list[dict[str, Any]]:

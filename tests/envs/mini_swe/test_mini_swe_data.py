@@ -173,8 +173,8 @@ def test_a_package_of_functions_for_language_models(judged):
         ({"functions": 0}, "environment.config.functions=0 must be a number from 1 to"),
         ({"functions": True}, "environment.config.functions=True must be a number from 1 to"),
         ({"backend": "docker"}, "environment.config.backend=docker needs rows with images, and generated ones have"),
-        ({"grading_seconds": "no"}, "environment.config.grading_seconds='no' must be a positive number"),
-        ({"command_seconds": None}, "environment.config.command_seconds=None must be a positive number"),
+        ({"grading_seconds": "no"}, "environment.config.grading_seconds='no' must be a number above 0"),
+        ({"command_seconds": None}, "environment.config.command_seconds=None must be a number above 0"),
     ],
 )
 def test_invalid_settings_are_refused(config, sentence):

@@ -262,6 +262,8 @@ def test_topk(topk, make_row, play):
         ({"topk": 0}, "environment.config.topk=0 must be a whole number of at least 1"),
         ({"topk": True}, "environment.config.topk=True must be"),
         ({"observation_characters": 2.5}, "environment.config.observation_characters=2.5 must be"),
+        ({"timeout": "8s"}, "environment.config.timeout='8s' must be a number above 0"),
+        ({"retries": 1.5}, "environment.config.retries=1.5 must be a whole number of at least 0"),
         ({"encodr": "x"}, "environment.config.encodr is not known to search; a retriever has encoder"),
     ],
 )

@@ -156,11 +156,11 @@ def test_settings_that_do_not_fit_are_refused(folder, monkeypatch):
         ({"backend": "swerex", "servers": "https://x"}, "servers='https://x' must be a list of addresses"),
         ({"backend": "swerex", "servers": ["https://x", "https://x/"]}, "names a server twice; name each address once"),
         ({"backend": "swerex", "servers": ["https://x"]}, "set the environment variable MTRL_SWEREX_TOKEN"),
-        ({"memory_mb": "2g"}, "environment.config.memory_mb='2g' must be an integer above 0"),
+        ({"memory_mb": "2g"}, "environment.config.memory_mb='2g' must be a whole number of at least 1"),
         ({"disk_mb": 5}, "disk_mb is for containers of podman and docker, and environment.config.backend is sandbox"),
-        ({"backend": "podman", "disk_mb": 0}, "environment.config.disk_mb=0 must be an integer above 0"),
+        ({"backend": "podman", "disk_mb": 0}, "environment.config.disk_mb=0 must be a whole number of at least 1"),
         ({"warm_containers": 2}, "warm_containers is for containers of podman and docker, and environment.config.back"),
-        ({"backend": "docker", "warm_containers": -1}, "environment.config.warm_containers=-1 must be an integer fr"),
+        ({"backend": "docker", "warm_containers": -1}, "environment.config.warm_containers=-1 must be a whole number"),
         ({"backend": "podman", "cpus": -1}, "environment.config.cpus=-1 must be a number above 0"),
     ):
         with pytest.raises(UserError, match=sentence):

@@ -210,7 +210,7 @@ def test_results_have_a_limited_length(play, make_row, corpus):
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, True, "9"])
 def test_invalid_lengths_are_refused(value):
-    with pytest.raises(UserError, match="environment.config.observation_characters=.* is not a positive whole number"):
+    with pytest.raises(UserError, match="config.observation_characters=.* must be a whole number of at least 1"):
         FAMILY.environment(observation_characters=value)
 
 
