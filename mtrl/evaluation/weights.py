@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from mtrl.errors import UserError
 from mtrl.evaluation.rollouts import Source
 from mtrl.models.lora import merged_state_of
 from mtrl.models.tiny_vision import make_policy
+from mtrl.models.weight_files import model_digest
+from mtrl.record.checkpoints import STATE
 from mtrl.record.run_dir import RunDir
 from mtrl.trainer.checkpoint.tensors import read_tensors
 from mtrl.trainer.loading import load_model, pick_device
 from mtrl.trainer.setup.parts import start_of
+from mtrl.trainer.setup.start import check_start
 from mtrl.trainer.update.policy import Policy
 
 
@@ -36,7 +40,7 @@ def load(source: Source, config: Config) -> tuple[Any, Any]:
     assert source.path is not None and source.run is not None
     own: Any = OmegaConf.to_object(of_run(source.run, []))
     adapted = bool(own.model.lora_rank)
-    model, tokenizer = _beneath_adapters(own, config) if adapted else architecture(source.run, config)
+    model, tokenizer = _beneath_adapters(own, config, source, key) if adapted else architecture(source.run, config)
     try:
         weights = read_tensors(Path(source.path), "model")
         if adapted:
@@ -62,9 +66,16 @@ def aligned(model: Any) -> Any:
     return model
 
 
-def _beneath_adapters(own: Any, config: Config) -> tuple[Any, Any]:
-    """Return the base model of a run with adapters, because its checkpoints hold only the adapters."""
-    return load_model(config, start_of(own, load_task(own)))
+def _beneath_adapters(own: Any, config: Config, source: Source, key: str) -> tuple[Any, Any]:
+    """Return the base model of a run with adapters, because its checkpoints hold only the adapters.
+
+    Raises:
+        UserError: the run began with another base model than its settings give now.
+    """
+    start = start_of(own, load_task(own))
+    state = json.loads((Path(source.path or "") / STATE).read_text(encoding="utf-8"))
+    check_start(own, f"{key}={source.text}", state.get("start", ""), model_digest(start))
+    return load_model(config, start)
 
 
 def architecture(run: Path, config: Config) -> tuple[Any, Any]:

@@ -25,6 +25,9 @@ ADAPTER = "default"
 """peft's name of the single adapter of each matrix."""
 _WRAPPER = "base_model.model."
 """Prefix that peft's wrapper adds to the names of the model's own modules."""
+OF_EXPERTS = {"gate_proj", "up_proj", "down_proj", "w1", "w2", "w3"}
+"""Names of linear layers that peft takes for those of experts which Transformers has stacked. Dense layers and shared
+experts of a mixture have these names too."""
 _NAME = re.compile(rf"(?:{re.escape(_WRAPPER)})?(?P<matrix>.+)\.lora_(?P<half>[AB])(?:\.{ADAPTER})?\.weight")
 
 
@@ -60,8 +63,13 @@ def add_adapters(model: Any, config: ModelConfig, seed: int = 0) -> Any:
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), _on_the_cpu(chosen.values()):
         warnings.simplefilter("ignore", FutureWarning)  # a warning between the libraries, which users cannot fix
         torch.default_generator.manual_seed(seed)  # only the CPU's generator, since peft creates adapters on the CPU
-        adapted = get_peft_model(model, settings)
+        try:
+            adapted = get_peft_model(model, settings)
+        except ValueError as error:  # some, but not all, of `OF_EXPERTS` are targets
+            raise _only_for_experts(layers, model) from error
     if (found := set(_pairs(adapter_state(adapted)))) != set(chosen):
+        if settings.target_parameters:
+            raise _only_for_experts(layers, model)
         raise UserError(
             f"model.lora_target_modules={_last_names(found ^ set(chosen))} names other modules of "
             f"{type(model).__name__} as well as linear layers; give longer names, such as self_attn.q_proj"
@@ -69,6 +77,16 @@ def add_adapters(model: Any, config: ModelConfig, seed: int = 0) -> Any:
     for module in set(adapted.modules()) - before:
         module.training = False  # as in all other modules; training mode marks layers that recompute activations
     return adapted
+
+
+def _only_for_experts(layers: Mapping[str, nn.Linear], model: Any) -> UserError:
+    """Return the error for a mixture in which peft takes `OF_EXPERTS` for the names of the stacked experts."""
+    names = {_last(name) for name in layers}
+    return UserError(
+        f"model.lora_target_modules cannot have {', '.join(sorted(names & OF_EXPERTS))} in {type(model).__name__}, "
+        "where peft takes these names for those of the stacked experts; set "
+        f"model.lora_target_modules=[{','.join(sorted(names - OF_EXPERTS))}], which adapts the other linear layers"
+    )
 
 
 @contextmanager

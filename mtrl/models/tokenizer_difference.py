@@ -9,21 +9,22 @@ SAMPLE = 'The total is 1,234.56 (not 98 %):\n\tSELECT "name" FROM t WHERE x >= 7
 differ."""
 
 
-def difference(teacher: Any, student: Any) -> str | None:
-    """Return how the teacher's tokenizer reads the student's tokens or texts otherwise, as a clause; None if it does
-    not. Tokens that only the teacher has make no difference, since the student never samples them.
+def difference(other: Any, own: Any, others: str = "the teacher", owns: str = "the policy") -> str | None:
+    """Return how another tokenizer reads a policy's tokens or texts otherwise, as a clause; None if it does not. Tokens
+    that only the other one has make no difference, since the policy never samples them.
 
     Args:
-        teacher, student: tokenizers of Transformers.
+        other, own: tokenizers of Transformers.
+        others, owns: their owners, for the clause.
     """
-    theirs = teacher.get_vocab()
-    for token, number in sorted(student.get_vocab().items(), key=lambda item: item[1]):
-        if (other := theirs.get(token)) != number:
-            there = "no token" if other is None else f"token {other}"
-            return f"token {number} of the policy, {token!r}, is {there} of the teacher"
-    one, other = (tokenizer.encode(SAMPLE, add_special_tokens=False) for tokenizer in (student, teacher))
-    if one != other:
-        place = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
-        word = student.decode(one[place : place + 1])
+    theirs = other.get_vocab()
+    for token, number in sorted(own.get_vocab().items(), key=lambda item: item[1]):
+        if (there := theirs.get(token)) != number:
+            found = "no token" if there is None else f"token {there}"
+            return f"token {number} of {owns}, {token!r}, is {found} of {others}"
+    ours, read = (tokenizer.encode(SAMPLE, add_special_tokens=False) for tokenizer in (own, other))
+    if ours != read:
+        place = next((i for i, (a, b) in enumerate(zip(ours, read, strict=False)) if a != b), min(len(ours), len(read)))
+        word = own.decode(ours[place : place + 1])
         return f"the two split the text {SAMPLE[:20]!r}… into different tokens from token {place} on, {word!r}"
     return None

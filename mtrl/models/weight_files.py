@@ -159,6 +159,17 @@ def digests(stored: Iterable[StoredTensor]) -> dict[str, str]:
     return {file: _digest(file) for file in sorted({piece.file for tensor in stored for piece, _ in tensor.pieces})}
 
 
+def model_digest(path: str) -> str:
+    """Return a digest of the weights of a model folder, or of the copy of a Hub name; see `digests`. It is empty if
+    there are no safetensors files."""
+    folder = _local_folder(path)
+    try:
+        found = [_digest(str(file)) for file in _files_of(folder)] if folder is not None else []
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # there is no index, or an invalid one
+        return ""
+    return hashlib.sha256("".join(found).encode()).hexdigest() if found and all(found) else ""
+
+
 def _digest(file: str) -> str:
     """Return the digest of a safetensors file: 8 bytes with the length of the header, the header in JSON, and the
     numbers at the offsets that the header names."""

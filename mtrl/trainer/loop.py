@@ -76,6 +76,8 @@ class RunProgress:
     """Held-out success rate of the last evaluation, if it was of the current weights."""
     kl_coefficient: float | None = None
     """Weight of the KL, which changes if `algorithm.kl_target` is set."""
+    start: str = ""
+    """Digest of the weights before training; empty if unknown, as in checkpoints of earlier versions."""
 
 
 class Trainer:
@@ -99,7 +101,7 @@ class Trainer:
         """
         self.config, self.parts, self.run_dir, self.console = config, parts, run, console
         self.on_row, self.on_evaluation = on_row, on_evaluation
-        self.progress = RunProgress()
+        self.progress = RunProgress(start=parts.start_digest)
         self.rows, self.composer = sampler_of(config, parts.splits.train), make_composer(config)
         self.rollouts = rollouts_of(parts.loop, parts.engine, config)
         self.rollouts.pauses = self.rows.pauses
@@ -284,7 +286,7 @@ class Trainer:
         """Load the state of a checkpoint."""
         self.learners.load(checkpoint.path)
         torch.set_rng_state(checkpoint.rng["torch"])
-        self.progress = RunProgress(**checkpoint.state)
+        self.progress = RunProgress(**{"start": self.progress.start, **checkpoint.state})
         self.saved_step = self.trained_step = self.progress.step
         if self.kl.target is not None:  # a fixed coefficient is that of the command
             self.kl.coefficient = self.progress.kl_coefficient or self.kl.coefficient

@@ -127,6 +127,7 @@ def _lead(given: Config, run: RunDir, console: Console, world: World, hooks: Hoo
     from mtrl.trainer.loop import Trainer
     from mtrl.trainer.setup.machine import machine_note, with_machine_settings
     from mtrl.trainer.setup.parts import preparation, set_up
+    from mtrl.trainer.setup.start import check_tokenizer
 
     task = load_task(given)
     sampler_of(given, task.splits.train)  # raises before a model is loaded
@@ -145,6 +146,8 @@ def _lead(given: Config, run: RunDir, console: Console, world: World, hooks: Hoo
         )
     with console.progress(*preparation(config)) as bar:
         parts = set_up(config, on_warm_start=partial(shown, bar), task=task, world=world)
+    if (resumed := checkpoint_to_resume(config, run)) is not None:
+        check_tokenizer(f"resume={config.resume}", RunDir(resumed.parent.parent).tokenizer, parts.policy.tokenizer)
     parts.policy.tokenizer.save_pretrained(run.tokenizer)
     with closing(start_followers(config, run, console.warning)) as followers:
         console.banner({**facts(config, parts), **followers.urls()})
@@ -172,9 +175,12 @@ def _finish(config: Config, run: RunDir, console: Console, trainer: Any) -> dict
         Interrupted: a signal arrived, and the run was saved.
     """
     if (path := checkpoint_to_resume(config, run)) is not None:
+        from mtrl.trainer.setup.start import check_start
+
         if (changed := changes(run.path)) is not None:
             console.warning(f"the folder of the run has changed since the run ended: {changed}")
         checkpoint = intact_checkpoint(path, config, run, console.warning)
+        check_start(config, f"resume={config.resume}", checkpoint.state.get("start", ""), trainer.progress.start)
         trainer.resume(checkpoint)
         console.note(f"resumed from {checkpoint.path} at step {trainer.progress.step}")
     with run.under_way():  # entered only here, so that a refused checkpoint leaves the run unchanged

@@ -426,3 +426,17 @@ def test_an_engine_loads_the_adapters_of_the_policy(tiny_tokenizer):
         sampled_ids.append(generation.token_ids)
         asyncio.run(engine.load_weights(Policy(adapted, tiny_tokenizer).weights(), 1))
     assert sampled_ids[0] != sampled_ids[1]
+
+
+@pytest.mark.parametrize("targets", [[], ["mlp.gate_proj"], ["gate_proj", "up_proj", "down_proj"]])
+def test_names_that_peft_takes_for_stacked_experts_are_refused_with_those_that_work(targets):
+    """A dense layer beside layers with experts; with the proposed names there is an adapter for each linear layer."""
+    sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "mlp_only_layers": [0]}
+    model = hf.Qwen3MoeForCausalLM(hf.Qwen3MoeConfig(**{**SIZES, "num_hidden_layers": 2}, **sizes))
+    config = ModelConfig(lora_rank=2, lora_target_modules=targets)
+    with pytest.raises(UserError, match="cannot have down_proj, gate_proj, up_proj in Qwen3MoeForCausalLM") as caught:
+        add_adapters(copy.deepcopy(model), config)
+    proposed = str(caught.value).partition("=[")[2].partition("]")[0].split(",")
+    assert proposed == ["k_proj", "o_proj", "q_proj", "v_proj"]
+    adapted = add_adapters(model, replace(config, lora_target_modules=proposed))
+    assert len(adapter_state(adapted)) == 2 * 2 * 4

@@ -44,9 +44,11 @@ def updater(cfg, model, tmp_path, lr=0.0):
     return updater_of(cfg, policy, None, Optimizer(model, OptimizerConfig(lr=lr), 99), tmp_path / "dump")
 
 
-def test_the_loss_is_that_of_the_sampled_tokens_of_the_step(tmp_path):
+@pytest.mark.parametrize("reduction", ["token_mean", "sequence_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"])
+def test_the_loss_is_that_of_the_sampled_tokens_of_the_step(reduction, tmp_path):
     """With one sample in each micro-batch it is the mean of Transformers' loss, weighted by the sampled tokens."""
-    cfg, model = config(tokens=1, expert_balance_coef=0.5), mixture()
+    more = {"max_sequence_length": 100} if reduction.endswith("_norm") else {}
+    cfg, model = config(tokens=1, expert_balance_coef=0.5, loss_reduction=reduction, **more), mixture()
     samples = samples_without_advantage()
     losses = []
     for sample in samples:

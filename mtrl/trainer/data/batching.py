@@ -57,6 +57,8 @@ class MicroBatch:
     """Index of each sample in the list that was batched; empty for a filler, whose weights are all 0."""
     samples: list[Sample]
     """The samples themselves, in the same order; they stay in the process that made the batch."""
+    tokens_of_step: int
+    """Number of sampled tokens of the whole optimiser step."""
 
     @property
     def inputs(self) -> dict[str, Tensor]:
@@ -250,7 +252,8 @@ def micro_batches(
     members = [[samples[index] for index in unit] for unit in units]
     unit_plans = _divide(layout.partition(members, max_tokens), [sum(unit) for unit in _lengths(members)], ranks)
     plans = [[index for unit in plan for index in units[unit]] for plan in unit_plans]
-    return [_collate([samples[i] for i in plan], [weights[i] for i in plan], plan, layout) for plan in plans]
+    total = sum(sample.action_tokens for sample in samples)
+    return [_collate([samples[i] for i in plan], [weights[i] for i in plan], plan, layout, total) for plan in plans]
 
 
 def cost(batch: MicroBatch, model: ModelFlops) -> float:
@@ -313,7 +316,9 @@ def _middle(sizes: Sequence[int]) -> int:
     return int(np.clip(np.abs(sums - sums[-1] / 2).argmin() + 1, 1, len(sizes) - 1))
 
 
-def _collate(samples: list[Sample], weights: list[np.ndarray], rows: list[int], layout: RowLayout) -> MicroBatch:
+def _collate(
+    samples: list[Sample], weights: list[np.ndarray], rows: list[int], layout: RowLayout, tokens_of_step: int
+) -> MicroBatch:
     # In a pack, the token before a sample's first token belongs to another sample.
     assert not any(sample.loss_mask[0] for sample in samples), "a sampled token needs context before it"
     chosen = [_array(sample.loss_mask, np.bool_) for sample in samples]
@@ -345,6 +350,7 @@ def _collate(samples: list[Sample], weights: list[np.ndarray], rows: list[int], 
         experts=None if experts is None else torch.from_numpy(experts[:, 1:]),
         rows=rows,
         samples=samples,
+        tokens_of_step=tokens_of_step,
     )
 
 

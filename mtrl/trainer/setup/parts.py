@@ -14,6 +14,7 @@ from mtrl.environments.factory import Task, load_task
 from mtrl.environments.family import Family
 from mtrl.errors import UserError
 from mtrl.models.gguf import as_folder
+from mtrl.models.weight_files import model_digest
 from mtrl.trainer.loading import cast_parameters, compute_dtype
 from mtrl.trainer.setup.connect import ConnectedModel, connect
 from mtrl.trainer.setup.engine import shared_engine, training_engine
@@ -45,6 +46,8 @@ class RunParts(ConnectedModel):
     """Whether the engine has its own copy of the weights, so that new weights must be sent to it."""
     warm_start_result: WarmStartResult | None = None
     """Result of the warm start; None if the policy had none."""
+    start_digest: str = ""
+    """Digest of the weights before training; empty if unknown."""
     served_teacher: ServedTeacher | None = None
     """The teacher of distillation if it is behind a server."""
 
@@ -100,6 +103,7 @@ def set_up(
         rank_group=rank_group,
         sends_weights=has_copy(config, world),
         warm_start_result=warm_start_result,
+        start_digest=model_digest(path),
         served_teacher=teacher,
     )
 

@@ -270,5 +270,5 @@ def make_canary(
     if tolerance == 0:
         return None
     prompt = model.codec.renderer.render_ids(rows[0]["prompt"], add_generation_prompt=True)
-    prompt = prompt[: model.loop.limits.max_context_length - TOKENS]
+    prompt = prompt[: max(1, model.loop.limits.max_context_length - TOKENS)]
     return Canary(model.engine, logprobs, work_thread, prompt, model.sampling, tolerance, config.generator.backend)

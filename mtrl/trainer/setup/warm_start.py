@@ -356,6 +356,7 @@ def cache_key(config: Config, task: Task) -> str:
         len(task.splits.train),
         list(islice(training_demonstrations(config, task, random.Random(config.seed)), KEY_CONVERSATIONS)),
         torch.__version__,
+        *([str(dtype)] if (dtype := compute_dtype(config)) != getattr(torch, config.model.dtype) else []),
         *([config.environments] if config.environments else []),
         *([asdict(generator.context)] if generator.context.fold != "none" else []),
     ]

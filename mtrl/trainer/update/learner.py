@@ -260,14 +260,14 @@ class Learner:
         return weighted_sum(losses, batch.weights) + self._balance_of(batch, routing, report)
 
     def _balance_of(self, batch: MicroBatch, routing: Routing, report: UpdateReport) -> Tensor | float:
-        """Return the weighted loss that balances experts, with the share of this micro-batch in the optimiser step, and
-        count the tokens of each expert."""
+        """Return the weighted loss that balances experts, with this micro-batch's share of the sampled tokens of the
+        optimiser step, which no `loss_reduction` changes; and count the tokens of each expert."""
         if not routing:
             return 0.0
         sampled = batch.action_mask.flatten()
         report.count_experts(expert_tokens(routing, sampled))
-        coefficient = self.algorithm.expert_balance_coef
-        return coefficient * batch.weights.sum() * balance_loss(routing, sampled) if coefficient else 0.0
+        coefficient, share = self.algorithm.expert_balance_coef, len(batch.weights) / batch.tokens_of_step
+        return coefficient * share * balance_loss(routing, sampled) if coefficient else 0.0
 
     def _reference(self, batch: MicroBatch) -> Tensor | None:
         if self.reference is None or not self.algorithm.kl_loss_coef:

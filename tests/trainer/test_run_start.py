@@ -1,0 +1,86 @@
+"""A resumed run has the policy before training, and the tokenizer, with which its checkpoint's run began."""
+
+import json
+
+import pytest
+from safetensors.torch import save_file
+from torch import ones
+from transformers import AutoTokenizer
+
+from mtrl.command.compose import compose
+from mtrl.config.schema import Config
+from mtrl.errors import UserError
+from mtrl.models.weight_files import model_digest
+from mtrl.trainer.setup.start import check_start, check_tokenizer, depends_on_start
+from tests.trainer.runs import NO_EVALUATION, finish, rows_of, start
+
+ADAPTERS = ["model.lora_rank=2", "model.tiny.vocabulary=330", "model.warm_start.demonstrations=64", *NO_EVALUATION]
+
+
+def config_of(*words) -> Config:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_object(compose([*words]))
+
+
+@pytest.mark.parametrize(
+    ("words", "needed"),
+    [
+        ([], None),
+        (["model.lora_rank=4"], "the weights beneath the adapters"),
+        (["algorithm.kl_loss_coef=0.1"], "the reference of the KL"),
+        (["algorithm.kl_reward_coef=0.1", "algorithm.kl_reference=elsewhere"], None),
+        (["experiment=tic_tac_toe", "environment.opponent=frozen"], "the frozen opponent"),
+        (["experiment=tic_tac_toe", "environment.opponent=frozen", "environment.opponent_path=elsewhere"], None),
+    ],
+)
+def test_another_start_is_refused_where_the_run_depends_on_it(words, needed):
+    config = config_of(*words)
+    found = depends_on_start(config)
+    assert found is None if needed is None else found.startswith(needed)
+    for before, now in (("a", "a"), ("", "b"), ("a", "")):
+        check_start(config, "resume=latest", before, now)
+    if needed is None:
+        check_start(config, "resume=latest", "a", "b")
+    else:
+        with pytest.raises(
+            UserError, match=f"^resume=latest: {needed}.* model.path=null now gives another warm start; "
+        ):
+            check_start(config, "resume=latest", "a", "b")
+
+
+def test_the_digest_is_that_of_the_weights(tmp_path):
+    def digest(name, tensors):
+        (tmp_path / name).mkdir()
+        save_file(tensors, tmp_path / name / "model.safetensors")
+        return model_digest(str(tmp_path / name))
+
+    assert digest("one", {"w": ones(3)}) == digest("same", {"w": ones(3)}) != digest("other", {"w": 2 * ones(3)})
+    (tmp_path / "one" / "config.json").write_text("{}")
+    assert model_digest(str(tmp_path / "one")) == model_digest(str(tmp_path / "same"))
+    (tmp_path / "none").mkdir()
+    assert model_digest(str(tmp_path / "none")) == ""
+
+
+def test_another_tokenizer_is_refused(tmp_path, tiny_tokenizer, chatml_tokenizer):
+    check_tokenizer("resume=latest", tmp_path, tiny_tokenizer)  # there is none
+    tiny_tokenizer.save_pretrained(tmp_path)
+    check_tokenizer("resume=latest", tmp_path, AutoTokenizer.from_pretrained(tmp_path))
+    with pytest.raises(UserError, match=r"^resume=latest: the weights belong to the tokenizer in .* \(token"):
+        check_tokenizer("resume=latest", tmp_path, chatml_tokenizer)
+
+
+@pytest.mark.slow
+def test_a_run_with_adapters_resumes_on_the_weights_beneath_them_only(tmp_path):
+    run = tmp_path / "run"
+    finish(start(run, *ADAPTERS, "trainer.max_steps=2"))
+    tokenizer = (run / "tokenizer" / "tokenizer.json").read_bytes()
+    for change, sentence in (
+        ("model.warm_start.batch_size=16", "resume=latest: the weights beneath the adapters would not be those with"),
+        ("seed=1", "resume=latest: the weights belong to the tokenizer in"),
+    ):
+        said = finish(start(run, *ADAPTERS, "trainer.max_steps=3", "resume=latest", change), expected=2)
+        assert sentence in said and "Traceback" not in said, said
+        assert (run / "tokenizer" / "tokenizer.json").read_bytes() == tokenizer and len(rows_of(run)) == 2
+    states = [json.loads(path.read_text()) for path in sorted((run / "checkpoints").glob("step_*/state.json"))]
+    assert len({state["start"] for state in states}) == 1 and len(states[0]["start"]) == 64
