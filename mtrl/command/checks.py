@@ -29,6 +29,7 @@ from mtrl.command.secret_checks import check_secrets
 from mtrl.command.self_play_checks import check_self_play
 from mtrl.command.vision_checks import check_images
 from mtrl.config import keys
+from mtrl.config.derived import runs_agent
 from mtrl.config.messages import check_values, did_you_mean, unknown_choice
 from mtrl.config.mixture import in_source, source_configs
 from mtrl.config.outputs import check_local
@@ -297,11 +298,18 @@ def _environment(cfg: DictConfig) -> list[str]:
     schemes = getattr(family.environment, "reward_schemes", None)
     if schemes is not None and cfg.reward.scheme not in schemes:
         raise unknown_choice("reward.scheme", cfg.reward.scheme, schemes)
-    if environment.prompt == "auto" or writes_prompts(family):
-        return []
-    return [
-        f"environment.prompt={environment.prompt} changes nothing: the loader of {family.name} has no parameter prompt"
-    ]
+    warnings = []
+    if not family.has_scorer and dict(cfg.reward.components) != {"environment": 1.0} and not runs_agent(cfg):
+        warnings.append(
+            f"{family.name} has no scorer of its own, so an episode succeeds if its reward is at least 1, and this sum "
+            "has all of reward.components; define score(trajectory, row), so that they change the reward alone"
+        )
+    if environment.prompt != "auto" and not writes_prompts(family):
+        warnings.append(
+            f"environment.prompt={environment.prompt} changes nothing: the loader of {family.name} has no parameter "
+            "prompt"
+        )
+    return warnings
 
 
 def _unknown_config_key(name: str, family: str, known: Sequence[str]) -> UserError:

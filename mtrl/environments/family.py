@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from mtrl.environments.adapters import adapt, extra_hint
 from mtrl.environments.base import BaseEnvironment
 from mtrl.errors import UserError
 from mtrl.types import Row, Trajectory
+from mtrl.utils.plain_numbers import EPSILON
 from mtrl.utils.user_code import reason
 
 
@@ -185,5 +187,6 @@ def family_of_class(cls: type[BaseEnvironment]) -> Family:
 
 
 def reward_is_success(trajectory: Trajectory, row: Row) -> float:
-    """Score an episode without a scorer: return 1.0 for a reward sum of at least 1, else 0.0."""
-    return float(trajectory.reward >= 1.0)
+    """Score an episode without a scorer: return 1.0 for a reward sum of at least 1, else 0.0. A sum such as that of ten
+    times 0.1 may be below 1 by rounding."""
+    return float(math.fsum(trajectory.rewards) >= 1.0 - EPSILON)

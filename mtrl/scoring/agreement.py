@@ -8,9 +8,7 @@ from enum import StrEnum
 
 from mtrl.config.schema import EvaluationConfig
 from mtrl.types import Group, Trajectory
-
-EPSILON = 1e-9
-"""Tolerance of thresholds, because a sum of rewards that should be 1 may be below it by rounding."""
+from mtrl.utils.plain_numbers import EPSILON
 
 
 class TrajectoryAgreement(StrEnum):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -40,6 +39,7 @@ from mtrl.trainer.data.samples import Credited, credit_by_rewards, note_advantag
 from mtrl.trainer.data.stream import Stream
 from mtrl.trainer.flops import peak_flops
 from mtrl.trainer.loading import compute_dtype
+from mtrl.trainer.progress import RunProgress, digests
 from mtrl.trainer.publisher import Publisher
 from mtrl.trainer.rollout_metrics import role_metrics, rollout_metrics, source_metrics, staleness_metrics
 from mtrl.trainer.setup.engine import colocated
@@ -58,26 +58,6 @@ from mtrl.utils.signals import Interrupt
 
 SAVED_SECONDS = 0.02
 """Interval between two checks whether the last checkpoint is on the disk, in seconds."""
-
-
-@dataclass
-class RunProgress:
-    """Progress of a run. With the weights, the optimiser, unused groups and random state, it is the state that a
-    checkpoint stores."""
-
-    step: int = 0
-    rows_drawn: int = 0
-    sampler: dict[str, Any] = field(default_factory=dict)
-    """`name` and `state` of the sampler of rows, at the time of `rows_drawn`."""
-    silent_steps: int = 0
-    """Number of consecutive steps without any advantage."""
-    seconds: float = 0.0
-    score: float | None = None
-    """Held-out success rate of the last evaluation, if it was of the current weights."""
-    kl_coefficient: float | None = None
-    """Weight of the KL, which changes if `algorithm.kl_target` is set."""
-    start: str = ""
-    """Digest of the weights before training; empty if unknown, as in checkpoints of earlier versions."""
 
 
 class Trainer:
@@ -101,7 +81,7 @@ class Trainer:
         """
         self.config, self.parts, self.run_dir, self.console = config, parts, run, console
         self.on_row, self.on_evaluation = on_row, on_evaluation
-        self.progress = RunProgress(start=parts.start_digest)
+        self.progress = RunProgress(start=parts.start_digest, rows=digests(parts.splits))
         self.rows, self.composer = sampler_of(config, parts.splits.train), make_composer(config)
         self.rollouts = rollouts_of(parts.loop, parts.engine, config)
         self.rollouts.pauses = self.rows.pauses
@@ -286,7 +266,8 @@ class Trainer:
         """Load the state of a checkpoint."""
         self.learners.load(checkpoint.path)
         torch.set_rng_state(checkpoint.rng["torch"])
-        self.progress = RunProgress(**{"start": self.progress.start, **checkpoint.state})
+        known = {"start": self.progress.start, "rows": self.progress.rows}
+        self.progress = RunProgress(**checkpoint.state | known)
         self.saved_step = self.trained_step = self.progress.step
         if self.kl.target is not None:  # a fixed coefficient is that of the command
             self.kl.coefficient = self.progress.kl_coefficient or self.kl.coefficient

@@ -175,11 +175,14 @@ def _finish(config: Config, run: RunDir, console: Console, trainer: Any) -> dict
         Interrupted: a signal arrived, and the run was saved.
     """
     if (path := checkpoint_to_resume(config, run)) is not None:
+        from mtrl.trainer.progress import changed_rows
         from mtrl.trainer.setup.start import check_start
 
         if (changed := changes(run.path)) is not None:
             console.warning(f"the folder of the run has changed since the run ended: {changed}")
         checkpoint = intact_checkpoint(path, config, run, console.warning)
+        for warning in changed_rows(checkpoint.state.get("rows", {}), trainer.progress.rows):
+            console.warning(warning)
         check_start(config, f"resume={config.resume}", checkpoint.state.get("start", ""), trainer.progress.start)
         trainer.resume(checkpoint)
         console.note(f"resumed from {checkpoint.path} at step {trainer.progress.step}")

@@ -9,6 +9,7 @@ from mtrl.command.checks import check
 from mtrl.command.compose import compose, merge
 from mtrl.command.hints import training_hints
 from mtrl.config.overrides import normalise
+from mtrl.environments.base import BaseEnvironment
 from mtrl.errors import UserError
 
 
@@ -19,6 +20,18 @@ def warnings(*overrides: str) -> list[str]:
 def test_the_experiments_as_they_are_warn_of_nothing():
     assert warnings() == []
     assert warnings("experiment=text_to_sql", "debug=fast") == []
+
+
+class WithoutScorer(BaseEnvironment):
+    """An environment whose success is a sum of rewards."""
+
+
+def test_components_beside_a_success_by_the_reward_give_a_warning():
+    target = ["environment.name=x", f"environment.target={__name__}.WithoutScorer"]
+    found = check(merge([*target, "+reward.components.turn_penalty=0.01"]))
+    assert any("has no scorer of its own" in text and "all of reward.components" in text for text in found)
+    assert not any("scorer" in text for text in check(merge(target)))
+    assert not any("scorer" in text for text in warnings("experiment=gsm8k", "+reward.components.turn_penalty=0.01"))
 
 
 def test_sglang_without_conversations_raises_the_error_of_the_guide():

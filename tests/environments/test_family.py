@@ -6,7 +6,7 @@ from dataclasses import fields
 import pytest
 
 from mtrl.environments.base import BaseEnvironment
-from mtrl.environments.family import BUILT_IN, Family, family_of_class, get_family, register
+from mtrl.environments.family import BUILT_IN, Family, family_of_class, get_family, register, reward_is_success
 from mtrl.errors import UserError
 from mtrl.types import FinishReason, Trajectory, Turn
 
@@ -47,6 +47,15 @@ OPTIONAL = (
     *("demonstrate", "gold", "decoys", "answered", "worked_example", "explain", "measure"),
     *("waits_for_processes", "offline", "shows_images"),
 )
+
+
+@pytest.mark.parametrize("turns", [1, 3, 6, 10, 49, 150])
+def test_without_a_scorer_a_sum_of_one_succeeds_whatever_its_rounding(turns):
+    def of(reward):
+        turn = Turn([], [], [], [], FinishReason.STOP, "", {"role": "assistant", "content": ""}, reward=reward)
+        return Trajectory("t", "g", 0, [turn] * turns)
+
+    assert reward_is_success(of(1 / turns), {}) == 1.0 and reward_is_success(of(0.999 / turns), {}) == 0.0
 
 
 def test_attributes_of_a_bare_class_become_fields_of_the_family():

@@ -9,7 +9,8 @@ from mtrl.config.schema import Config
 from mtrl.errors import JobLost
 from mtrl.record.row_results import RowResults
 from mtrl.record.timeline import Timeline
-from mtrl.trainer.loop import RunProgress, Trainer
+from mtrl.trainer.loop import Trainer
+from mtrl.trainer.progress import RunProgress
 from mtrl.trainer.work_thread import WorkThread
 
 
