@@ -144,7 +144,8 @@ class Console:
         self._progress.record_output()
         with suppress(OSError, ValueError):  # the terminal may be lost or closed; the mirror still gets the lines
             if self._rich.is_terminal:
-                self._rich.print(Group(*parts), soft_wrap=soft_wrap)
+                with self._progress.hidden():
+                    self._rich.print(Group(*parts), soft_wrap=soft_wrap)
             else:
                 self._rich.file.write(plain)
                 self._rich.file.flush()

@@ -71,6 +71,20 @@ class ProgressBars:
             self._bars.refresh()
 
     @contextmanager
+    def hidden(self) -> Iterator[None]:
+        """Remove the bars, and draw them again at the end. Lines are printed in between, because Rich draws the bars in
+        a thread, also while a line is on its way: the line would remove too few or too many lines above it."""
+        bars = self._bars
+        if bars is None:
+            yield
+            return
+        bars.stop()
+        try:
+            yield
+        finally:
+            bars.start()
+
+    @contextmanager
     def track(self, description: str, total: int | None) -> Iterator[Work]:
         if not self._live:
             yield Work(description, total, self._print_progress)
