@@ -33,11 +33,12 @@ class Column:
         if not math.isfinite(number):
             return Text(str(number).rjust(self.width), style="bold red")
         text = self.show(number)
-        return Text((text if len(text) < self.width else f"{number:.0e}").rjust(self.width), style=self.style)
+        fitting = (each for each in (text, text.replace(",", "")) if len(each) < self.width)
+        return Text(next(fitting, f"{number:.0e}").rjust(self.width), style=self.style)
 
 
 COLUMNS = (
-    Column("step", "step", 6, whole, "bold"),
+    Column("step", "step", 7, whole, "bold"),
     Column("reward", "rollout/reward/mean", 9, decimal, "cyan"),
     Column("success", "rollout/success/mean", 9, percent, "green"),
     Column("pass@1", "val/success/pass_k_1", 9, percent, "bold green"),

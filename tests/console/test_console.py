@@ -4,6 +4,9 @@ import io
 import os
 import pty
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
@@ -36,9 +39,9 @@ success 30.0% [23.0, 36.0]  sampled 20.0%  reward 0.250
 │ assistant no idea                                                      -0.10 │
 │ error     ValueError: boom                                                   │
 ╰─  timeout · 1 turn · 2 tokens · task-3  ─────────────────────────────────────╯
-  step   reward  success   pass@1  zero-adv   turns    tok/s     drift    time
-     1    0.250    35.0%    20.0%         0   2.950    4,100   2.1e-05    1.2s
-     2        –        –    20.0%         –       –        –         –       –
+   step   reward  success   pass@1  zero-adv   turns    tok/s     drift    time
+      1    0.250    35.0%    20.0%         0   2.950    4,100   2.1e-05    1.2s
+      2        –        –    20.0%         –       –        –         –       –
 warning: careful
 
 12 steps in 3m12s ──────────────────────────────────────────────────────────────
@@ -119,6 +122,15 @@ def test_numbers_that_do_not_fit_stay_in_their_column(printed):
     lines = printed(lambda console: [console.step(extremes), console.step(odd)]).splitlines()
     assert len({len(line) for line in lines}) == 1
     assert "-1e+05" in lines[1] and "1e+12" in lines[1] and "nan" in lines[2] and "inf" in lines[2]
+
+
+def test_large_whole_numbers_keep_their_digits(printed):
+    steps = [9999, 10_000, 10_499, 123_456, 1_234_567]
+    rows = [{"step": step, "perf/tokens_per_second": 100.0 * step} for step in steps]
+    lines = printed(lambda console: [console.step(row) for row in rows]).splitlines()[1:]
+    assert [line.split()[0] for line in lines] == ["9,999", "10,000", "10,499", "123456", "1e+06"]
+    assert [line.split()[6] for line in lines] == ["999,900", "1000000", "1049900", "12345600", "1e+08"]
+    assert len({len(line) for line in lines}) == 1
 
 
 def test_hostile_text_is_shown_not_obeyed(printed, turn):
@@ -248,6 +260,48 @@ def test_a_total_that_was_too_small_grows(monkeypatch):
             console.refresh()
 
     assert "6/6" in in_terminal(act, monkeypatch)
+
+
+def on_screen(output):
+    """Return the lines that a terminal shows."""
+    lines, at = [""], 0
+    for part in re.findall(r"\x1b\[[\d;?]*[A-Za-z]|\r|\n|[^\x1b\r\n]+", output):
+        if part == "\n":
+            at += 1
+            lines += [""] * (at == len(lines))
+        elif part == "\x1b[1A":
+            at -= 1
+        elif part == "\x1b[2K":
+            lines[at] = ""
+        elif part[0] not in "\r\x1b":
+            lines[at] += part
+    return [line for line in lines if line]
+
+
+def test_bars_that_are_drawn_while_a_line_is_on_its_way_remove_no_line(monkeypatch):
+    """Rich draws them in a thread. It then knew of another number of bars than the terminal had, so that lines above
+    the bars vanished, or bars stayed."""
+
+    @dataclass
+    class Line:
+        refresh: Callable[[], None]
+
+        def __rich_console__(self, terminal, options):
+            if terminal.is_terminal:
+                drawing = Thread(target=self.refresh)
+                drawing.start()
+                drawing.join()
+            yield "second"
+
+    def act(console):
+        with console.progress("train", 2):
+            console.note("first")
+            with console.progress("evaluation", 8):
+                pass
+            console.show(Line(console.refresh))
+        console.note("last")
+
+    assert on_screen(in_terminal(act, monkeypatch)) == ["first", "second", "last"]
 
 
 def test_bars_go_away_when_the_work_fails(monkeypatch):
