@@ -13,12 +13,28 @@ MISSING = "–"
 
 _UNSAFE = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}
 """Unicode categories that can move the cursor, reverse or hide text, or cannot be encoded."""
+_BLANK = {
+    *"\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180e\u180f\u2800\u3164\uffa0",
+    *map(chr, range(0xFE00, 0xFE10)),
+    *map(chr, range(0xE0100, 0xE01F0)),
+}
+"""Characters of other categories that are shown as nothing: joiners, fillers, selectors of a glyph, the empty Braille
+cell. Text of any length can be hidden in them."""
+_STYLES = "\ufe0e\ufe0f"
+"""Selectors of an emoji as text or as a picture; one directly after a visible character is ordinary."""
 
 
 def clean(text: str) -> str:
-    """Replace every character that could act on a terminal by its code (`\\x1b`); line breaks stay."""
+    """Replace every character that could act on a terminal or hide text by its code (`\\x1b`); line breaks stay."""
     text = text.replace("\r\n", "\n").replace("\t", "    ")
-    return "".join(ch if ch == "\n" or unicodedata.category(ch) not in _UNSAFE else _code(ch) for ch in text)
+    pairs = zip("\n" + text, text, strict=False)
+    return "".join(ch if ch == "\n" or _is_harmless(ch, before) else _code(ch) for before, ch in pairs)
+
+
+def _is_harmless(ch: str, before: str) -> bool:
+    if ch in _BLANK:
+        return ch in _STYLES and not before.isspace() and _is_harmless(before, "\n")
+    return unicodedata.category(ch) not in _UNSAFE
 
 
 def _code(ch: str) -> str:

@@ -18,6 +18,12 @@ from mtrl.utils.text import clean, cut, duration, one_line, short, signed
         ("\u2028", "\\u2028"),
         ("[red]x[/red]\ttab\r\nnext", "[red]x[/red]    tab\nnext"),
         ("é 漢字 🙂 – ok", "é 漢字 🙂 – ok"),
+        ("a\u034fb\u115f\u1160\u17b4\u180b\u180f", "a\\u034fb\\u115f\\u1160\\u17b4\\u180b\\u180f"),
+        ("\u2800\u3164\uffa0", "\\u2800\\u3164\\uffa0"),
+        ("x\ufe00y\U000e0100z\U000e01ef", "x\\ufe00y\\U000e0100z\\U000e01ef"),
+        ("❤\ufe0f ☎\ufe0e 1\ufe0f\u20e3", "❤\ufe0f ☎\ufe0e 1\ufe0f\u20e3"),  # ordinary emoji
+        ("❤\ufe0f\ufe0f \ufe0e\n\ufe0f", "❤\ufe0f\\ufe0f \\ufe0e\n\\ufe0f"),
+        ("\ufe0f\u3164\ufe0f\u200b\ufe0e", "\\ufe0f\\u3164\\ufe0f\\u200b\\ufe0e"),
     ],
 )
 def test_unsafe_characters_are_replaced(hostile, shown):
