@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import numpy as np
 from mtrl.config import keys
 from mtrl.config.source_weights import read_weight, shares_of
 from mtrl.errors import UserError
+from mtrl.record.records import number_of
 from mtrl.record.run import Run
 from mtrl.record.trajectories import kind_and_step
 
@@ -99,10 +99,10 @@ class Record:
         self.step = max(self.step, step)
         self._series.clear()
         for key, value in row.items():
-            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+            if (number := number_of(value)) is not None:
                 column = self._columns.setdefault(key, _Column())
                 column.steps.append(step)
-                column.values.append(float(value))
+                column.values.append(number)
 
     def forget(self, step: int) -> None:
         """Remove all values after `step`, from which the run continues."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mtrl.figures.axis import NAMES, Axis, Places, Study
 from mtrl.figures.bands import Band
 from mtrl.figures.groups import SeedGroup
-from mtrl.figures.style import not_measured, panels, shared_legend, title, whole_ticks
+from mtrl.figures.style import label_of, not_measured, panels, shared_legend, title, whole_ticks
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +29,7 @@ def draw_band(axes: Axes, places: Places, band: Band, label: str, **look: Any) -
     """
     if not band:
         return False
-    x = places.of(band.steps)
+    x, label = places.of(band.steps), label_of(label)
     look = {"marker": "o" if len(x) <= MARKS else None, "markersize": 2.5} | look
     pieces = sorted(band.stretches(), key=lambda piece: not piece[2])  # the legend shows the style of a whole one
     for number, (first, last, whole) in enumerate(pieces):

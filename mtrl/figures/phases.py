@@ -31,6 +31,7 @@ from mtrl.figures.style import (
     SKY,
     YELLOW,
     Drawing,
+    label_of,
     not_measured,
     panels,
     row_title,
@@ -109,13 +110,13 @@ def _gantt(axes: Axes, spans: Sequence[TimelineSpan]) -> None:
     labelled: set[str] = set()
     for span, low, height in sorted(_placed(chosen, names), key=lambda bar: order.index(bar[0].name)):
         look: Any = {"facecolors": COLOURS.get(span.name, "black"), "edgecolor": "white", "linewidth": 0.4}
-        label = None if span.name in labelled else span.name
+        label = None if span.name in labelled else label_of(span.name)
         labelled.add(span.name)
         axes.broken_barh([(span.start - zero, span.end - span.start)], (low, height), label=label, **look)
     for step in steps:
         first = min(span.start for span in shown if span.step == step)
         axes.text(first - zero, -0.44, f" {step}", fontsize=6.5, va="bottom")
-    axes.set_yticks(range(len(names)), names)
+    axes.set_yticks(range(len(names)), list(map(label_of, names)))
     axes.set(ylim=(len(names) - 0.5, -0.75), xlabel="seconds", xlim=(0, end - zero))
     axes.grid(False, axis="y")
 

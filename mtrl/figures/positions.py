@@ -11,7 +11,7 @@ import numpy as np
 from mtrl.figures.axis import Study
 from mtrl.figures.curves import per_group
 from mtrl.figures.groups import SeedGroup
-from mtrl.figures.style import BLUE, GREY, Drawing, colour_of
+from mtrl.figures.style import BLUE, GREY, Drawing, colour_of, label_of
 from mtrl.figures.summaries import TURNS, ByTurn, by_turn, quantiles
 
 if TYPE_CHECKING:
@@ -30,9 +30,10 @@ def turn_rewards(study: Study) -> Drawing:
         if found.counts:
             places = list(range(1, len(found.counts) + 1))
             for name, values in zip(found.names, found.per_turn, strict=True):
-                axes.plot(places, values, marker="o", markersize=2.5, label=name, **colour_of(names.index(name)))
+                look: Any = {"marker": "o", "markersize": 2.5, **colour_of(names.index(name))}
+                axes.plot(places, values, label=label_of(name), **look)
             whole = by_turn(group.episodes.of("train"), lambda turn: {"reward": turn.reward})
-            look: Any = {"color": "black", "marker": "D", "markersize": 3, "linewidth": 1, "linestyle": (0, (3, 2))}
+            look = {"color": "black", "marker": "D", "markersize": 3, "linewidth": 1, "linestyle": (0, (3, 2))}
             axes.plot(places, whole.means[0], label="whole reward", **look)
             axes.axhline(0, color=GREY, linewidth=0.8)
             _place_ticks(axes, found.counts)
@@ -138,7 +139,7 @@ def _table(axes: Axes, names: Sequence[str], means: np.ndarray, largest: float) 
     for (row, column), value in np.ndenumerate(means):
         if not math.isnan(value) and places <= 12:
             axes.text(column, row, _short(value), ha="center", va="center", fontsize=6.5)
-    axes.set_yticks(range(len(names)), [name[:28] for name in names])
+    axes.set_yticks(range(len(names)), [label_of(name)[:28] for name in names])
     stride = math.ceil(places / 12)
     axes.set_xticks(range(0, places, stride), list(map(str, range(1, places + 1, stride))))
     axes.grid(False)

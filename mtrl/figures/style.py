@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mtrl.utils.files import replace_file
+from mtrl.utils.text import one_line
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -137,6 +138,13 @@ def colour_of(number: int) -> dict[str, Any]:
     }
 
 
+def label_of(name: str) -> str:
+    """Return a name from an environment or a configuration as the label of a legend or a tick. Matplotlib leaves labels
+    that begin with `_` out of legends."""
+    label = one_line(name)
+    return f" {label}" if label.startswith("_") else label
+
+
 def title(axes: Axes, text: str, width: int = 40) -> None:
     """Set the title of a panel, wrapped if it is longer than a column."""
     axes.set_title("\n".join(textwrap.wrap(text, width)) or " ")
@@ -210,6 +218,6 @@ def stack_shares(
         x, shown = [x[0] - 0.5, x[0] + 0.5], {name: values * 2 for name, values in shown.items()}
     chosen = [colours.get(name) or COLOURS[number % len(COLOURS)] for number, name in enumerate(shown)]
     edges: dict[str, Any] = {"edgecolor": "white", "linewidth": 0.3}
-    axes.stackplot(x, *shown.values(), labels=list(shown), colors=chosen, **edges, **look)
+    axes.stackplot(x, *shown.values(), labels=list(map(label_of, shown)), colors=chosen, **edges, **look)
     axes.set(ylim=(0, 1), xlim=(x[0], x[-1]))
     axes.grid(False)

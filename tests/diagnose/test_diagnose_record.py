@@ -6,6 +6,12 @@ from made_up_runs import configured
 from mtrl.diagnose.record import Record
 
 
+def test_values_that_are_no_finite_numbers_are_left_out():
+    row = {"step": 1, "a": 10**400, "b": float("nan"), "c": True, "d": "1", "e": 2}
+    record = Record(configured(), rows=[row])
+    assert record.metrics() == ["e", "step"] and record.series("e").values.tolist() == [2.0]
+
+
 @pytest.mark.parametrize(
     ("sources", "expected"),
     [

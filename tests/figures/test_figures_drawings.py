@@ -267,6 +267,16 @@ def test_a_name_with_a_dollar_is_not_a_formula(study, tmp_path):
     assert "$\\frac{$" in legend_of(drawing.figure)
 
 
+def test_odd_names_of_components_are_in_the_legends(study):
+    """Matplotlib leaves out names that begin with `_`, and has no glyph for a control character."""
+    rows = [row(1, **{"rollout__components___hidden": 1.0, "rollout__components__\x1b[2J": 1.0})]
+    made = study(
+        {"rows": rows, "trajectories": {"train_step_000001": [trajectory([turn(components={"_a": 1.0, "\x1b": 1.0})])]}}
+    )
+    assert legend_of(draw("components", made).figure) == ["\\x1b[2J", " _hidden"]
+    assert legend_of(draw("turn_rewards", made).figure) == ["\\x1b", " _a", "whole reward"]
+
+
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_the_same_input_gives_the_same_bytes(study, tmp_path, kind):
     made = study(WHOLE)
