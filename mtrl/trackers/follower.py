@@ -68,6 +68,14 @@ class Follower:
         fresh = Folder(ours.run.dir, self.receipts, ours.started, ours.reading)
         return count(fresh.pending(final=True))
 
+    def refusals(self) -> str:
+        """Return a sentence about the refused pieces, with the last of them and its reason; empty if there are none."""
+        refused = self.receipts.refused
+        if not refused:
+            return ""
+        key, why = list(refused.items())[-1]
+        return one_line(f"{self.backend.name} refused {len(refused)} of the run's pieces, such as {key}: {why}", 600)
+
     def url(self) -> str:
         return self.backend.url(self.receipts.remote)
 

@@ -148,8 +148,7 @@ class _Thread(threading.Thread):
         self._report_refused(name)
 
     def _report_refused(self, name: str) -> None:
-        refused = self.follower.receipts.refused
-        if len(refused) > self._refused:
-            key, why = list(refused.items())[-1]
-            self._report(f"{name} refused {len(refused)} of the run's pieces, such as {key}: {why}")
-        self._refused = len(refused)
+        refused = len(self.follower.receipts.refused)
+        if refused > self._refused:
+            self._report(self.follower.refusals())
+        self._refused = refused

@@ -46,8 +46,9 @@ class SendResult:
 
 
 def send(run: RunDir, tracker: TrackerConfig, warn: Callable[[str], Any]) -> list[SendResult]:
-    """Send the unsent pieces to every tracker of `report_to`. `warn` is called for a last row without a line end."""
-    outcomes = [_each(name, run, tracker, lambda follower: _send_rest(follower, run)) for name in tracker.report_to]
+    """Send the unsent pieces to every tracker of `report_to`. `warn` is called for refused pieces, and for a last row
+    without a line end."""
+    outcomes = [_each(name, run, tracker, lambda each: _send_rest(each, run, warn)) for name in tracker.report_to]
     if sentence := unfinished_row(run.metrics):
         warn(sentence)
     return outcomes
@@ -93,14 +94,18 @@ def _each(
     return outcome
 
 
-def _send_rest(follower: Follower, run: RunDir) -> None:
+def _send_rest(follower: Follower, run: RunDir, warn: Callable[[str], Any]) -> None:
     # A run that reports to this tracker holds its journal while it lives. This process holds it, so the run is over.
     tracker = Run(run.path).stored_config.tree.get("tracker") or {}
     was_its_own = follower.backend.name in (tracker.get("report_to") or [])
     screen = Console(stderr=True)
     with screen.status(f"sending to {follower.backend.name}") if screen.is_terminal else nullcontext():
-        follower.advance(final=True, is_over=was_its_own)
-        follower.close()
+        try:
+            follower.advance(final=True, is_over=was_its_own)
+            follower.close()
+        finally:
+            if refusals := follower.refusals():
+                warn(refusals)
 
 
 def _outcome(follower: Follower, problem: str = "") -> SendResult:

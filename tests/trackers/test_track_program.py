@@ -57,6 +57,20 @@ def test_a_last_row_without_a_line_end_is_reported_once(run, capsys):
     assert output.count(f"warning: {run.metrics}:4 has no end") == output.count("has no end") == 1
 
 
+def test_a_refused_piece_is_named_with_its_reason(run, capsys):
+    with (run.trajectories / "train_step_000002.jsonl").open("a") as file:
+        file.write('"no trajectory"\n')
+    for _ in range(2):
+        assert main([str(run), "--to", "tensorboard"]) == 0
+        output = capsys.readouterr()
+        assert output.out.splitlines()[0].endswith("   1 refused")
+        expected = (
+            "warning: tensorboard refused 1 of the run's pieces, such as trajectories/train_step_000002.jsonl:4: it is "
+            "no trajectory ("
+        )
+        assert output.err.startswith(expected) and output.err.count("\n") == 1
+
+
 def test_the_trackers_of_the_configuration_are_used(run, capsys):
     run.config.write_text(run.config.read_text() + "tracker:\n  report_to: [tensorboard]\n  of_an_older_version: 1\n")
     assert main([str(run)]) == 0
