@@ -16,6 +16,7 @@ from mtrl.record.metrics import warn_on_stderr
 from mtrl.record.reading import Foreign, read, read_json
 from mtrl.record.records import LARGEST, Records, finite, has_step, is_finding, is_row_results, is_span, number_of
 from mtrl.record.run_dir import RunDir, such_as
+from mtrl.record.run_lock import is_held
 from mtrl.record.stored import read as read_lines
 from mtrl.record.tokens import Tokenizer, find_tokenizer, tokenizer_files
 from mtrl.record.trajectories import kind_and_step
@@ -239,24 +240,25 @@ class Run:
     def updated(self) -> float | None:
         """Time of the run's last write, in unix seconds."""
         newest = (file.modified / 1e9 for file in self.index.files)
-        watched = map(modified, (self.dir.metrics, self.dir.log, self.dir.timeline, self.dir.summary))
+        files = (self.dir.metrics, self.dir.log, self.dir.timeline, self.dir.summary, self.dir.job)
+        watched = map(modified, files)
         return max((t for t in (*watched, *newest) if t is not None), default=modified(self.dir.config))
 
     @property
     def status(self) -> str:
-        """running | finished | stopped | empty. This is the content of status.txt, except that a run without recent
-        writes was killed and counts as stopped. A folder without status.txt, such as that of an evaluation, is finished
+        """running | finished | stopped | empty. This is the content of status.txt, except that a run that is not alive
+        was killed and counts as stopped. A folder without status.txt, such as that of an evaluation, is finished
         if it has the file that is written last."""
         reported = self._status_file()
         if reported in ("finished", "stopped"):
             return reported
-        summary, step, updated = self.summary, self.step, self.updated
+        summary, step = self.summary, self.step
         if reported is None and (self.path / REPORT).exists():
             return "finished"
         done = summary.get("steps")
         if reported is None and isinstance(done, int) and done >= max(self.max_steps or 0, step or 0):
             return "finished"
-        if self._is_active(updated):
+        if self.is_alive:
             return "running"
         return "empty" if step is None and not summary and not self.index.files else "stopped"
 
@@ -268,10 +270,22 @@ class Run:
         return status if status in ("finished", "stopped") else None
 
     @property
+    def is_alive(self) -> bool:
+        """Whether the run has a process: one of this machine holds its lock, or its files have changed recently. The
+        latter is all that can be seen of a process of another machine, and of an evaluation, which has no lock."""
+        rows, updated = self.metrics.refresh(), self.updated
+        took = rows[-1].get("time/step") if rows else None
+        patience = max(SILENCE, 10 * took if isinstance(took, int | float) else 0)
+        return (updated is not None and time.time() - updated < patience) or is_held(self.dir)
+
+    @property
     def is_over(self) -> bool:
-        """Whether status.txt reports the end, or the file that is written last is not older than the last row."""
+        """Whether status.txt reports the end, or the file that is written last is not older than the last row. This
+        file is that of an earlier end while a resumed run makes its first step."""
         if self.final_status is not None:
             return True
+        if self._status_file() == "running" and self.is_alive:
+            return False
         last = [t for path in (self.dir.summary, self.path / REPORT) if (t := modified(path)) is not None]
         return any(time >= (modified(self.dir.metrics) or 0.0) for time in last)
 
@@ -287,12 +301,6 @@ class Run:
     def _status_file(self) -> str | None:
         text = self.read(self.dir.status, LONGEST_STATUS)
         return None if text is None else text.decode(errors="replace").strip()
-
-    def _is_active(self, updated: float | None) -> bool:
-        rows = self.metrics.rows
-        took = rows[-1].get("time/step") if rows else None
-        patience = max(SILENCE, 10 * took if isinstance(took, int | float) else 0)
-        return updated is not None and time.time() - updated < patience
 
     def _fresh(self, name: str, state: Hashable, make: Callable[[], T]) -> T:
         """Return the cached result of `make`, which is called again when the state of its file has changed."""

@@ -55,7 +55,8 @@ class RunDir:
     trace_step_N.json.gz, .txt   trace of one step (trainer.profile_step)
     launch.txt       launch of torchrun that the run belongs to
     status.txt       running, finished or stopped; still "running" after a kill
-    SHA256SUMS       checksums of a finished run's files except run.log and trackers/; a checkpoint has its own
+    job.json         outcome of the run as a job of a sweep, if it is one
+    SHA256SUMS       checksums of a finished run's files that do not change later; a checkpoint has its own
     spending/        requests to endpoints so far, and their cost
     engine/          output of the engine's servers, if it has any
     """
@@ -108,6 +109,10 @@ class RunDir:
     @property
     def status(self) -> Path:
         return self.path / "status.txt"
+
+    @property
+    def job(self) -> Path:
+        return self.path / "job.json"
 
     @property
     def checksums(self) -> Path:
@@ -182,11 +187,11 @@ class RunDir:
 
     def write_checksums(self) -> None:
         """Write the checksums of the run's files, after the last write to them. Left out are checkpoints, which have
-        their own checksums, the files of trackers, which may change later, and run.log, to which a refused resume
-        appends."""
+        their own checksums, the files of trackers, which may change later, run.log, to which a refused resume appends,
+        and job.json, which the sweep writes when the run has ended."""
         folders = (self.trajectories, self.export, self.tokenizer, self.spending, self.engine)
         files = chain(self.path.iterdir(), *(folder.rglob("*") for folder in folders))
-        others = (self.checksums, self.log)
+        others = (self.checksums, self.log, self.job)
         ours = (file for file in files if file.is_file() and not file.name.startswith(".") and file not in others)
         write_checksums(self.path, ours)
 

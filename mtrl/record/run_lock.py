@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
+from contextlib import suppress
 
 from mtrl.errors import UserError
 from mtrl.record.run_dir import RunDir
+
+READER_SECONDS = 0.1
+"""Seconds between the two attempts to lock: a reader that asks `is_held` has the lock for an instant."""
 
 
 class RunLock:
@@ -30,6 +35,10 @@ class RunLock:
         """
         self._file = os.open(self.run.log, os.O_RDWR | os.O_CREAT, 0o644)
         try:
+            with suppress(BlockingIOError):
+                fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return self
+            time.sleep(READER_SECONDS)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self.__exit__()
@@ -45,3 +54,21 @@ class RunLock:
         if self._file is not None:
             os.close(self._file)
             self._file = None
+
+
+def is_held(run: RunDir) -> bool:
+    """Whether a process of this machine leads a run in the folder. On file systems without locks the answer is False.
+    Neither a pipe nor a link in the place of `run.log` is followed."""
+    try:
+        file = os.open(run.log, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return False

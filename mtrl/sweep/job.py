@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from mtrl.errors import Interrupted, PrunedError, UserError
-from mtrl.sweep.outcome import JobResult, read_outcome
+from mtrl.sweep.outcome import JobResult, own, read_outcome
 from mtrl.sweep.workers import WORKER, is_worker
 
 
@@ -33,7 +33,8 @@ def job(cfg: DictConfig) -> float:
 
 
 def run_job(cfg: DictConfig) -> float:
-    """Run one job of a sweep, and write its outcome to its folder.
+    """Run one job of a sweep, and write its outcome to its folder. A finished or pruned job of the same settings is not
+    run again.
 
     Raises:
         Interrupted: a signal ended the job, and with it the sweep.
@@ -45,10 +46,12 @@ def run_job(cfg: DictConfig) -> float:
     before = read_outcome(folder)
     if before is not None and before.status in ("running", "interrupted") and cfg.resume == "none":
         cfg.resume = "latest"  # restarted by its scheduler; otherwise `check_jobs` would have rejected the folder
-    overrides = OmegaConf.to_container(hydra.overrides.task)
+    overrides = [str(word) for word in OmegaConf.to_container(hydra.overrides.task)]
+    if before is not None and before.is_done and cfg.resume == "latest" and before.overrides == own(overrides):
+        return math.nan if before.value is None else before.value
     direction = hydra.sweeper.get("direction") or "maximize"
     taken = 0.0 if before is None else before.seconds or 0.0
-    outcome = JobResult.begin(hydra.job.num, [str(word) for word in overrides], cfg.objective, str(direction), taken)
+    outcome = JobResult.begin(hydra.job.num, overrides, cfg.objective, str(direction), taken)
     try:
         outcome.write(folder)
         value = start(cfg, pruner_of(cfg))

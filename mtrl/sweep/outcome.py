@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from mtrl.record.reading import read
+from mtrl.record.run_dir import RunDir
 from mtrl.utils.files import replace_text, to_strict_json
 
-JOB = "job.json"
 LARGEST = 2**20
 """Maximum size of an outcome file, in bytes."""
 LONGEST = 2000
@@ -59,6 +59,11 @@ class JobResult:
         """Wall time of the job, in seconds; None until it has ended."""
         return None if self.ended is None else max(0.0, self.ended - self.started)
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the job has ended and has nothing left to run."""
+        return self.status in ("finished", "pruned")
+
     def end(self, status: str, said: str = "", value: float | None = None) -> None:
         self.status, self.said, self.ended = status, said[:LONGEST], time.time()
         self.value = None if value is None or not math.isfinite(value) else value
@@ -66,14 +71,14 @@ class JobResult:
     def write(self, folder: Path) -> None:
         """Write the outcome into the folder of its run, atomically."""
         folder.mkdir(parents=True, exist_ok=True)
-        replace_text(folder / JOB, to_strict_json(asdict(self), indent=2) + "\n")
+        replace_text(RunDir(folder).job, to_strict_json(asdict(self), indent=2) + "\n")
 
 
 def read_outcome(folder: Path) -> JobResult | None:
     """Return the outcome of the job in this folder; None if no valid outcome can be read. The content of the folder is
     untrusted."""
     try:
-        found = json.loads(read(folder / JOB, folder, LARGEST))
+        found = json.loads(read(RunDir(folder).job, folder, LARGEST))
         return JobResult(**{field.name: _KINDS[field.name](found[field.name]) for field in fields(JobResult)})
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

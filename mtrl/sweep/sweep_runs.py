@@ -13,7 +13,7 @@ from typing import Any
 
 from mtrl.errors import UserError
 from mtrl.record.run import Run
-from mtrl.sweep.outcome import JOB, JobResult, read_outcome
+from mtrl.sweep.outcome import JobResult, read_outcome
 
 SEED = "seed"
 RANKED = ("finished", "pruned")
@@ -28,7 +28,7 @@ class SweepRun:
     folder: Path
     outcome: JobResult
     status: str
-    """Status of the outcome; `stopped` if the outcome is `running` but the run has shown no activity for a while."""
+    """Status of the outcome; `stopped` if the outcome is `running` but the run has no process (`Run.is_alive`)."""
     steps: int | None
     max_steps: int | None
 
@@ -126,7 +126,7 @@ def read_sweep(folder: Path) -> Sweep:
         raise UserError(f"{folder} does not exist; give the folder of a sweep")
     jobs = [job for path in folder.iterdir() if (job := read_job(path)) is not None]
     if not jobs:
-        raise UserError(f"{folder} holds no sweep (no folder in it has a {JOB}); give the folder that -m has made")
+        raise UserError(f"{folder} holds no sweep (no folder in it has a job.json); give the folder that -m has made")
     return Sweep(folder, ranked(jobs))
 
 
@@ -137,8 +137,8 @@ def read_job(folder: Path, run: Run | None = None) -> SweepRun | None:
     if outcome is None:
         return None
     run = run or Run(folder)
-    silent = outcome.status == "running" and run.status == "stopped"
-    return SweepRun(folder, outcome, "stopped" if silent else outcome.status, run.step, run.max_steps)
+    died = outcome.status == "running" and not run.is_alive
+    return SweepRun(folder, outcome, "stopped" if died else outcome.status, run.step, run.max_steps)
 
 
 def ranked(jobs: Sequence[SweepRun]) -> list[SweepRun]:

@@ -87,7 +87,6 @@ from mtrl.record.index import IndexRow, StoredFile
 from mtrl.record.library import Library
 from mtrl.record.reading import read
 from mtrl.record.run import Run, modified
-from mtrl.sweep.outcome import JOB
 from mtrl.sweep.sweep_runs import Sweep, SweepRun, ranked, read_job, to_plain
 from mtrl.view import differences
 from mtrl.view.detail import LONGEST_RAW, UnreadableLine, message, parse, turns_of
@@ -190,7 +189,7 @@ class Api:
             "files": _digest([(f.name, f.size, f.modified, f.indexed) for f in run.index.files]),
             "alarms": run.alarms.state,
             "timeline": run.timeline.state,
-            "job": str(modified(run.path / JOB)),
+            "job": str(modified(run.dir.job)),
             "indexing": indexing(run),
         }
 

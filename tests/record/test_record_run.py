@@ -8,6 +8,8 @@ import pytest
 from mtrl.diagnose.record import Record
 from mtrl.errors import UserError
 from mtrl.record.run import Run, run_of
+from mtrl.record.run_dir import RunDir
+from mtrl.record.run_lock import RunLock
 
 
 @pytest.fixture
@@ -36,6 +38,17 @@ def test_a_run_of_an_early_version_is_read(run):
     assert [row["step"] for row in found.rows] == [0, 1, 2] and found.series("a") == {1: 1.0, 2: 3.0}
     assert found.summary == {"steps": 2} and found.is_over and found.status == "finished"
     assert list(found.trajectories()) == found.files() == found.spans == found.problems() == []
+
+
+def test_a_resumed_run_is_not_over_before_its_first_row(run):
+    """summary.json is that of the earlier end, and newer than the last row. A killed run is over after a while."""
+    (run / "status.txt").write_text("running\n")
+    assert not Run(run).is_over
+    with RunLock(RunDir(run)):
+        for file in ("metrics.jsonl", "summary.json", "config.yaml", "run.log"):
+            os.utime(run / file, (1, 1))
+        assert not Run(run).is_over and Run(run).status == "running"
+    assert Run(run).is_over and Run(run).status == "stopped"
 
 
 def test_changed_files_are_read_again(run):

@@ -120,6 +120,18 @@ def test_versions_import_nothing():
     assert result.stdout.strip() == versions()["mtrl"]
 
 
+def test_checksums_leave_out_the_files_that_change_after_the_end(tmp_path):
+    run = RunDir(tmp_path).create()
+    for file in (run.metrics, run.log, run.job):
+        file.write_text("running")
+    run.write_checksums()
+    for file in (run.log, run.job):
+        file.write_text("finished")
+    assert run.changes() is None
+    run.metrics.write_text("changed")
+    assert "metrics.jsonl: not as it was written" in run.changes()
+
+
 def test_status_reports_how_the_run_ended(tmp_path):
     run = RunDir(tmp_path)
     with run.under_way():

@@ -1,5 +1,7 @@
 """Two runs cannot write into one folder, and a killed run leaves no lock."""
 
+import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -9,7 +11,7 @@ import pytest
 from mtrl.command.compose import compose
 from mtrl.errors import UserError
 from mtrl.record.run_dir import RunDir
-from mtrl.record.run_lock import RunLock
+from mtrl.record.run_lock import RunLock, is_held
 from mtrl.trainer import run as running
 
 HOLD = """
@@ -46,12 +48,34 @@ def test_the_lock_is_free_after_its_block(run):
 
 
 def test_a_killed_process_frees_the_lock(run, holder):
+    assert is_held(run)
     with pytest.raises(UserError, match=f"run_dir={run} is being written by a process that has not ended"):
         RunLock(run).__enter__()
     holder.send_signal(signal.SIGKILL)
     holder.wait()
+    assert not is_held(run)
     with RunLock(run):
         pass
+
+
+def test_a_reader_of_the_lock_does_not_stop_a_run(run, monkeypatch):
+    """The reader's own lock ends while the run waits for its second attempt."""
+    run.log.touch()
+    reader = os.open(run.log, os.O_RDONLY)
+    fcntl.flock(reader, fcntl.LOCK_SH)
+    monkeypatch.setattr("time.sleep", lambda seconds: os.close(reader))
+    with RunLock(run):
+        assert is_held(run)
+
+
+@pytest.mark.parametrize("kind", ["missing", "pipe", "link"])
+def test_nothing_but_a_file_is_held(run, holder, tmp_path, kind):
+    other = RunDir(tmp_path)
+    if kind == "pipe":
+        os.mkfifo(other.log)
+    elif kind == "link":
+        other.log.symlink_to(run.log)
+    assert is_held(run) and not is_held(other)
 
 
 def test_a_run_that_another_process_leads_is_not_changed(run, holder):

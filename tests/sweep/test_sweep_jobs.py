@@ -95,6 +95,18 @@ def test_a_stopped_sweep_resumes(trained, tmp_path, capsys):
     assert [cfg.resume for cfg in trained.cfgs[1:]] == ["latest", "none"]
 
 
+def test_finished_jobs_are_run_again_only_with_other_settings(trained, tmp_path):
+    words = ["-m", "seed=1,2", "run_dir=sweep"]
+    main_module.cli(words)
+    before = [(job / "job.json").read_bytes() for job in ((tmp_path / "sweep" / name) for name in "01")]
+    (tmp_path / "sweep" / "1" / "job.json").unlink()  # job 1 was killed before its start
+    main_module.cli([*words, "resume=latest"])
+    assert [cfg.seed for cfg in trained.cfgs] == [1, 2, 2]
+    assert (tmp_path / "sweep" / "0" / "job.json").read_bytes() == before[0]
+    main_module.cli([*words, "trainer.max_steps=7", "resume=latest"])
+    assert [(cfg.seed, cfg.trainer.max_steps) for cfg in trained.cfgs[3:]] == [(1, 7), (2, 7)]
+
+
 def test_a_job_that_its_scheduler_starts_again_resumes(trained, tmp_path, monkeypatch):
     """SLURM repeats the first command, so that a job starts in the folder of a job."""
     from mtrl.sweep.outcome import JobResult

@@ -2,14 +2,17 @@
 
 import json
 import math
+import os
 
 import pytest
 from sweeps import ROOT, make_job
 
 from mtrl.config.overrides import normalise
 from mtrl.errors import UserError
+from mtrl.record.run_dir import RunDir
+from mtrl.record.run_lock import RunLock
 from mtrl.sweep.__main__ import main
-from mtrl.sweep.outcome import JOB, read_outcome
+from mtrl.sweep.outcome import read_outcome
 from mtrl.sweep.run import names_sweep, typed_out
 from mtrl.sweep.sweep_runs import read_sweep
 from mtrl.sweep.table import resume_command, rounded
@@ -22,6 +25,18 @@ def made(folder, direction="maximize"):
     make_job(folder, 4, ["trainer.optimizer.lr=2", "seed=2", "debug=fast"], 0.95, "pruned", "others did better")
     make_job(folder, 5, ["trainer.optimizer.lr=3", "seed=0", "debug=fast"], None, "failed", "there is [red]no[/] luck")
     return folder
+
+
+def make_running_job(folder):
+    job = make_job(folder, 0, ["seed=0"])
+    told = json.loads(RunDir(job).job.read_text()) | {"status": "running", "ended": None}
+    RunDir(job).job.write_text(json.dumps(told))
+    return job
+
+
+def let_time_pass(job):
+    for path in job.iterdir():
+        os.utime(path, (1, 1))
 
 
 def test_the_best_is_first_then_the_pruned_then_the_others(tmp_path):
@@ -57,14 +72,24 @@ def test_the_program_prints_failures_without_markup(tmp_path, capsys):
 
 def test_a_job_that_died_is_not_running(tmp_path):
     """Its status is running, and its files have not changed for a long time."""
-    import os
-
-    job = make_job(tmp_path, 0, ["seed=0"])
-    told = json.loads((job / JOB).read_text()) | {"status": "running", "ended": None}
-    (job / JOB).write_text(json.dumps(told))
+    job = make_running_job(tmp_path)
     assert read_sweep(tmp_path).jobs[0].status == "running"
-    for path in job.iterdir():
-        os.utime(path, (1, 1))
+    let_time_pass(job)
+    assert read_sweep(tmp_path).jobs[0].status == "stopped"
+
+
+@pytest.mark.parametrize("before", [None, "stopped", "finished"])
+def test_a_job_without_a_row_runs_while_its_process_lives(tmp_path, before):
+    """A job may prepare for minutes without a sign, while status.txt is that of its earlier end."""
+    job = make_running_job(tmp_path)
+    for file in ("metrics.jsonl", "config.yaml"):
+        (job / file).unlink()
+    if before is not None:
+        (job / "status.txt").write_text(before)
+    assert read_sweep(tmp_path).jobs[0].status == "running"  # by job.json: the process is starting
+    with RunLock(RunDir(job)):
+        let_time_pass(job)
+        assert read_sweep(tmp_path).jobs[0].status == "running"
     assert read_sweep(tmp_path).jobs[0].status == "stopped"
 
 
@@ -74,7 +99,7 @@ def test_a_job_that_died_is_not_running(tmp_path):
     ids=["empty", "list", "null", "keys", "number", "infinite", "deep", "status", "bytes"],
 )
 def test_invalid_outcome_files_are_none(tmp_path, text):
-    (tmp_path / JOB).write_text(text, encoding="latin-1")
+    RunDir(tmp_path).job.write_text(text, encoding="latin-1")
     assert read_outcome(tmp_path) is None
 
 
@@ -82,7 +107,7 @@ def test_invalid_outcome_files_are_none(tmp_path, text):
 @pytest.mark.parametrize("number", [float("inf"), float("nan"), 10**400], ids=["infinite", "nan", "huge"])
 def test_no_number_of_a_strangers_outcome_ends_the_report(tmp_path, key, number):
     job = make_job(tmp_path, 0, ["seed=0"], 0.5)
-    (job / JOB).write_text(json.dumps(json.loads((job / JOB).read_text()) | {key: number}))
+    RunDir(job).job.write_text(json.dumps(json.loads(RunDir(job).job.read_text()) | {key: number}))
     outcome = read_outcome(job)
     assert outcome is None or (math.isfinite(outcome.value or 0) and math.isfinite(outcome.seconds or 0))
 
@@ -91,7 +116,7 @@ def test_untrusted_text_does_not_control_the_terminal(tmp_path, capsys):
     jobs = [make_job(tmp_path, 0, ["name=\x1b[2J[/red]"], None, "failed", "\x1b]0;pwned\x07[/bold]")]
     jobs.append(make_job(tmp_path, 1, ["name=2024.01.15"], None, "failed"))
     for job in jobs:
-        (job / JOB).write_text(json.dumps(json.loads((job / JOB).read_text()) | {"objective": "[/]\x1b[2J"}))
+        RunDir(job).job.write_text(json.dumps(json.loads(RunDir(job).job.read_text()) | {"objective": "[/]\x1b[2J"}))
     assert main([str(tmp_path)]) == 0
     shown = capsys.readouterr().out
     assert "\x1b" not in shown and "\x07" not in shown
@@ -121,12 +146,12 @@ def test_the_resume_command_repeats_all_words():
 def test_an_outcome_is_read_from_its_folder_only(tmp_path):
     job = make_job(tmp_path / "sweep", 0, ["seed=0"], 0.5)
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / JOB).symlink_to(job / JOB)
+    RunDir(tmp_path / "other").job.symlink_to(RunDir(job).job)
     assert read_outcome(job) is not None and read_outcome(tmp_path / "other") is None
 
 
 def test_folders_without_a_sweep_are_refused(tmp_path):
-    with pytest.raises(UserError, match=f"holds no sweep \\(no folder in it has a {JOB}\\)"):
+    with pytest.raises(UserError, match=r"holds no sweep \(no folder in it has a job.json\)"):
         read_sweep(tmp_path)
     with pytest.raises(UserError, match="does not exist"):
         read_sweep(tmp_path / "none")
