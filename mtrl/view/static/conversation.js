@@ -30,12 +30,12 @@ function pretty(text) {
 
 /** Text with its line breaks. A long text is cut and has a button for the rest. */
 export function textView(text) {
-  const short = text.length > LONG ? text.slice(0, LONG) : text;
+  const short = visible.start(text, LONG), rest = text.slice(short.length);
   const box = h("div", { class: "text" }, visible.nodes(short));
-  if (short !== text) {
+  if (rest) {
     box.append(h("button", { type: "button", class: "quiet more",
-      onclick: (event) => event.target.replaceWith(...visible.nodes(text.slice(LONG))) },
-      `… show the other ${format.number(text.length - LONG)} characters`));
+      onclick: (event) => event.target.replaceWith(...visible.nodes(rest)) },
+      `… show the other ${format.number(rest.length)} characters`));
   }
   return box;
 }

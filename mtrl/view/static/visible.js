@@ -10,10 +10,13 @@ const NAMES = new Map([
 ]);
 const RANGES = [
   "\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f", // control characters, but for tab and newline
-  "\\u00ad\\u061c\\u180e\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f", // zero width, bidi
+  "\\u00ad\\u061c\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f", // zero width, bidi
+  "\\u034f\\u115f\\u1160\\u17b4\\u17b5\\u2800\\u3164\\uffa0", // joiner, fillers, vowels and a pattern without ink
+  "\\u180b-\\u180f\\ufe00-\\ufe0d\\u{e0100}-\\u{e01ef}", // variation selectors
   "\\ufeff\\ufff9-\\ufffb\\ufffd\\u{e0000}-\\u{e007f}", // byte order mark, replacement, tags
 ].join("");
-const HIDDEN = new RegExp(`[${RANGES}]`, "gu");
+// One selector of text or emoji after a visible character is common.
+const HIDDEN = new RegExp(`[${RANGES}]|(?<=^|[\\s\\ufe0e\\ufe0f${RANGES}])[\\ufe0e\\ufe0f]`, "gu");
 // In a token, white space is visible too, because it is part of the sampled text.
 const TOKEN = new RegExp("[ \\n\\t\\u00a0]|" + HIDDEN.source, "gu");
 const SPACE = { " ": "·", "\n": "↵", "\t": "⇥", "\u00a0": "⍽" };
@@ -63,8 +66,14 @@ export function snippet(text) {
   return plain(String(text).replace(/\s+/g, " "));
 }
 
+/** The first `length` characters, or one less where a surrogate pair would be cut. */
+export function start(text, length) {
+  const isPair = text.codePointAt(length - 1) > 0xffff;
+  return text.slice(0, isPair ? length - 1 : length);
+}
+
 /** One line, cut to `length` characters. */
 export function line(text, length = 200) {
-  const one = plain(String(text).slice(0, 4 * length).replace(/\s+/g, " ").trim());
-  return one.length > length ? one.slice(0, length - 1) + "…" : one;
+  const one = plain(start(String(text), 4 * length).replace(/\s+/g, " ").trim());
+  return one.length > length ? start(one, length - 1) + "…" : one;
 }
