@@ -43,6 +43,7 @@ def summary(row: IndexRow, thresholds: Thresholds) -> dict[str, Any]:
         "context": line.context,
         "versions": [line.oldest_version, line.newest_version] if has_versions else None,
         "advantage": line.advantage,
+        "informative": line.informative,
         "drift": line.drift,
         "components": line.components,
         "rewards": line.rewards,

@@ -1,9 +1,13 @@
 """The exported file: the same page from one file without further requests."""
 
+import json
+
 import pytest
 from playwright.sync_api import expect
 
 from mtrl.view.__main__ import main
+from mtrl.view.query import Query
+from mtrl.view.server import to_json
 from tests.view.page_browser import opened
 from tests.view.page_runs import SIZE, TASKS, finish_run, rich_run
 
@@ -13,7 +17,8 @@ ALL = 3 * SIZE * len(TASKS) + 2
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("exported")
-    run = finish_run(rich_run(tmp_path_factory.mktemp("page")))
+    (folder / "run").mkdir()
+    run = finish_run(rich_run(folder / "run"))
     assert main([str(run), "--export", str(folder / "run.html"), "--max-trajectories", str(ALL)]) == 0
     assert main([str(run), "--export", str(folder / "part.html"), "--max-trajectories", "10"]) == 0
     return folder
@@ -54,6 +59,8 @@ def test_filters_groups_and_search_work_without_a_server(page):
     expect(page.locator(".count")).to_have_text(f"{3 * len(TASKS)} groups")
     at(page, "#browse?q=HACKED")
     expect(page.locator(".count")).to_contain_text("found in 3 trajectories")
+    at(page, "#browse?q=look_up")  # the name of a tool, which no text holds
+    expect(page.locator(".count")).to_contain_text("found in 1 trajectory")
     at(page, "#browse?sort=reward&order=asc")
     expect(page.locator(".vl-row").first).to_contain_text("0.00")
 
@@ -67,6 +74,17 @@ def test_hostile_text_stays_text_in_the_file(page):
     expect(page.locator(".tok.chosen")).to_be_visible()
 
 
-def test_the_number_of_left_out_trajectories_is_shown(browser, exported):
+def test_left_out_trajectories_are_counted_and_their_groups_are_whole(browser, exported, api_of):
+    (run_path,) = (path for path in exported.iterdir() if path.is_dir())
+    api = api_of(run_path)
+    (run,) = api.library.runs
+    groups = {(each["file"], each["group"]): each for each in api.groups(run, Query())["items"]}
     with opened(browser, f"file://{exported}/part.html#browse") as page:
         expect(page.locator(".count")).to_have_text(f"10 trajectories; {ALL - 10} trajectories left out of this file")
+        items = page.evaluate(
+            "async run => (await (await import('mtrl/data.js')).source.groups(run, { limit: 50 })).items", run.id
+        )
+    assert sum(len(each["members"]) for each in items) > 10
+    for item in items:
+        whole = json.loads(to_json(groups[item["file"], item["group"]]))
+        assert {key: item[key] for key in whole} == pytest.approx(whole)

@@ -101,12 +101,21 @@ class Exported extends Source {
     return answer ? answer.items : [];
   }
 
+  whole(run, s) {
+    return this.exported.routes[path("runs", run, "trajectory", s.file, s.line)];
+  }
+
   async trajectories(run, values) {
     return selection.page(selection.sorted(selection.chosen(this.summaries(run), values), values), values, 100);
   }
 
+  /** Groups with all their members: the summary of a member is in the file even if its trajectory was left out. */
   async groups(run, values) {
-    return selection.page(selection.grouped(selection.chosen(this.summaries(run), values), values), values, 50);
+    const members = new Map();
+    for (const s of this.summaries(run)) {
+      for (const each of [s, ...this.whole(run, s).group]) members.set(`${each.file}\n${each.line}`, each);
+    }
+    return selection.page(selection.grouped(selection.chosen([...members.values()], values), values), values, 50);
   }
 
   async facets(run, values) {
@@ -115,8 +124,7 @@ class Exported extends Source {
 
   async search(run, values) {
     const items = selection.sorted(selection.chosen(this.summaries(run), values), values);
-    return selection.search(items, values, (s) =>
-      this.exported.routes[path("runs", run, "trajectory", s.file, s.line)]);
+    return selection.search(items, values, (s) => this.whole(run, s));
   }
 }
 

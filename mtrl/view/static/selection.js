@@ -25,6 +25,7 @@ export function chosen(items, f = {}) {
 
 function within(value, low, high) {
   const given = (x) => x !== undefined && x !== "";
+  if (value === null) return !given(low) && !given(high);
   return (!given(low) || value >= Number(low)) && (!given(high) || value <= Number(high));
 }
 
@@ -44,7 +45,7 @@ const newest = (sign) => (a, b) => byValue((s) => s.step, sign)(a, b) || compare
 
 const VALUES = {
   __proto__: null,
-  gap: (s) => (s.score === null ? null : Math.abs(s.reward - s.score)),
+  gap: (s) => (s.score === null || s.reward === null ? null : Math.abs(s.reward - s.score)),
 };
 
 /** Comparison function of a list's order: < 0 if a comes before b. */
@@ -94,7 +95,7 @@ function group(members) {
   members.sort((a, b) => a.index - b.index || a.line - b.line);
   const [first] = members, rewards = members.map((s) => s.reward).filter((x) => typeof x === "number");
   const count = (fact) => members.filter(fact).length;
-  const credited = members.filter((s) => s.advantage !== null);
+  const credited = members.filter((s) => s.informative !== null);
   return {
     file: first.file, kind: first.kind, step: first.step, group: first.group, task: first.task, line: first.line,
     size: members.length, reward_mean: mean(rewards), reward_std: spread(rewards),
@@ -103,7 +104,7 @@ function group(members) {
     lenient: count((s) => s.verdict === "lenient"), strict: count((s) => s.verdict === "strict"),
     disagreements: count((s) => s.verdict === "lenient" || s.verdict === "strict"),
     tokens_mean: mean(members.map((s) => s.tokens)), turns_mean: mean(members.map((s) => s.turns)),
-    informative: credited.length ? credited.some((s) => s.advantage !== 0) : null, members,
+    informative: credited.length ? credited.some((s) => s.informative) : null, members,
   };
 }
 
@@ -132,13 +133,15 @@ export function facets(items) {
   };
 }
 
-/** Search for plain text in every message. `trajectory(summary)` returns a whole trajectory. */
+/** Search for plain text in all messages; case is ignored. `trajectory(summary)` returns a whole trajectory. */
 export function search(items, { q = "", cursor, limit = 50 }, trajectory) {
-  const needle = q.toLowerCase(), found = [];
+  const plain = q.replace(/[\\^$.*+?()[\]{}|/]/g, "\\$&"), found = [];
+  // Without the flag u, letters of ASCII match no others.
+  const needle = new RegExp(plain, /^[\0-\x7f]*$/.test(q) ? "gi" : "giu");
   let at = Number(cursor || 0);
   for (; at < items.length && found.length < Number(limit); at++) {
     const whole = trajectory(items[at]);
-    const hits = whole && needle ? messages(whole).flatMap((m) => hit(m, needle)) : [];
+    const hits = whole && q ? messages(whole).flatMap((m) => hitsOf(m, needle)) : [];
     if (hits.length) found.push({ summary: items[at], hits: hits.slice(0, 3), hit_count: hits.length });
   }
   return { items: found, searched: at, missed: 0, total: items.length, cursor: at < items.length ? String(at) : null };
@@ -150,10 +153,9 @@ function messages(whole) {
   return [...messages, ...whole.final_observation.map((m) => ({ turn: 0, ...m }))];
 }
 
-function hit({ turn, role, content }, needle) {
-  const text = String(content), at = text.toLowerCase().indexOf(needle);
-  if (at < 0) return [];
-  const end = at + needle.length;
-  return [{ turn, role, before: text.slice(Math.max(0, at - 60), at), match: text.slice(at, end),
-    after: text.slice(end, end + 60) }];
+function hitsOf({ turn, role, content, reasoning, tool_calls: calls }, needle) {
+  const texts = [reasoning, content, ...calls.map((call) => `${call.name} ${call.arguments}`)].filter(Boolean);
+  return texts.flatMap((text) => [...text.matchAll(needle)].map(({ 0: match, index }) => ({ turn, role, match,
+    before: text.slice(Math.max(0, index - 60), index),
+    after: text.slice(index + match.length, index + match.length + 60) })));
 }

@@ -72,7 +72,8 @@ export class StepTable {
   fits(file) {
     const { kind, step } = this.values;
     const [from, to = from] = (step || "").split("-").map(Number);
-    return (!kind || kind.split(",").includes(file.kind)) && (!step || (file.step >= from && file.step <= to));
+    return (!kind || kind.split(",").includes(file.kind))
+      && (!step || (file.step !== null && file.step >= from && file.step <= to));
   }
 
   row(index) {
