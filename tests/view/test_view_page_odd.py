@@ -48,7 +48,7 @@ def address(tmp_path_factory):
     for name, rows in (("metrics", ROWS), ("alarms", [*ALARMS, ALARM]), ("timeline", SPANS)):
         (run / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     lines = "".join(odd_line(name) + "\n" for name in PROTO)
-    (run / "trajectories" / "odd_step_000009.jsonl").write_text(lines)
+    (run / "trajectories" / "odd_step_000009.jsonl").write_text(lines + "not JSON\n")
     (run / "config.yaml").write_text(json.dumps({"name": "odd", "__proto__": {"a": 1}, "seed": 2**60}))
     with viewing(run) as client:
         yield f"{client.base_url}".rstrip("/") + f"/?token={TOKEN}"
@@ -72,6 +72,12 @@ def test_unreadable_parts_are_reported_and_the_rest_is_shown(page):
     assert fits(page)
     page.set_viewport_size({"width": 400, "height": 800})
     assert fits(page)
+
+
+def test_a_line_that_cannot_be_read_has_no_stop_reason_and_no_reward(page):
+    page.evaluate("location.hash = 'browse?step=9'")
+    expect(page.locator(".count")).to_have_text("3 trajectories")
+    expect(page.get_by_role("group", name="Why it ended").locator(".tick-name")).to_have_text(["done"])
 
 
 @pytest.mark.parametrize("words", ["#__proto__", "#constructor", "#overview?keep=__proto__,constructor"])

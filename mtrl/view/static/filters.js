@@ -73,11 +73,12 @@ export class Filters {
   }
 
   drawPresets() {
-    const now = this.values;
-    const longest = now.sort === "tokens" ? "tokens" : "";
+    const now = this.values, groups = this.level === "groups"; // which have orders of their own
+    const longest = now.sort === "tokens" && !groups ? "tokens" : "";
     const same = (change) => CHOICES.every((key) => (change[key] || "") === (now[key] || ""))
       && (change.sort || "") === longest;
-    dom.replace(this.presets, PRESETS.map(([id, label, change, about]) => h("button", {
+    const offered = PRESETS.filter(([, , change]) => !(change.sort && groups));
+    dom.replace(this.presets, offered.map(([id, label, change, about]) => h("button", {
       type: "button", class: "chip", id: `preset-${id}`, title: about, "aria-pressed": String(same(change)),
       onclick: () => route.change({ ...NONE, ...change, level: this.level === "steps" ? null : this.level }),
     }, label)));
@@ -102,7 +103,7 @@ export class Filters {
     const chosen = (this.values[key] || "").split(",").filter(Boolean);
     const missing = chosen.filter((value) => !items.some((i) => i.value === value)).map((value) => ({ value,
       count: 0 }));
-    const all = [...items, ...missing];
+    const all = [...items, ...missing].filter(({ value }) => value); // an unreadable line has no stop reason
     if (!all.length) return null;
     return h("fieldset", {}, h("legend", {}, title), all.map(({ value, count }) => h("label", { class: "tick" },
       h("input", { type: "checkbox", id: `${key}-${visible.plain(value)}`, checked: chosen.includes(value),

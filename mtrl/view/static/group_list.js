@@ -21,13 +21,13 @@ export class GroupList {
 
   open(run, values) {
     const sort = SORTS.some(([name]) => name === values.group_sort) ? values.group_sort : "newest";
-    const key = JSON.stringify([run.id, route.filters(values), sort, values.order]);
+    const key = JSON.stringify([run.id, route.filters(values), sort]);
     this.run = run;
     this.values = values;
     if (key === this.key) return;
     this.key = key;
     this.close();
-    this.query = { ...route.filters(values), sort, order: values.order };
+    this.query = { ...route.filters(values), sort };
     this.model = new Pages((part) => source.groups(run.id, { ...this.query, ...part }),
       (moved) => this.draw(moved), (g) => route.place(g.file, g.group));
     this.model.anchor = () => this.list.selected;
