@@ -33,6 +33,7 @@ def swept(tmp_path_factory):
     for number, ((rate, method, value), status) in enumerate(zip(tried, statuses, strict=True)):
         run = make_run(folder / "sweep" / str(number), steps=1, groups=1, size=1, seed=number)
         words = [f"trainer.optimizer.lr={rate}", f"algorithm={method}", "debug=fast"]
+        words += [f"reward.components.environment.{name}_of_a_component={number % 2}" for name in ("limit", "weight")]
         add_job(run, number, words, value, status, HOSTILE if status == "failed" else "")
     make_run(folder / "alone", steps=1, groups=1, size=1)
     return folder
@@ -54,10 +55,13 @@ def test_the_page_shows_the_jobs(browser, swept):
         rows = look(page)
         assert [text.split()[1] for text in rows.locator("th").all_inner_texts()] == ["1", "2", "0", "3", "4"]
         expect(page.locator(".best code")).to_have_text(
-            "mtrl train trainer.optimizer.lr=0.0001 algorithm=rloo debug=fast"
+            "mtrl train trainer.optimizer.lr=0.0001 algorithm=rloo debug=fast "
+            "reward.components.environment.limit_of_a_component=1 reward.components.environment.weight_of_a_component=1"
         )
-        names = page.locator("svg.parallel .name").all_text_contents()
-        assert names == ["optimizer.lr", "algorithm", "success_after"]
+        names = page.locator("svg.parallel .name")
+        assert [name for name in names.all_text_contents() if "…" not in name] == [
+            "optimizer.lr", "algorithm", "success_after"
+        ]  # fmt: skip
         rates = page.locator("svg.parallel .ruler").first.locator("text:not(.name)")
         heights = [float(y) for y in rates.evaluate_all("all => all.map(one => one.getAttribute('y'))")]
         gaps = [b - a for a, b in pairwise(heights)]
@@ -66,6 +70,9 @@ def test_the_page_shows_the_jobs(browser, swept):
         expect(page.locator("svg.parallel .pointed title")).to_contain_text("job 2:")
         page.set_viewport_size({"width": 420, "height": 800})
         assert fits(page)
+        boxes = names.evaluate_all("all => all.map(one => one.getBoundingClientRect().toJSON())")
+        ends = [(box["left"], box["right"]) for box in boxes]
+        assert len(ends) == 5 and all(right < left for (_, right), (left, _) in pairwise(sorted(ends)))
         rows.first.locator("a").click()
         expect(page.locator("#run")).to_have_value("1")
 

@@ -8,7 +8,8 @@ import * as visible from "./visible.js";
 const HEIGHT = 260, TOP = 40, BOTTOM = 22, SIDE = 70, LEAST = 110; // pixels
 const MOST_TICKS = 8;
 const WIDE = 100; // ratio of largest to smallest value from which a scale is logarithmic
-const CHARS = 14;
+const CHARS = 14; // of a tick
+const WIDTH = 8; // pixels of a character of a name
 
 /** `point(number)` is called with the job under the pointer, or null. */
 export class Parallel {
@@ -36,7 +37,8 @@ export class Parallel {
     this.element.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     // The best job is drawn last, above the others.
     for (let row = jobs.length - 1; row >= 0; row--) this.element.append(this.line(jobs[row], row, columns, x));
-    columns.forEach((c, i) => this.element.append(ruler(c, x(i), i === columns.length - 1)));
+    const chars = Math.min(2 * CHARS, Math.floor((x(1) - x(0)) / WIDTH));
+    columns.forEach((c, i) => this.element.append(ruler(c, x(i), chars, i === columns.length - 1)));
   }
 
   line(job, row, columns, x) {
@@ -77,7 +79,7 @@ function numeric(name, numbers) {
   const shown = distinct.length <= MOST_TICKS ? distinct
     : [0, 1, 2, 3, 4].map((i) => (log ? low * (high / low) ** (i / 4) : low + ((high - low) * i) / 4));
   return { name, place: (row) => (numbers[row] === null ? null : at(numbers[row])),
-    ticks: apart(shown.map((v) => [at(v), format.number(v)])) };
+    ticks: apart(shown.map((v) => [at(v), format.value(v)])) };
 }
 
 function categories(name, values, names) {
@@ -94,11 +96,12 @@ function apart(ticks) {
   return shown;
 }
 
-function ruler(column, x, isLast) {
+function ruler(column, x, chars, isLast) {
   const side = isLast ? { x: x + 6, "text-anchor": "start" } : { x: x - 6, "text-anchor": "end" };
-  return s("g", { class: `ruler${isLast ? " objective" : ""}` }, s("line", { x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM }),
-    s("text", { class: "name", x, y: TOP - 16, "text-anchor": "middle" }, short(visible.plain(column.name), 2 * CHARS)),
-    column.ticks.map(([y, text]) => s("text", { ...side, y: y + 4 }, s("title", {}, text), short(text, CHARS))));
+  return s("g", { class: `ruler${isLast ? " objective" : ""}` }, s("title", {}, visible.plain(column.name)),
+    s("line", { x1: x, x2: x, y1: TOP, y2: HEIGHT - BOTTOM }),
+    s("text", { class: "name", x, y: TOP - 16, "text-anchor": "middle" }, visible.line(column.name, chars)),
+    column.ticks.map(([y, text]) => s("text", { ...side, y: y + 4 }, s("title", {}, text), visible.line(text, CHARS))));
 }
 
 /** 0…1: quality of a job relative to the others. */
@@ -107,10 +110,6 @@ function share(column, row, direction) {
   if (y === null) return 0;
   const up = (HEIGHT - BOTTOM - y) / (HEIGHT - BOTTOM - TOP);
   return Math.min(1, Math.max(0, direction === "minimize" ? 1 - up : up));
-}
-
-function short(text, chars) {
-  return text.length > chars ? `${text.slice(0, chars - 1)}…` : text;
 }
 
 function brief(key) {
