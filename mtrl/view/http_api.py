@@ -7,9 +7,10 @@ trajectories without `.jsonl`, and LINE counts from 0. Each of them is percent-e
 
 `/api/runs`: `{runs: [RUN], differing: [key], version, warnings: [sentence], sweeps (number)}`. RUN: `{id, name,
     experiment, path (its last parts), seed, family, status: running | finished | stopped | empty, step, max_steps,
-    started, updated, differences: {key: value}, summary (summary.json), thresholds: {success, claim}, alarms (number),
-    files, trajectories, has_timeline, has_rows, tokens: text | ids, problems: [sentence]}`. `family` is a label that is
-    shared by runs that differ only in the seed. `differing` lists the keys of config.yaml with several values.
+    started, updated, differences: {key: value}, summary (summary.json), thresholds: {success, claim}, alarms (number of
+    rules that found something), files, trajectories, has_timeline, has_rows, tokens: text | ids, problems:
+    [sentence]}`. `family` is a label that is shared by runs that differ only in the seed. `differing` lists the keys of
+    config.yaml with several values.
 `/api/changes`: `{state, runs: [{id, status, step, updated, metrics, files, alarms, timeline, job, indexing}]}`. The
     answer is immediate; the page requests it about every second. Where a string differs from the last answer, the page
     requests that part again. `since=STATE` is accepted and ignored. `indexing` is `{done, total}` in bytes of the
@@ -37,8 +38,9 @@ trajectories without `.jsonl`, and LINE counts from 0. Each of them is percent-e
     step last; `asc` reverses only the step), kind, file and line.
     SUMMARY: `{file, line, kind, step, task, group, index, reward, score, verdict: agree | lenient | strict | null,
     success, claimed, stop, turns, tokens (sampled), longest_turn, cut_turns, context, versions: [oldest, newest],
-    advantage (null: no advantages), drift, components: {name: sum}, rewards (of the first 64 turns), trainable,
-    failed, truncated, seconds, error (its last line), problem (why the line cannot be read)}`.
+    advantage (mean), informative (whether an advantage is not 0), both null without advantages, drift, components:
+    {name: sum}, rewards (of the first 64 turns), trainable, failed, truncated, seconds, error (its last line), problem
+    (why the line cannot be read)}`.
     FILTERS, joined by AND: file=, task= (both may be repeated), group=, kind=a,b, stop=a,b, step=3 or 3-9, contains=
     (part of the task's id), verdict=agree | lenient | strict | disagree, success= failed= truncated= trainable=
     readable= 1 or 0, reward_min= reward_max= turns_min= turns_max=. A trajectory without a score has no verdict and no
@@ -161,7 +163,7 @@ class Api:
             "differences": differences.of_run(run.flat_config, keys),
             "summary": run.summary or None,
             "thresholds": {"success": run.thresholds.success, "claim": run.thresholds.claim},
-            "alarms": len(run.alarms.refresh()),
+            "alarms": len({finding.get("rule") for finding in run.alarms.refresh()}),
             "files": len(files),
             "trajectories": sum(len(file.lines) for file in files),
             "has_timeline": run.dir.timeline.is_file(),

@@ -72,9 +72,13 @@ def test_any_metric_is_found_by_typing(page):
     page.keyboard.type("odd cust")
     expect(page.locator("figure.chart")).to_have_count(1)
     expect(page.locator("figcaption")).to_contain_text("custom/odd_one")
+    page.keyboard.press("Escape")  # leaves the field
+    expect(page.locator("input.search")).to_have_value("odd cust")
     page.get_by_role("button", name="pin").click()
     expect(page.locator("figure", has_text="custom/odd_one")).to_be_visible()
     expect(page.get_by_text("Held-out success")).to_be_visible()
+    page.get_by_role("button", name="unpin").click()
+    expect(page.locator("figure", has_text="custom/odd_one")).to_have_count(0)
 
 
 def test_a_metric_is_found_while_the_curves_are_still_on_their_way(browser, address):
@@ -219,6 +223,10 @@ def test_by_keyboard_alone(page):
     page.keyboard.press("Enter")
     expect(page.locator(".count")).to_have_text(re.compile(f"found in {LENIENT} trajectories"))
     expect(page.locator("mark").first).to_have_text("hacked")
+    page.keyboard.press("Escape")
+    expect(page.locator("input.search")).not_to_be_focused()
+    expect(page.locator("input.search")).to_have_value("hacked")
+    assert "q=hacked" in page.url
 
 
 def test_everything_is_reached_by_tab(page):
@@ -235,6 +243,10 @@ def test_everything_is_reached_by_tab(page):
 
 
 def test_groups_side_by_side(page):
+    at(page, "#browse?level=groups&sort=tokens&order=asc")  # of the list of trajectories
+    expect(page.locator(ROW).first.locator(".c-step")).to_have_text("3")
+    expect(page.locator("#preset-all")).to_have_attribute("aria-pressed", "true")
+    expect(page.locator("#preset-longest")).to_have_count(0)
     at(page, "#browse?level=steps")
     page.locator(ROW, has_text="train").nth(1).click()
     expect(page.locator(".count")).to_have_text(f"{len(TASKS)} groups")

@@ -1,5 +1,6 @@
 """The page of a running run: new content appears, and the scroll position stays."""
 
+import shutil
 import threading
 import time
 
@@ -8,7 +9,7 @@ from playwright.sync_api import expect
 
 from tests.view.made_runs import TOKEN, viewing
 from tests.view.page_browser import opened, until
-from tests.view.page_runs import SIZE, TASKS, add_step, finish_run, rich_run
+from tests.view.page_runs import SIZE, TASKS, add_step, finish_run, rich_run, write_config
 
 ROW = ".vl-row:not(.waiting)"
 ALL = 3 * SIZE * len(TASKS) + 2
@@ -121,6 +122,21 @@ def test_a_trajectory_keeps_its_neighbours_when_a_step_arrives(browser, run):
             page.keyboard.press(key)
             expect(page.get_by_text(f"{position + NEW} of {ALL + NEW}")).to_be_visible()
             assert place is None or f"at={place}" in page.url
+
+
+def test_a_new_run_has_curves_and_results_and_all_runs_may_go(browser, run, tmp_path):
+    with viewing(tmp_path) as client, opened(browser, f"{str(client.base_url).rstrip('/')}/?token={TOKEN}") as page:
+        chart = page.locator("figure", has_text="Training reward and success").locator("path.line")
+        expect(chart).to_have_count(2)
+        write_config(shutil.copytree(run, tmp_path / ".second"), name="second")
+        (tmp_path / ".second").rename(tmp_path / "second")
+        expect(page.locator(".before-after")).to_have_count(2)
+        expect(chart).to_have_count(4)
+        for name in ("second", "page"):
+            (tmp_path / name).rename(tmp_path / f".{name}")
+        expect(page.locator("main")).to_have_text("There is no run here.")
+        (tmp_path / ".page").rename(run)
+        expect(chart).to_have_count(2)
 
 
 def test_a_stopped_server_is_reported(browser, run):

@@ -42,7 +42,6 @@ class App {
       return this.show(dom.note(error.message, "error"));
     }
     keys.start(this);
-    if (!this.runs.length) return this.show(dom.note("There is no run here yet; run mtrl view RUN."));
     route.start(() => this.follow());
     if (live) live.start();
   }
@@ -60,9 +59,15 @@ class App {
     return this.runs.find((run) => run.id === id) || this.runs[0];
   }
 
-  /** Show the view that the address names. The same view stays; another view is created. */
+  /** Show the view that the address names. The same view stays; another view is created. Without runs there is none. */
   follow() {
     const { view, values } = route.read();
+    if (!this.runs.length) {
+      if (this.view) this.view.close();
+      this.view = null;
+      this.drawBar();
+      return this.show(dom.note("There is no run here."));
+    }
     const Kind = VIEWS[view] || Overview;
     if (!(this.view instanceof Kind)) {
       if (this.view) this.view.close();
@@ -81,6 +86,7 @@ class App {
   }
 
   drawBar() {
+    if (!this.runs.length) return dom.replace(dom.byId("bar"));
     const { view, values } = route.read();
     const run = this.run(values.run);
     const on = ["overview", "rows", "sweep"].includes(view) ? view : "browse";

@@ -6,9 +6,9 @@ import * as scale from "./scale.js";
 import * as visible from "./visible.js";
 
 /**
- * spec: {title, about, unit, log, share, zero, stacked, x: [low, high],
+ * spec: {title, about, unit, log, share, zero, stacked, x: [low, high], button (element in the caption),
  *        series: [{label, colour, dash, points: [{x, y, low, high, n}]}]}
- * on: {hover(x | null), zoom([low, high] | null), pick(x)}; the chart calls these, and its owner redraws.
+ * on: {hover(x | null, chart), zoom([low, high]), pick(x, chart)}; the chart calls these, and its owner redraws.
  */
 export class Chart {
   static HEIGHT = 168;
@@ -21,18 +21,21 @@ export class Chart {
       height: Chart.HEIGHT });
     this.tip = dom.h("div", { class: "tip", hidden: true });
     this.legend = dom.h("div", { class: "chart-legend" });
-    this.element = dom.h("figure", { class: "chart" }, this.caption(),
+    this.caption = dom.h("figcaption");
+    this.drawCaption();
+    this.element = dom.h("figure", { class: "chart" }, this.caption,
       dom.h("div", { class: "plot-box" }, this.svg, this.tip), this.legend);
     this.resize = new ResizeObserver(() => this.draw());
     this.resize.observe(this.element);
     this.listen();
   }
 
-  caption() {
-    const { title, about, unit, log } = this.spec;
+  drawCaption() {
+    const { title, about, unit, log, button } = this.spec;
     const tags = [unit === "share" ? "%" : unit, log ? "log" : null].filter(Boolean).join(", ");
-    return dom.h("figcaption", { title: about }, dom.h("span", { class: "chart-title" }, title),
-      tags && dom.h("span", { class: "unit" }, tags));
+    this.caption.title = about;
+    dom.replace(this.caption, dom.h("span", { class: "chart-title" }, title),
+      tags && dom.h("span", { class: "unit" }, tags), button);
   }
 
   label() {
@@ -43,6 +46,7 @@ export class Chart {
   update(spec) {
     this.spec = spec;
     this.svg.setAttribute("aria-label", this.label());
+    this.drawCaption();
     this.draw();
   }
 
@@ -256,14 +260,13 @@ export class Chart {
       from = null;
       this.brush.setAttribute("visibility", "hidden");
       if (Math.abs(to - start) > 8) this.on.zoom([start, to].map(this.px.invert).sort((a, b) => a - b));
-      else this.on.pick(this.at);
+      else this.on.pick(this.at, this);
     });
     this.svg.addEventListener("pointerleave", () => {
       from = null;
       if (this.brush) this.brush.setAttribute("visibility", "hidden");
       this.on.hover(null, this);
     });
-    this.svg.addEventListener("dblclick", () => this.on.zoom(null));
     this.svg.addEventListener("blur", () => this.on.hover(null, this));
     this.svg.addEventListener("keydown", (event) => this.key(event));
   }
@@ -275,7 +278,7 @@ export class Chart {
   }
 
   key(event) {
-    if (event.key === "Enter" && this.at !== undefined) return this.on.pick(this.at);
+    if (event.key === "Enter" && this.at !== undefined) return this.on.pick(this.at, this);
     const steps = this.steps(), now = Math.max(0, steps.indexOf(this.at));
     const next = this.at === undefined ? 0 : now + 1;
     const to = { ArrowRight: next, ArrowLeft: now - 1, Home: 0, End: steps.length }[event.key];

@@ -58,11 +58,11 @@ export class Curves {
   }
 
   pinnedKeys() {
-    return (this.values.keep || "").split(",").filter(Boolean);
+    return route.names(this.values.keep);
   }
 
   hidden() {
-    return new Set((this.values.hide || "").split(",").filter(Boolean));
+    return new Set(route.names(this.values.hide));
   }
 
   zoom() {
@@ -94,7 +94,7 @@ export class Curves {
       "aria-pressed": String(!hidden.has(entity.key)), title: "Show or hide it",
       onclick: () => {
         if (!hidden.delete(entity.key)) hidden.add(entity.key);
-        route.change({ hide: [...hidden].join(",") || null }, true);
+        route.change({ hide: route.joined([...hidden]) }, true);
       } }, h("i", { class: "swatch", vars: { background: entity.colour } }), visible.plain(entity.label))));
   }
 
@@ -134,6 +134,7 @@ export class Curves {
       const hasValue = panel.stacked ? (p) => p.y > 0 : (p) => format.isNumber(p.y);
       const series = made.filter((s) => s.points.some(hasValue));
       return { ...panel, id: panel.stacked ? `${panel.title}\n${group[0].key}` : panel.id || title, title, series,
+        runs: group.flatMap((entity) => entity.runs), button: panel.id ? this.pinButton(panel.id) : null,
         legend: legend && lines.length > 1 ? legend.filter((l) => series.some((s) => s.line === l.label)) : null,
         alone };
     });
@@ -156,17 +157,20 @@ export class Curves {
     if (chart) chart.update(spec);
     else {
       chart = new Chart(spec, { hover: (x, on) => this.hover(x, on), zoom: (range) => this.zoomTo(range),
-        pick: (step) => this.pick(step) });
-      if (this.values.find) dom.append(chart.element.firstChild, [this.keepButton(spec.id)]);
+        pick: (step, on) => this.pick(step, on.spec.runs) });
       this.charts.set(spec.id, chart);
     }
     if (this.grid.children[i] !== chart.element) this.grid.insertBefore(chart.element, this.grid.children[i] || null);
   }
 
-  keepButton(key) {
-    return h("button", { type: "button", class: "quiet", title: "Pin this curve below the others", onclick: () => {
-      route.change({ keep: [...new Set([...this.pinnedKeys(), key])].join(","), find: null });
-    } }, "pin");
+  pinButton(key) {
+    const pinned = this.pinnedKeys(), others = pinned.filter((other) => other !== key);
+    const unpin = others.length < pinned.length;
+    const act = () => route.change(unpin ? { keep: route.joined(others) }
+      : { keep: route.joined([...pinned, key]), find: null });
+    return h("button", { type: "button", class: "quiet", id: `pin-${key}`, onclick: act,
+      title: unpin ? "Show this curve no longer below the others" : "Pin this curve below the others" },
+      unpin ? "unpin" : "pin");
   }
 
   hover(x, on) {
@@ -174,13 +178,13 @@ export class Curves {
   }
 
   zoomTo(range) {
-    route.change({ zoom: range ? range.map((x) => Number(x.toFixed(2))).join("_") : null });
+    route.change({ zoom: range.map((x) => Number(x.toFixed(2))).join("_") });
   }
 
-  /** Open the stored trajectories that are nearest to a step. */
-  async pick(step) {
+  /** Open the stored trajectories that are nearest to a step, of the first of the chart's runs that has some. */
+  async pick(step, runs) {
     if (step === undefined) return;
-    const run = this.app.runs.find((r) => r.files) || this.app.runs[0];
+    const run = runs.find((r) => r.files) || runs[0];
     const { files } = await source.files(run.id);
     const steps = files.map((file) => file.step).filter(format.isNumber);
     if (!steps.length) return this.app.notify("This run has no stored trajectories.");
@@ -195,8 +199,14 @@ export class Curves {
   }
 
   async changed(run) {
-    await this.store.again(run).catch((error) => this.showMessage(error.message));
-    this.draw();
+    try {
+      await this.store.again(run, KEYS); // nothing was requested of a new run yet
+      await this.needFound();
+      this.draw();
+    } catch (error) {
+      this.draw();
+      this.showMessage(error.message);
+    }
   }
 
   close() {

@@ -60,9 +60,10 @@ export function seconds(x) {
   return `${Math.floor(x / 3600)}\u2009h ${Math.round((x % 3600) / 60)}\u2009min`;
 }
 
-/** A value of any type from a configuration or a detail. */
+/** A value of any type from a configuration. Whole numbers have all their digits, since seeds differ in the last. */
 export function value(x) {
   if (x === null || x === undefined) return missing;
+  if (Number.isInteger(x)) return minus(String(x));
   if (typeof x === "number") return number(x);
   if (typeof x === "string") return visible.plain(x);
   return visible.plain(JSON.stringify(x));

@@ -38,10 +38,15 @@ export class Gantt {
 
   async load() {
     const of = this.run.id;
+    if (of !== this.of) {
+      this.of = of;
+      this.range = this.spans = null;
+      dom.replace(this.shares);
+      this.draw();
+    }
     try {
       const { spans } = await source.timeline(of);
       if (of !== this.run.id) return;
-      this.of = of;
       this.spans = spans.filter((span) => format.isNumber(span.start) && format.isNumber(span.end));
       this.drawTools();
       this.draw();
@@ -76,14 +81,17 @@ export class Gantt {
 
   draw() {
     const width = this.svg.parentNode.clientWidth;
-    if (!width || !this.spans || !this.spans.length) return;
+    if (!width) return;
+    dom.replace(this.svg);
+    this.px = null;
+    if (!this.spans) return;
+    if (!this.spans.length) return dom.replace(this.shares, "No span has been recorded yet.");
     const lanes = [...new Set(this.spans.map((span) => span.lane))].sort();
     const height = TOP + lanes.length * LANE + FOOT;
     const [low, high] = this.range || [0, this.spans.reduce((most, span) => Math.max(most, span.end), 0)];
     this.px = scale.axis(low, high, LEFT, width - RIGHT);
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.setAttribute("height", height);
-    dom.replace(this.svg);
     for (const t of scale.ticks(low, high, Math.max(2, Math.floor(width / 90)))) {
       this.svg.append(s("line", { class: "grid", x1: this.px(t), x2: this.px(t), y1: TOP, y2: height - FOOT }),
         s("text", { class: "tick", x: this.px(t), y: height - 6, "text-anchor": "middle" }, format.seconds(t)));
@@ -128,7 +136,8 @@ export class Gantt {
   listen() {
     let from = null;
     const pixel = (event) => event.clientX - this.svg.getBoundingClientRect().left;
-    this.svg.addEventListener("pointerdown", (event) => { from = pixel(event); });
+    this.svg.addEventListener("pointerdown",
+      (event) => { from = this.px && event.button === 0 ? pixel(event) : null; });
     this.svg.addEventListener("pointermove", (event) => {
       this.showSpan(event.target.span, pixel(event));
       if (from === null || !this.brush) return;
@@ -137,6 +146,7 @@ export class Gantt {
       this.brush.setAttribute("visibility", "visible");
     });
     this.svg.addEventListener("pointerup", (event) => {
+      if (from === null) return;
       const ends = [from, pixel(event)].sort((a, b) => a - b);
       from = null;
       if (this.px && ends[1] - ends[0] > 8) this.zoom(ends.map(this.px.invert));

@@ -19,11 +19,14 @@ const typing = (element) => element.matches(TYPING);
 export function start(app) {
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
-    if (document.querySelector("dialog[open]")) return; // Escape closes a dialog without our help
     if (typing(event.target)) {
-      if (event.key === "Escape") event.target.blur();
+      if (event.key === "Escape") {
+        event.preventDefault(); // the browser would empty a search field
+        event.target.blur();
+      }
       return;
     }
+    if (document.querySelector("dialog[open]")) return; // Escape closes a dialog without our help
     if (event.key === "Enter" && event.target.closest("a, button, summary")) return;
     const act = { ...general(app), ...(app.view ? app.view.keys() : {}) }[event.key];
     if (!act) return;

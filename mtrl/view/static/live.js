@@ -47,7 +47,8 @@ export class Live {
     const news = answer.runs.map((run) => [run, this.difference(run)]).filter(([, names]) => names.length);
     answer.runs.forEach((run) => this.known.set(run.id, run));
     await this.app.readRuns();
-    this.app.drawBar();
+    if (this.app.view && this.app.runs.length) this.app.drawBar();
+    else this.app.follow();
     for (const [run, names] of news) {
       source.forget(run.id);
       if (this.app.view) this.app.view.changed(run.id, names);

@@ -39,10 +39,9 @@ export class MetricStore {
     await Promise.all(keys.map((key) => known.requests.get(key)));
   }
 
-  /** Fetch all previously requested keys again. */
-  async again(run) {
-    const keys = [...this.known(run).requests.keys()];
-    if (keys.length) await this.fetch(run, keys);
+  /** Fetch `keys` and all previously requested keys again. */
+  async again(run, keys) {
+    await this.fetch(run, [...new Set([...keys, ...this.known(run).requests.keys()])]);
   }
 
   known(run) {

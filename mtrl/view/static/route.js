@@ -48,8 +48,8 @@ export function start(follow) {
   follow();
 }
 
-function only(values, names) {
-  return Object.fromEntries(names.filter((name) => values[name]).map((name) => [name, values[name]]));
+function only(values, keys) {
+  return Object.fromEntries(keys.filter((key) => values[key]).map((key) => [key, values[key]]));
 }
 
 /** Parameters of a list: its filters, or its filters and its order. */
@@ -57,6 +57,11 @@ export const filters = (values) => only(values, FILTERS);
 export const listQuery = (values) => only(values, [...FILTERS, ...ORDER]);
 /** Values that stay when the user goes from a list to a trajectory and back. */
 export const listValues = (values) => only(values, ["run", "level", "q", ...FILTERS, ...ORDER]);
+
+/** Several names as one value of the address, joined by commas; a name may contain commas, too. */
+export const joined = (several) => several.map((name) => name.replaceAll("%", "%25").replaceAll(",", "%2C")).join(",");
+export const names = (value) => (value || "").split(",").filter(Boolean).map((name) =>
+  name.replaceAll("%2C", ",").replaceAll("%25", "%"));
 
 /** Location of a trajectory, "FILE/LINE", or of a group, "FILE/GROUP"; file names have no slash. */
 export const place = (file, rest) => `${file}/${rest}`;

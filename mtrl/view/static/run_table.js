@@ -53,22 +53,28 @@ function toAlarms(event) {
   document.querySelector(".alarms")?.scrollIntoView();
 }
 
+/** The summary of a run that has ended; a resumed run keeps that of its earlier end for a while. */
+function end({ summary, status, step }) {
+  return status === "running" || step > summary?.steps ? null : summary;
+}
+
 function time(run) {
-  if (run.summary && format.isNumber(run.summary.seconds)) return run.summary.seconds;
+  const seconds = end(run)?.seconds;
+  if (format.isNumber(seconds)) return seconds;
   if (run.status !== "running") return null; // the file times of a copied run are those of the copy
   return format.isNumber(run.started) && format.isNumber(run.updated) ? run.updated - run.started : null;
 }
 
 /** Success on held-out rows by the scorer, at the first and the last evaluation, with the interval of the last. */
 function success(run, store) {
-  const of = (key, which) => store[which](run.id, key);
-  const before = run.summary?.success_before ?? of("val/success/mean", "first"),
-    after = run.summary?.success_after ?? of("val/success/mean", "last");
+  const of = (key, which) => store[which](run.id, key), summary = end(run);
+  const before = summary?.success_before ?? of("val/success/mean", "first"),
+    after = summary?.success_after ?? of("val/success/mean", "last");
   if (!format.isNumber(before) && !format.isNumber(after)) return h("span", { class: "dim" }, "not evaluated");
   const low = of("val/success/ci_low", "last"), high = of("val/success/ci_high", "last");
   const known = format.isNumber(low) && format.isNumber(high);
   const interval = known ? ` (${format.percent(low)} – ${format.percent(high)})` : "";
-  const twice = run.summary || store.count(run.id, "val/success/mean") > 1;
+  const twice = summary || store.count(run.id, "val/success/mean") > 1;
   return h("span", { class: "before-after" }, h("span", { class: "dim" }, twice ? format.percent(before) : ""),
     h("span", {}, twice ? " → " : ""), h("b", {}, format.percent(after)), h("small", {}, interval),
     h("span", { class: "gauge", "aria-hidden": "true", vars: { "--low": low ?? after ?? 0,
@@ -77,7 +83,7 @@ function success(run, store) {
 }
 
 function reward(run, store) {
-  return format.number(run.summary?.reward_after ?? store.last(run.id, "val/reward/mean") ?? store.last(run.id,
+  return format.number(end(run)?.reward_after ?? store.last(run.id, "val/reward/mean") ?? store.last(run.id,
     "rollout/reward/mean"));
 }
 
@@ -90,9 +96,11 @@ async function showConfig(run) {
   try {
     const { flat, text: yaml } = await source.config(run.id);
     const show = () => {
-      const words = field.value.toLowerCase();
-      const found = Object.entries(flat).map(([key,
-        value]) => `${key} = ${format.value(value)}`).filter((line) => line.toLowerCase().includes(words));
+      const words = field.value.toLowerCase(), fits = (line) => line.toLowerCase().includes(words);
+      const settings = Object.entries(flat).map(([key,
+        value]) => `${key} = ${typeof value === "string" ? value : JSON.stringify(value)}`).filter(fits);
+      // YAML may write a value in another way, such as 1.0e-05.
+      const found = settings.length ? settings : yaml.split("\n").filter(fits);
       dom.replace(text,
         words ? visible.nodes(found.join("\n") || "No key or value contains this text.") : visible.nodes(yaml));
     };
