@@ -216,7 +216,7 @@ def _messages(raw: dict[str, Any], row_id: str) -> list[Message]:
     prompt = _parsed(raw[column])
     if isinstance(prompt, str):
         return [{"role": "user", "content": prompt}]
-    if not _are_messages(prompt):
+    if not are_messages(prompt):
         raise UserError(
             f"row {row_id} of data.path has {column}={str(raw[column])[:60]!r}; write text, or a list of messages "
             "with role and content"
@@ -233,7 +233,8 @@ def _messages(raw: dict[str, Any], row_id: str) -> list[Message]:
     ]
 
 
-def _are_messages(value: Any) -> bool:
+def are_messages(value: Any) -> bool:
+    """Return whether a value is a list of one or more messages with role and content."""
     return (
         isinstance(value, list)
         and bool(value)
@@ -251,7 +252,7 @@ def _parsed(prompt: Any) -> Any:
             messages = json.loads(prompt)
         except ValueError:
             return prompt
-        return messages if _are_messages(messages) else prompt
+        return messages if are_messages(messages) else prompt
     return prompt
 
 

@@ -15,6 +15,7 @@ from mtrl.config.schema import Config
 from mtrl.datasets import Splits, cap, cut_validation
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import Family, get_family
+from mtrl.environments.loaded_rows import checked_splits
 from mtrl.environments.mixture import MixedEnvironment, mixed_family, mixed_splits
 from mtrl.errors import UserError
 from mtrl.utils.process_guard import CallTimeoutError, in_time
@@ -105,9 +106,14 @@ def _loaded(config: Config, family: Family) -> Splits:
     and `data.max_test_rows` rows, since the loader of a user may ignore these keys.
 
     Raises:
-        UserError: the loader refuses its data, fails or hangs.
+        UserError: the loader refuses its data, fails, hangs, or returns something other than splits of rows.
     """
-    load = partial(family.load, config.data, config.seed, **loader_settings(config, family))
+
+
+    def load() -> Splits:
+        found = family.load(config.data, config.seed, **loader_settings(config, family))
+        return checked_splits(found, family.name)
+
     found = _tried(load, f"loading the rows of {family.name}", config, "episode_timeout", "loader or its data")
     return cap(found, config.data)
 

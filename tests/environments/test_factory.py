@@ -236,3 +236,10 @@ def test_environment_keys_of_another_experiment_are_dropped_too():
 def test_unknown_environment_keys_without_a_target_are_refused():
     with pytest.raises(UserError, match="environment.config.calculator is not a key of text_to_sql"):
         compose(["environment=text_to_sql"])
+
+
+def test_what_the_loader_returns_is_checked(monkeypatch):
+    monkeypatch.setattr(Open, "load", lambda *_, **config: ROWS)
+    cfg, _ = composed("Open")
+    with pytest.raises(UserError, match="load of Open returned a list; return Splits"):
+        load_task(OmegaConf.to_object(cfg))
