@@ -67,11 +67,13 @@ class PlaySession:
         """Prepare the session.
 
         Raises:
-            UserError: the split does not have the chosen row.
+            UserError: the split has no rows, or not the chosen row.
         """
         self.config, self.task, self.choices = config, task, choices
         self.keyboard, self.screen = keyboard, screen
         self.rows: list[Row] = getattr(task.splits, choices.split)
+        if not self.rows:
+            raise UserError(f"split={choices.split} has no rows; check data.path and its splits, or take another split")
         self.place = 0 if choices.row is None else find_row(self.rows, choices.row, choices.split)
         self.composer = make_composer(config)
         self.rules = Rules.of(config, task.make_environment)

@@ -54,4 +54,5 @@ def score(trajectory, row):
 
 FAMILY = Family("awkward", Awkward, load, score, gold=lambda row: ["look", "right"])
 GOLDLESS = Family("goldless", Awkward, load, score)
+UNTESTED = Family("untested", Awkward, lambda *_, **config: Splits(load(None, 0).train, []), score)
 WITH_TOOLS = Family("tools", Tools, load, score)

@@ -69,6 +69,11 @@ def test_rows_go_on_until_the_rows_end(awkward):
     assert shown.count("id test-") == 1 and "these were all rows of test" in shown
 
 
+def test_a_split_without_rows(awkward):
+    done = awkward("right\n", "split=test", family="UNTESTED")
+    assert done.returncode == 2 and flat(done.stderr).startswith("split=test has no rows; check data.path")
+
+
 def test_commands(awkward):
     typed = "/help\n/gold\n/row 7\n/row train-2\n/skip\n/nonsense\n/bin/ls\n/quit\nright\n"
     shown = awkward(typed, "row=train-1").stdout

@@ -22,6 +22,14 @@ def test_no_training_rows_is_an_error(override):
         set_up(config, task=empty)
 
 
+def test_no_held_out_rows_is_an_error():
+    config = OmegaConf.to_object(compose(["experiment=gsm8k"]))
+    task = load_task(config)
+    empty = Task(task.family, Splits(task.splits.train, []), task.make_environment)
+    with pytest.raises(UserError, match="there are no held-out rows.*: check data.path and data.test_split, set data"):
+        set_up(config, task=empty)
+
+
 @pytest.mark.parametrize(
     ("words", "expected"),
     [

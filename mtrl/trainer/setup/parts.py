@@ -79,6 +79,11 @@ def set_up(
             "there are no training rows: check data.path and data.train_split, or evaluate only, with "
             "trainer.max_steps=0 and model=hf"
         )
+    if not task.splits.held_out:
+        raise UserError(
+            "there are no held-out rows, and every run ends with an evaluation: check data.path and data.test_split, "
+            "set data.validation_rows, or let load return Splits with test rows"
+        )
     check_servers(config, world)
     check_teacher(config)
     check_heads(config)
