@@ -82,9 +82,12 @@ def check_training(cfg: DictConfig) -> None:
     """Check the settings that only training reads.
 
     Raises:
-        UserError: training samples from a part of the distribution, the engine cannot replay routers, or a package that
-            it needs is not installed.
+        UserError: training samples from a part of the distribution, the engine cannot replay routers, the folder of the
+            model does not exist, or a package that training needs is not installed.
     """
+    path = cfg.model.path or ""
+    if path.startswith(("/", ".", "~")) and not Path(path).exists():  # not the form of a Hub name
+        raise UserError(f"model.path={path} does not exist; name an existing folder, or a Hub name owner/name")
     check_sampling(cfg)
     check_router_replay(cfg)
     if cfg.model.lora_rank and find_spec("peft") is None:  # checked here, so that it fails before the model loads

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -69,8 +70,11 @@ def _architecture(path: str) -> Architecture:
         return find(path)
     except UserError:
         from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
 
-        cached = try_to_load_from_cache(path, "config.json") if path.count("/") == 1 else None
+        cached = None
+        with suppress(HFValidationError):  # a path that is no name of the Hub
+            cached = try_to_load_from_cache(path, "config.json")
         if not isinstance(cached, str):
             raise
         return find(str(Path(cached).parent))

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from mtrl.command.checks import check
+from mtrl.command.checks import check, check_training
 from mtrl.command.compose import compose, merge
 from mtrl.command.hints import training_hints
 from mtrl.config.overrides import normalise
@@ -317,6 +317,14 @@ def test_training_warns_about_keys_of_the_evaluator():
         "evaluation.compare=[base] has no effect on training; mtrl evaluate reads it",
         "evaluation.endpoint.retries=1 has no effect on training; mtrl evaluate reads it",
     ]
+
+
+@pytest.mark.parametrize("path", ["/nope", "./nope", "~/nope"])
+def test_training_needs_the_folder_of_its_model(path):
+    cfg = merge(normalise(["model=hf", f"model.path='{path}'"]))
+    check(cfg)  # an evaluation of the run's export needs none
+    with pytest.raises(UserError, match=f"model.path={path} does not exist; name an existing folder, or a Hub name"):
+        check_training(cfg)
 
 
 def test_checking_needs_no_torch():

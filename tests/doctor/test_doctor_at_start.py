@@ -34,14 +34,15 @@ def test_a_run_on_a_gpu_starts_with_its_plan(free, shown_as, start, monkeypatch)
     assert kind == shown_as and line.startswith(start) and "\n" not in line
 
 
-def test_a_run_of_an_unknown_model_says_that_it_is_not_planned(monkeypatch):
+@pytest.mark.parametrize("path", ["owner/none", "/none", "./none", "none", "no where/none"])
+def test_a_run_of_an_unknown_model_says_that_it_is_not_planned(path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (GIB, GIB))
     notes = []
-    config = OmegaConf.to_object(merge(["model=hf", "model.path=owner/none"]))
+    config = OmegaConf.to_object(merge(["model=hf", f"model.path={path}"]))
     plan_at_start(config, notes.append, None)
-    assert notes[0].startswith("memory is not planned: model.path=owner/none is neither")
+    assert notes[0].startswith(f"memory is not planned: model.path={path} is neither")
 
 
 @pytest.mark.parametrize(
