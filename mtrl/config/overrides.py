@@ -17,6 +17,9 @@ CONF = Path(mtrl.__file__).parent.parent / "conf"
 
 _NULL = [path for path, key in keys.all_keys().items() if key.is_section and key.default is None]
 _OVERRIDE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=]+)(?P<value>=.*)?", re.DOTALL)
+_NUMBER_OR_BOOLEAN = re.compile(
+    r"=\s*([+-]?(\d[\d_]*\.?[\d_]*|\.\d+)(e[+-]?\d+)?|inf|nan|true|false)\s*", re.IGNORECASE
+)
 
 
 def normalise(overrides: Sequence[str], config_dir: str | None = None) -> list[str]:
@@ -77,7 +80,10 @@ def _choice(override: str, group: str, value: str) -> str:
         )
     if not (CONF / group).is_dir():
         return override
-    return f"~{group}" if value == "=null" else group + value
+    if value == "=null":
+        return f"~{group}"
+    # Hydra takes no number and no boolean for a group; quoted it is a name, which Hydra looks for.
+    return quoted(group, value[1:]) if _NUMBER_OR_BOOLEAN.fullmatch(value) else group + value
 
 
 def _removal(override: str, key: str, groups: set[str]) -> str:

@@ -316,7 +316,10 @@ def test_wrong_types(override, said):
             f"There is {', '.join(sorted(path.stem for path in (CONF / 'experiment').glob('*.yaml')))}",
         ),
         ("model=tiney", "model=tiney does not exist; did you mean model=tiny? There is gpt_oss_20b, hf, llama3"),
-        ("debug=quick", "debug=quick does not exist; there is fast"),
+        *(
+            (f"debug={value}", f"debug={value} does not exist; there is fast")
+            for value in ("quick", "1", "-.5", "1e-6", "nan", "true")
+        ),
         (
             "hydra/sweeper=ax",
             "hydra/sweeper=ax is not installed; pip install hydra-ax-sweeper, or leave it out",
