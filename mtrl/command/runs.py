@@ -31,12 +31,23 @@ def has_default_run_dir(cfg: DictConfig) -> bool:
     return raw["run_dir"] == Config.run_dir
 
 
+def check_named(run_dir: str) -> None:
+    """Check that `run_dir` is not empty, which would be the current folder.
+
+    Raises:
+        UserError: it is empty.
+    """
+    if not run_dir.strip():
+        raise UserError(f"run_dir={run_dir} names no folder; write run_dir=FOLDER, or leave it out for a new folder")
+
+
 def settle(cfg: DictConfig) -> list[str]:
     """Replace `run_dir` by the resolved path, with `resume` by the folder of the run to resume. Return warnings.
 
     Raises:
-        UserError: the folder holds another run, or there is no run to resume.
+        UserError: `run_dir` is empty, the folder holds another run, or there is no run to resume.
     """
+    check_named(cfg.run_dir)
     warnings = _after_restart(cfg)
     run_dir, by_default = Path(cfg.run_dir), has_default_run_dir(cfg)
     if cfg.resume == "none":
@@ -202,7 +213,8 @@ def owner_of(path: Path) -> Path:
         UserError: the path does not exist, or is neither.
     """
     if not path.is_dir():
-        raise UserError(f"resume={path} does not exist; write none, latest, a run folder or RUN/{CHECKPOINTS}/step_N")
+        problem = "is a file, and no run or checkpoint" if path.exists() else "does not exist"
+        raise UserError(f"resume={path} {problem}; write none, latest, a run folder or RUN/{CHECKPOINTS}/step_N")
     if holds_run(path) or (path / CHECKPOINTS).is_dir():
         return path
     if path.parent.name == CHECKPOINTS:

@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from mtrl.command.checks import ready
 from mtrl.command.compose import merge, merge_with_hydra
-from mtrl.command.runs import has_default_run_dir, reserve
+from mtrl.command.runs import check_named, has_default_run_dir, reserve
 from mtrl.config.overrides import normalise
 from mtrl.errors import UserError, missing_extra
 from mtrl.sweep.pruning import check_objective
@@ -58,10 +58,11 @@ def check_jobs(overrides: Sequence[str], config_dir: str | None) -> str:
     of the sweep, which is created if the command does not name it.
 
     Raises:
-        UserError: a job cannot run, or the sweep to resume is not named.
+        UserError: a job cannot run, `run_dir` is empty, or the sweep to resume is not named.
     """
     configs = [merge(words, config_dir) for words in job_overrides(overrides)]
     sweep_dir, is_named = str(configs[0].run_dir), not has_default_run_dir(configs[0])
+    check_named(sweep_dir)
     if configs[0].resume == "latest" and not is_named:
         raise UserError("resume=latest does not say which sweep goes on; add run_dir=FOLDER of the sweep")
     for number, cfg in enumerate(configs):

@@ -30,6 +30,11 @@ def test_a_new_run_has_a_folder_of_its_own():
     assert compose(["run_dir=there"]).run_dir == "there"
 
 
+def test_an_empty_folder_name_is_refused():
+    with pytest.raises(UserError, match="run_dir= names no folder; write run_dir=FOLDER, or leave it out for a new"):
+        compose(["run_dir="])
+
+
 def test_composing_makes_no_folder(here):
     compose()
     assert list(here.iterdir()) == []
@@ -131,6 +136,9 @@ def test_a_run_resumes_with_its_own_adapters_only(here, resumed):
 def test_a_path_that_is_no_checkpoint(here):
     with pytest.raises(UserError, match="resume=nowhere does not exist; write none, latest, a run folder or"):
         compose(["resume=nowhere"])
+    (here / "rows.jsonl").touch()
+    with pytest.raises(UserError, match="resume=rows.jsonl is a file, and no run or checkpoint; write none, latest, a"):
+        compose(["resume=rows.jsonl"])
     (here / "folder").mkdir()
     with pytest.raises(UserError, match="resume=folder is neither a run nor a checkpoint"):
         compose(["resume=folder"])

@@ -138,6 +138,11 @@ def test_under_torchrun_there_is_no_sweep(trained, monkeypatch, capsys):
     assert "torchrun's ranks share one; start torchrun once per run" in capsys.readouterr().err
 
 
+def test_an_empty_folder_name_is_refused(trained, capsys):
+    assert status_of("-m", "seed=0,2", "run_dir=") == 2
+    assert "run_dir= names no folder; write run_dir=FOLDER" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["sweep=optuna"], ["sweep=seeds", "hydra/launcher=joblib"],
                                    ["sweep=seeds", "hydra/launcher=slurm"]])  # fmt: skip
 def test_missing_packages_are_named_with_their_extra(trained, monkeypatch, capsys, words):
