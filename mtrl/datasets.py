@@ -366,6 +366,11 @@ class _File:
                 f"data.path={path}: {len(bare)} of {len(self.rows)} rows have no split, the first of them is row "
                 f"{bare[0]}; give every row one, or leave the column split out of all"
             )
+        if not self.counts and len(self.rows) < 2:
+            raise UserError(
+                f"data.path={path} has {len(self.rows)} rows and no column split, so the first of each {HELD_OUT} rows "
+                "is held out and none is left to train on; give two rows or more, one object per row"
+            )
 
     def read(self, split: str) -> list[dict[str, Any]]:
         if self.counts:

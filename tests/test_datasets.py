@@ -99,6 +99,13 @@ def test_one_file_keeps_every_eighth_row_held_out(tmp_path):
     assert train == [row for row in ROWS if row not in test]
 
 
+@pytest.mark.parametrize(("content", "count"), [("", 0), ('{"question": "a"}', 1), ('{"data": [{"a": 1}]}', 1)])
+def test_one_file_needs_rows_to_train_on_and_to_hold_out(tmp_path, content, count):
+    (path := tmp_path / "all.json").write_text(content)
+    with pytest.raises(UserError, match=f"has {count} rows and no column split, .* give two rows or more, one object"):
+        load_rows(DataConfig(path=str(path)))
+
+
 def test_one_file_with_a_split_column(tmp_path):
     rows = [{**row, "split": "train" if index < 12 else "validation"} for index, row in enumerate(ROWS)]
     write_jsonl(path := tmp_path / "all.jsonl", rows)
