@@ -95,6 +95,8 @@ def turns(context: CheckContext) -> CheckResult:
 def batch(context: CheckContext) -> CheckResult:
     """Check that a step has distinct prompts, and that the evaluation has enough rows to resolve a difference."""
     config, train, test = context.config, context.splits.train, context.splits.test
+    if not train:
+        return skipped("there are no training rows")
     per_step, group = config.trainer.prompts_per_step, config.algorithm.group_size
     passes = config.trainer.max_steps * per_step / max(len(train), 1)
     evaluated = min(len(test), config.evaluation.rows or len(test))

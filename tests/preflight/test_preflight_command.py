@@ -18,6 +18,7 @@ from mtrl.preflight import checklist, checklist_table
 from mtrl.preflight.__main__ import check, main
 from mtrl.preflight.checklist import CHEAP, CHECKS, cheap_checks, run
 from mtrl.preflight.context import CheckContext, environment_factory
+from mtrl.preflight.data import batch
 from mtrl.preflight.policy_checks import informative
 from mtrl.preflight.responses import FUZZ
 from mtrl.preflight.result import CheckResult, Status, failed, passed, skipped, warned, worst
@@ -152,6 +153,12 @@ def test_the_cheap_part_finds_a_reward_that_pays_for_stalling(monkeypatch):
     context = context_of("reward=guide", *FEW_ROWS)
     results = cheap_checks(context.config, context.family, context.splits, context.make_environment)
     assert "stalling" in [r.name for r in results if r.status == Status.FAIL]
+
+
+def test_without_training_rows_no_size_of_a_step_is_advised():
+    context = context_of(*FEW_ROWS)
+    context.splits = Splits([], context.splits.test)
+    assert batch(context).status == Status.SKIP
 
 
 def test_the_cheap_part_raises_nothing_and_waits_for_nothing():
