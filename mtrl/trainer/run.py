@@ -124,11 +124,13 @@ def _lead(given: Config, run: RunDir, console: Console, world: World, hooks: Hoo
         Interrupted: a signal arrived, and the run was saved.
     """
     from mtrl.trainer.data.mixed_sampler import sampler_of
+    from mtrl.trainer.loading import pick_device
     from mtrl.trainer.loop import Trainer
     from mtrl.trainer.setup.machine import machine_note, with_machine_settings
     from mtrl.trainer.setup.parts import preparation, set_up
     from mtrl.trainer.setup.start import check_tokenizer
 
+    pick_device(given.model.device)  # raises before any work if there is no such GPU
     task = load_task(given)
     sampler_of(given, task.splits.train)  # raises before a model is loaded
     planned = with_steps(given, len(task.splits.train))

@@ -11,6 +11,7 @@ from mtrl.command.compose import compose
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
 from mtrl.models.weight_files import model_digest
+from mtrl.trainer.run import train
 from mtrl.trainer.setup.start import check_start, check_tokenizer, depends_on_start
 from tests.trainer.runs import NO_EVALUATION, finish, rows_of, start
 
@@ -84,3 +85,10 @@ def test_a_run_with_adapters_resumes_on_the_weights_beneath_them_only(tmp_path):
         assert (run / "tokenizer" / "tokenizer.json").read_bytes() == tokenizer and len(rows_of(run)) == 2
     states = [json.loads(path.read_text()) for path in sorted((run / "checkpoints").glob("step_*/state.json"))]
     assert len({state["start"] for state in states}) == 1 and len(states[0]["start"]) == 64
+
+
+def test_a_missing_gpu_is_an_error_before_the_rows_are_loaded(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("mtrl.trainer.run.load_task", None)
+    with pytest.raises(UserError, match="model.device=cuda needs a GPU, and this machine has none"):
+        train(compose(["experiment=gsm8k", "model.device=cuda", f"run_dir={tmp_path / 'run'}"]))
