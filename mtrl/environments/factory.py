@@ -109,7 +109,6 @@ def _loaded(config: Config, family: Family) -> Splits:
         UserError: the loader refuses its data, fails, hangs, or returns something other than splits of rows.
     """
 
-
     def load() -> Splits:
         found = family.load(config.data, config.seed, **loader_settings(config, family))
         return checked_splits(found, family.name)

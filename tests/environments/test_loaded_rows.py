@@ -55,7 +55,9 @@ def test_a_row_of_another_form(changes, message):
 
 
 def test_a_row_that_is_no_mapping():
-    with pytest.raises(UserError, match="row 0 of validation as a str; make it a dict with id, prompt and ground_truth"):
+    with pytest.raises(
+        UserError, match="row 0 of validation as a str; make it a dict with id, prompt and ground_truth"
+    ):
         checked_splits(Splits([ROW], [ROW], ["a"]), "shop")
 
 
