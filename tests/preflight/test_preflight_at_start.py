@@ -81,7 +81,8 @@ class Raises(BaseEnvironment):
 
     @staticmethod
     def load(data, seed, **config):
-        rows = [{"id": f"{n}", "prompt": "say it", "ground_truth": {"answer": f"{n}"}} for n in range(40)]
+        prompt = [{"role": "user", "content": "say it"}]
+        rows = [{"id": f"{n}", "prompt": prompt, "ground_truth": {"answer": f"{n}"}} for n in range(40)]
         return Splits(train=rows[:20], test=rows[20:])
 
     @staticmethod
