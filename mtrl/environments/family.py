@@ -13,8 +13,7 @@ from mtrl.datasets import Splits
 from mtrl.environments.adapters import adapt, extra_hint
 from mtrl.environments.base import BaseEnvironment
 from mtrl.errors import UserError
-from mtrl.types import Row, Trajectory
-from mtrl.utils.plain_numbers import EPSILON
+from mtrl.types import EPSILON, Row, Trajectory
 from mtrl.utils.user_code import reason
 
 

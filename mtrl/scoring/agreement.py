@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from mtrl.config.schema import EvaluationConfig
-from mtrl.types import Group, Trajectory
-from mtrl.utils.plain_numbers import EPSILON
+from mtrl.types import EPSILON, Group, Trajectory
 
 
 class TrajectoryAgreement(StrEnum):

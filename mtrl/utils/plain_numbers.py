@@ -13,8 +13,6 @@ from typing import Any
 from mtrl.types import LARGEST_REWARD
 from mtrl.utils.process_guard import safe_text
 
-EPSILON = 1e-9
-"""Tolerance of thresholds, because a sum of rewards that should be 1 may be below it by rounding."""
 LARGEST_METRIC = 1e100
 """Upper bound of a metric's magnitude; means and squares of metrics are computed in float64."""
 MOST_NAMES, LONGEST_NAME = 1_000, 200
