@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from mtrl.environments.detachable_task import DetachableTask
 from mtrl.errors import UserError
 from mtrl.rewards.group_function import as_group_function, group_rewards, takes_group
 from mtrl.rewards.shaping import SHAPINGS
-from mtrl.rewards.user_function import RewardFunction, as_function, check_call, per_turn
+from mtrl.rewards.user_function import RewardFunction, as_function, check_call, per_turn, result_of
 from mtrl.types import ENVIRONMENT, Group, Row, Trajectory
 from mtrl.utils.plain_numbers import LARGEST_METRIC, named
 from mtrl.utils.process_guard import exit_as_error
@@ -104,15 +102,13 @@ def _reported(name: str, trajectory: Trajectory, row: Row) -> list[Any]:
 
 async def _user_rewards(function: RewardFunction, key: str, trajectory: Trajectory, row: Row) -> list[Any]:
     """Return the values of a user's reward function, one per turn; a single number is the value of the last turn. Its
-    metrics are added to the trajectory's."""
-    try:
-        with exit_as_error():
-            result = function(trajectory.messages, row)
-        if inspect.isawaitable(result):
-            result = await (DetachableTask(result) if inspect.iscoroutine(result) else result)
-    except Exception as error:
-        error.add_note(f"in {key}, on trajectory {trajectory.index} of group {trajectory.group_id}")
-        raise
+    metrics are added to the trajectory's.
+
+    Raises:
+        UserError: the function failed, or returned another number of rewards than turns, or invalid metrics.
+    """
+    where = f"{key} on trajectory {trajectory.index} of group {trajectory.group_id}"
+    result = await result_of(lambda: function(trajectory.messages, row), where)
     has_metrics = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping | None)
     reward, metrics = result if has_metrics else (result, None)
     try:

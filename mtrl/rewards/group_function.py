@@ -15,9 +15,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mtrl.environments.detachable_task import DetachableTask
 from mtrl.errors import UserError
-from mtrl.rewards.user_function import check_call, per_turn
+from mtrl.rewards.user_function import check_call, per_turn, result_of
 from mtrl.types import Group
 from mtrl.utils.plain_numbers import LARGEST_METRIC, named, shown
 from mtrl.utils.process_guard import exit_as_error
@@ -55,17 +54,10 @@ async def group_rewards(function: GroupFunction, key: str, group: Group) -> list
         group: a group whose trajectories have turns.
 
     Raises:
-        UserError: the function returned another number of rewards than trajectories, or than turns of a trajectory, or
+        UserError: the function failed, or returned another number of rewards than trajectories, or than turns of a trajectory, or
             invalid metrics.
     """
-    try:
-        with exit_as_error():
-            result = function(group)
-        if inspect.isawaitable(result):
-            result = await (DetachableTask(result) if inspect.iscoroutine(result) else result)
-    except Exception as error:
-        error.add_note(f"in {key}, on group {group.group_id}")
-        raise
+    result = await result_of(lambda: function(group), f"{key} on group {group.group_id}")
     has_metrics = isinstance(result, tuple) and len(result) == 2 and _are_dicts(result[1])
     rewards, metrics = result if has_metrics else (result, [])
     values, count = rewards.tolist() if hasattr(rewards, "tolist") else rewards, len(group.trajectories)

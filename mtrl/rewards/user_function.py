@@ -13,8 +13,11 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mtrl.environments.detachable_task import DetachableTask
 from mtrl.errors import UserError
 from mtrl.types import Message, Row, Trajectory
+from mtrl.utils.process_guard import exit_as_error
+from mtrl.utils.user_code import reason
 
 TRUTH = "ground_truth"
 RewardFunction = Callable[[list[Message], Row], Any]
@@ -52,6 +55,24 @@ def check_call(function: Callable[..., Any], positional: tuple[Any, ...], given:
         signature.bind(*positional, **given)
     except TypeError as error:
         raise UserError(f"{key} does not fit its function, which takes {signature}: {error}") from error
+
+
+async def result_of(call: Callable[[], Any], where: str) -> Any:
+    """Return the result of a call of a user's function, which may be async; `where` is the start of the error message.
+
+    Raises:
+        UserError: the function failed.
+    """
+    try:
+        with exit_as_error():
+            result = call()
+        if inspect.isawaitable(result):
+            result = await (DetachableTask(result) if inspect.iscoroutine(result) else result)
+        return result
+    except UserError:  # its message names the cause and the fix already
+        raise
+    except Exception as error:
+        raise UserError(f"{where} failed: {reason(error)}; fix the reward function") from error
 
 
 def at_last(value: Any, turns: int) -> list[Any]:
