@@ -206,18 +206,25 @@ class MultiTurnRLEvaluator:
         return Report(json.loads((self.output / "report.json").read_text(encoding="utf-8")))
 
 
-def check_is_run(model: str) -> None:
+def check_is_run(model: str, argument: str = "recipe") -> None:
     """Check that the model belongs to a run, whose configuration names the task.
 
-    Raises:
-        UserError: the model does not belong to a run.
-    """
-    from mtrl.evaluation.sources import run_of
+    Args:
+        argument: the argument that names the task of any other model.
 
-    if run_of(Path(model).expanduser()) is None:
+    Raises:
+        UserError: the model does not exist, or does not belong to a run.
+    """
+    from mtrl.evaluation.sources import HUB_NAME, run_of
+
+    path = Path(model).expanduser()
+    if run_of(path) is None:
+        is_path = "/" in model and "://" not in model and (not HUB_NAME.fullmatch(model) or path.parent.is_dir())
+        if is_path and not path.exists():
+            raise UserError(f"model={model} does not exist; name a run, its folder, a checkpoint or a model folder")
         recipes = ", ".join(sorted(file.stem for file in (CONF / "experiment").glob("*.yaml")))
         raise UserError(
-            f"model={model} does not belong to a run, so it has no task; give recipe=NAME as well, one of {recipes}"
+            f"model={model} does not belong to a run, so it has no task; give {argument}=NAME as well, one of {recipes}"
         )
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mtrl.api import MultiTurnRLEvaluator, MultiTurnRLTrainer
+from mtrl.api import MultiTurnRLEvaluator, MultiTurnRLTrainer, check_is_run
 from mtrl.config.keys import flat
 from mtrl.record.run import Run
 
@@ -67,10 +67,13 @@ def evaluate(
         keys: keys and values; a dict is a section.
 
     Raises:
-        UserError: the evaluation ended with an error, or the model belongs to no run and no experiment is given.
+        UserError: the evaluation ended with an error, the model does not exist, or it belongs to no run and no
+            experiment is given.
     """
     path = model.path if isinstance(model, Run) else model
     experiment = keys.pop("experiment", None)
+    if experiment is None:
+        check_is_run(str(path), "experiment")
     evaluator = MultiTurnRLEvaluator(path, recipe=experiment, evaluate_base_model=compare_base, overrides=flat(keys))
     evaluator.command += overrides
     return dict(evaluator.evaluate(show=show))

@@ -180,6 +180,14 @@ def test_a_model_without_a_task_needs_a_recipe(tmp_path, monkeypatch, model):
         assert {"experiment=sop", override("evaluation.model", model)} < set(command) and model not in command
 
 
+@pytest.mark.parametrize("model", ["outputs/nope", "./nope", "/no/such/folder", "~/no-such-run", "a/b/c"])
+def test_a_folder_that_is_missing_is_named(tmp_path, monkeypatch, model):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "outputs").mkdir()
+    with pytest.raises(UserError, match=f"^model={model} does not exist; name a run, its folder, a checkpoint or a"):
+        MultiTurnRLEvaluator(model=model)
+
+
 def test_a_model_of_a_run_needs_no_recipe(tmp_path):
     (tmp_path / "config.yaml").touch()
     for model in (tmp_path, tmp_path / "export", tmp_path / "checkpoints" / "best"):

@@ -51,6 +51,14 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
         mtrl.load(tmp_path)
 
 
+def test_a_model_without_a_task_needs_an_experiment():
+    """The message names the argument that `mtrl.evaluate` takes; `recipe` is that of the classes of SageMaker's API."""
+    with pytest.raises(
+        UserError, match="^model=gpt2 does not belong to a run, .*; give experiment=NAME as well, one of"
+    ):
+        mtrl.evaluate("gpt2")
+
+
 def test_an_unknown_attribute_is_refused():
     with pytest.raises(AttributeError, match="'mtrl' has no attribute 'trian'"):
         mtrl.trian  # noqa: B018
