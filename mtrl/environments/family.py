@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,9 @@ from mtrl.environments.base import BaseEnvironment
 from mtrl.errors import UserError
 from mtrl.types import EPSILON, Row, Trajectory
 from mtrl.utils.user_code import reason
+
+NOT_ASYNC = ("score", "demonstrate", "gold", "decoys", "answered", "worked_example", "explain", "measure", "offline")
+"""Functions of a family that are called without an event loop."""
 
 
 class Demonstrator(Protocol):
@@ -83,6 +87,18 @@ class Family:
     """Tags such as `<sql>` that are single tokens of the tiny policy's tokenizer."""
     shows_images: bool = False
     """Whether messages hold images (`mtrl.utils.images.image_part`), which only some models read."""
+
+    def __post_init__(self) -> None:
+        """Check that the functions of the family are not async.
+
+        Raises:
+            UserError: one of them is; only the methods of an environment may be.
+        """
+        for name in NOT_ASYNC:
+            if inspect.iscoroutinefunction(getattr(self, name)):
+                raise UserError(
+                    f"{name} of {self.name} is async; write `def {name}`, only methods of an episode may be"
+                )
 
     @property
     def has_scorer(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from mtrl.config.messages import unknown_choice
 from mtrl.environments.family import Family
+from mtrl.environments.players import demonstrator_moves, gold_responses
 from mtrl.errors import UserError
 from mtrl.play.keyboard import Keyboard, PlayerCommand
 from mtrl.types import Row
@@ -35,8 +36,7 @@ def check_player(name: str, family: Family) -> None:
 
 def gold_moves(family: Family, row: Row) -> list[str]:
     """Return the responses of the perfect player."""
-    assert family.gold is not None
-    return [str(response) for response in family.gold(copy.deepcopy(row))]
+    return gold_responses(family, copy.deepcopy(row))
 
 
 def moves_of(name: str, family: Family, row: Row, seed: str, keyboard: Keyboard) -> Moves:
@@ -45,6 +45,5 @@ def moves_of(name: str, family: Family, row: Row, seed: str, keyboard: Keyboard)
         left = iter(gold_moves(family, row))
         return lambda observation: next(left, None)
     if name == "demonstrator":
-        assert family.demonstrate is not None
-        return family.demonstrate(copy.deepcopy(row), random.Random(seed)).act
+        return demonstrator_moves(family, copy.deepcopy(row), random.Random(seed))
     return lambda observation: keyboard.read()

@@ -11,6 +11,7 @@ from mtrl.datasets import Splits
 from mtrl.environments.agent import ProgramTask
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import Family
+from mtrl.environments.players import PlayerError
 from mtrl.preflight.agreement import agreement
 from mtrl.preflight.context import CheckContext
 from mtrl.preflight.data import batch, splits, turns
@@ -22,6 +23,7 @@ from mtrl.preflight.result import CheckResult, failed, skipped
 from mtrl.preflight.rewards import gold, growth, reward_range, robust, spread
 from mtrl.preflight.worked_example import worked_example
 from mtrl.utils.process_guard import exit_as_error
+from mtrl.utils.user_code import reason
 
 Check = Callable[[CheckContext], CheckResult]
 
@@ -69,10 +71,12 @@ def run(context: CheckContext, checks: Iterable[tuple[str, Check]]) -> Iterator[
             result = (
                 skipped("an agent program runs this task (generator.agent)") if by_program else _guarded(check, context)
             )
+        except PlayerError as error:
+            first = context.reported.setdefault(str(error), name)
+            result = failed(*str(error).rsplit("; ", 1)) if first == name else skipped(f"a player failed; see {first}")
         except Exception as error:
-            first = next(iter(str(error).splitlines()), "")
             result = failed(
-                f"the check itself failed: {type(error).__name__}: {first}",
+                f"the check itself failed: {reason(error)}",
                 "fix what the message names; a check that cannot run shows nothing",
             )
         yield _complete(context, result).named(name, time.perf_counter() - begun)

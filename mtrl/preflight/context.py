@@ -15,10 +15,11 @@ from mtrl.datasets import Splits
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.factory import environment_factory, offline_config
 from mtrl.environments.family import Family
+from mtrl.environments.players import PlayerError, demonstrator_moves, gold_responses
 from mtrl.errors import UserError
 from mtrl.preflight.repeats import Action, Repeats
 from mtrl.preflight.responses import FUZZ, final_answers, nonsense
-from mtrl.preflight.stage import Script, ScriptedEpisode, Stage, scripted
+from mtrl.preflight.stage import Moves, Script, ScriptedEpisode, Stage, scripted
 from mtrl.rewards.compose import RewardComposer
 from mtrl.types import Row
 from mtrl.utils.process import usable_cores
@@ -91,6 +92,9 @@ class CheckContext:
     made: dict[Callable[[CheckContext], Any], Any] = field(default_factory=dict, init=False)
     """Results of `once`, by function."""
 
+    reported: dict[str, str] = field(default_factory=dict, init=False)
+    """Error of a player -> name of the check that has reported it."""
+
     def __post_init__(self) -> None:
         """Replace the settings of a task that makes requests to a server by its offline settings."""
         if (offline := offline_config(self.config, self.family)) is not None:
@@ -155,7 +159,7 @@ class CheckContext:
     @lazy
     def gold_responses(self) -> list[tuple[Row, Sequence[str]]]:
         """Gold responses for the selected rows."""
-        return [] if self.family.gold is None else list(_known(self.family.gold, self.rows))
+        return [] if self.family.gold is None else list(_known(partial(gold_responses, self.family), self.rows))
 
     @lazy
     def gold_elsewhere(self) -> list[ScriptedEpisode]:
@@ -165,7 +169,8 @@ class CheckContext:
         selected = {id(row) for row in self.rows}
         others = [row for row in self.all_rows if id(row) not in selected]
         return self.stage.run(
-            Script(row, scripted(responses), "gold") for row, responses in _known(self.family.gold, others)
+            Script(row, scripted(responses), "gold")
+            for row, responses in _known(partial(gold_responses, self.family), others)
         )
 
     @lazy
@@ -182,18 +187,17 @@ class CheckContext:
     @lazy
     def demonstrated(self) -> list[ScriptedEpisode]:
         """Demonstrator episodes on training rows; empty without `Family.demonstrate`."""
-        demonstrate = self.family.demonstrate
-        if demonstrate is None:
+        if self.family.demonstrate is None:
             return []
 
-        def player(row: Row, seed: str) -> Any:
-            return demonstrate(row, random.Random(seed)).act
+        def player(row: Row, seed: str | int) -> Moves:
+            return demonstrator_moves(self.family, row, random.Random(seed))
 
         selected = [row for row, (split, _) in zip(self.rows, self.places, strict=True) if split == "train"]
         seen = {id(row) for row in selected}
         more = (self.splits.train[i] for i in _spread(len(self.splits.train), min(len(self.splits.train), BASELINES)))
         wanted = [*selected, *(row for row in more if id(row) not in seen)][: self.baselines]
-        rows = [row for row, _ in _known(lambda row: demonstrate(row, random.Random(0)), wanted)]
+        rows = [row for row, _ in _known(lambda row: player(row, 0), wanted)]
         scripts = [
             Script(row, partial(player, row, f"{self.config.seed}/{n}"), "demonstrator") for n, row in enumerate(rows)
         ]
@@ -301,10 +305,16 @@ def lacks(family: Family, *methods: str) -> str:
 
 
 def _known(player: Callable[[Row], T], rows: Iterable[Row]) -> Iterator[tuple[Row, T]]:
-    """Yield each row with the result of `player`; a row that it rejects with `UserError` is left out."""
+    """Yield each row with the result of `player`; a row that it rejects with `UserError` is left out.
+
+    Raises:
+        PlayerError: the player failed on a row.
+    """
     for row in rows:
         try:
             yield row, player(row)
+        except PlayerError:
+            raise
         except UserError:
             continue
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 
-from mtrl.preflight.responses import BOXED, MARKED, TAGGED, THINKING, json_object, parts
+from mtrl.preflight.responses import BOXED, MARKED, NUMBER, TAGGED, THINKING, json_object, parts
 
 OTHER_TAGS = ("final_response", "final_output", "final_answer", "answer", "response", "output", "result", "solution")
 """Common names of the tag that holds the answer."""
@@ -86,6 +86,8 @@ def _answer(response: str) -> dict[str, str]:
         "more in the answer": around.with_answer(f"{answer} or so"),
         "half of the answer": around.with_answer(answer[: len(answer) // 2]),
     }
+    if NUMBER.fullmatch(answer):
+        made |= {f"{other} for the number": around.with_answer(other) for other in ("nan", "inf")}
     fields = json_object(answer)
     if fields:
         first = next(iter(fields))

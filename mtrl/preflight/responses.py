@@ -51,6 +51,8 @@ FUZZ = (
     "'; drop table users; --",
     "../../../../etc/passwd",
     "9" * 400,
+    "nan",
+    "inf",
 )
 """Responses that a policy at temperature 1 may give, and responses that break parsers. The list is fixed, so that runs
 are comparable."""

@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 
+from mtrl.environments.players import REPEAT_LAST, no_more_responses
 from mtrl.errors import UserError
 from mtrl.preflight.context import EPSILON, CheckContext, at_most, lacks
 from mtrl.preflight.responses import IDLE, LONG, padded
 from mtrl.preflight.result import CheckResult, failed, passed, skipped, warned
-from mtrl.preflight.stage import Script, ScriptedEpisode, Stage, scripted
+from mtrl.preflight.stage import SCORED, Script, ScriptedEpisode, Stage, scripted
 from mtrl.types import StopReason
 
 NOT_FINITE = "a finite number"
-"""Common part of the error messages about rewards that are NaN, infinite or text."""
+"""Common part of the error messages about rewards and scores that are NaN, infinite or text."""
 MORE_TURNS = 4
 """Factor by which `generator.max_turns` is raised to search for a reward that grows with the turns."""
 GROWTH = 1.5
@@ -35,6 +36,9 @@ def robust(context: CheckContext) -> CheckResult:
             "answer any response of a model with an observation; raise an error only for a broken row",
             found,
         )
+    ended = [no_more_responses(e.row, len(e.responses)) for e in context.demonstrated if e.stopped_by_player]
+    if ended:
+        return failed(ended[0], REPEAT_LAST, ended)
     if not episodes:
         return skipped("gold has an error on every row that is used here; see gold")
     hostile = sum(episode.label.startswith("fuzz ") for episode in episodes)
@@ -66,14 +70,21 @@ def gold(context: CheckContext) -> CheckResult:
 
 
 def reward_range(context: CheckContext) -> CheckResult:
-    """Check that rewards are finite and in [-1, 1], and that every component with a weight is reported."""
+    """Check that rewards and scores are finite, rewards are in [-1, 1], and components with a weight are reported."""
     episodes = [*context.gold, *context.demonstrated, *context.fuzz, *_spam(context, context.stage, 1)]
-    broken = [f"{_who(e)}: {e.error}" for e in episodes if e.error and NOT_FINITE in e.error]
+    not_finite = [f"{_who(e)}: {e.error}" for e in episodes if e.error and NOT_FINITE in e.error]
+    broken = [error for error in not_finite if SCORED not in error]
     if broken:
         return failed(
             f"{len(broken)} of {len(episodes)} episodes have a reward that is no finite number. {broken[0]}",
             "return a float on every turn; 0.0 without a reward",
             broken,
+        )
+    if not_finite:
+        return failed(
+            f"{len(not_finite)} of {len(episodes)} episodes have a score that is no finite number. {not_finite[0]}",
+            "return a float from score; 1.0 is success",
+            not_finite,
         )
     try:
         context.stage.composer.check()

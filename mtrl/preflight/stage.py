@@ -25,6 +25,8 @@ Moves = Callable[[str | None], str | None]
 """Function from the environment's last text (None before the first action) to the next response; None ends the
 episode."""
 
+SCORED = "the scorer returned"
+"""Start of the error message about a score that is NaN, infinite or no number."""
 GRACE = 0.1
 """Seconds for cancelled episodes to close their environments."""
 
@@ -79,6 +81,11 @@ class ScriptedEpisode:
     @property
     def error(self) -> str | None:
         return self.trajectory.error
+
+    @property
+    def stopped_by_player(self) -> bool:
+        """Whether the player had no further response before the episode was over."""
+        return self.trajectory.stop_reason == StopReason.ABORTED
 
     def transcript(self) -> list[Any]:
         """Return all that must be equal when the responses are equal, as JSON values: one entry per turn, and one for
@@ -197,7 +204,7 @@ class Stage:
             await self.composer.apply_async(Group("preflight", row, [trajectory]))
             score = await pool.call(self.score, trajectory, copy.deepcopy(script.row), timeout=self.step_timeout)
             with exit_as_error():
-                trajectory.score = finite(score, "the scorer returned")
+                trajectory.score = finite(score, SCORED)
         except Exception as error:
             late = isinstance(error, CallTimeoutError)
             trajectory.stop_reason = StopReason.TIMEOUT if late else StopReason.ENV_ERROR

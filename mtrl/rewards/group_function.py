@@ -54,8 +54,8 @@ async def group_rewards(function: GroupFunction, key: str, group: Group) -> list
         group: a group whose trajectories have turns.
 
     Raises:
-        UserError: the function failed, or returned another number of rewards than trajectories, or than turns of a trajectory, or
-            invalid metrics.
+        UserError: the function failed, or returned another number of rewards than trajectories, or than turns of a
+            trajectory, or invalid metrics.
     """
     result = await result_of(lambda: function(group), f"{key} on group {group.group_id}")
     has_metrics = isinstance(result, tuple) and len(result) == 2 and _are_dicts(result[1])

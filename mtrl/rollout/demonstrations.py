@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from mtrl.environments.base import BaseEnvironment
 from mtrl.environments.family import Family
+from mtrl.environments.players import REPEAT_LAST, demonstrator_moves, no_more_responses
 from mtrl.errors import UserError
 from mtrl.rollout.stepper import Stepper, text_message, text_turn
 from mtrl.types import Message, Row, Trajectory
@@ -80,16 +81,19 @@ def _next(results: queue.Queue[list[Message] | BaseException], row: Row, timeout
 def demonstrate(
     family: Family, make_environment: Callable[[], BaseEnvironment], row: Row, rng: random.Random
 ) -> list[Message]:
-    """Run one episode with the family's demonstrator. Return the messages up to its last response."""
+    """Run one episode with the family's demonstrator. Return the messages up to its last response.
+
+    Raises:
+        UserError: the demonstrator failed, or has no more responses before the episode is over.
+    """
     return _result(_episode(family, make_environment, row, rng))
 
 
 async def _episode(
     family: Family, make_environment: Callable[[], BaseEnvironment], row: Row, rng: random.Random
 ) -> list[Message]:
-    assert family.demonstrate is not None
     row = copy.deepcopy(row)  # changes that an environment makes to its row stay local
-    demonstrator = family.demonstrate(row, rng)
+    moves = demonstrator_moves(family, row, rng)
     environment = make_environment()
     trajectory = Trajectory(str(row.get("id")), "demonstration", 0)
     stepper = Stepper(lambda: environment, _call_now, trajectory, row, environment.max_turns)
@@ -97,7 +101,9 @@ async def _episode(
         observed = await stepper.open()
         messages, observation = list(observed), None
         while not stepper.over:
-            text = demonstrator.act(observation)
+            text = moves(observation)
+            if text is None:
+                raise UserError(f"{no_more_responses(row, len(trajectory.turns))}; {REPEAT_LAST}")
             turn = text_turn(text, observed, text_message(text, stepper.tools, len(trajectory.turns)))
             trajectory.turns.append(turn)
             _, observed = await stepper.take(turn)

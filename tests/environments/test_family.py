@@ -43,6 +43,17 @@ def test_a_bare_class_becomes_a_family():
     assert (score(0.5), score(0.4)) == (1.0, 0.0)
 
 
+@pytest.mark.parametrize("name", ["score", "gold", "demonstrate"])
+def test_an_async_function_of_a_family_is_refused(name):
+    """The pre-flight and `mtrl play` would await an async scorer, a run would not."""
+
+    async def waits(*args):
+        return 1.0
+
+    with pytest.raises(UserError, match=f"^{name} of Waiting is async; write `def {name}`"):
+        family_of_class(type("Waiting", (Own,), {name: staticmethod(waits)}))
+
+
 OPTIONAL = (
     *("demonstrate", "gold", "decoys", "answered", "worked_example", "explain", "measure"),
     *("waits_for_processes", "offline", "shows_images"),

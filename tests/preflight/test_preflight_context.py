@@ -3,6 +3,7 @@
 import os
 import threading
 from functools import cache
+from types import SimpleNamespace
 
 from omegaconf import OmegaConf
 
@@ -94,6 +95,39 @@ def test_players_that_would_end_the_process_fail_their_check_alone():
         results = list(checklist.run(context, [("agreement", checklist.CHECKS["agreement"]), ("splits", passes)]))
         assert [result.status for result in results] == [Status.FAIL, Status.PASS]
         assert "the check itself failed: RuntimeError: SystemExit('os._exit(0)" in results[0].evidence
+
+
+def test_a_mistake_in_a_player_is_reported_by_one_check():
+    """The checks of gold and the demonstrator would otherwise all repeat it."""
+
+    def absent(row, *more):
+        return row["no_such"]
+
+    names = ["turns", "gold", "spread", "agreement"]
+    for player, reporting in (("gold", "turns"), ("demonstrate", "spread")):
+        context = context_of(family(Lookup, **{player: absent}), max_rows=2)
+        results = {r.name: r for r in checklist.run(context, [(name, checklist.CHECKS[name]) for name in names])}
+        found = results[reporting]
+        assert found.status == Status.FAIL and found.fix == f"fix {player}"
+        assert (
+            f"{player} of Lookup failed on row train-0: KeyError in test_preflight_context.py, line" in found.evidence
+        )
+        assert [result.name for result in results.values() if result.status == Status.FAIL] == [reporting]
+        assert results["agreement"].evidence == f"a player failed; see {reporting}"
+
+
+def test_a_demonstrator_without_a_further_response_is_no_fault_of_the_environment():
+    """Its episodes end there and count with their reward, so that the check of the spread sees its failures."""
+
+    def ends_early(row, rng):
+        moves = iter(gold(row) if rng.random() < 0.5 else ["wrong"])
+        return SimpleNamespace(act=lambda observation: next(moves))
+
+    context = context_of(family(Lookup, demonstrate=ends_early))
+    result = checklist.CHECKS["robust"](context)
+    assert result.status == Status.FAIL and "has no more responses after 1 turns" in result.evidence
+    assert result.fix.startswith("repeat its last response")
+    assert checklist.CHECKS["spread"](context).status == Status.PASS
 
 
 def passes(context):

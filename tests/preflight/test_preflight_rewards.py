@@ -1,12 +1,13 @@
-"""The check `growth`: an answer receives no more reward after much filler than after little."""
+"""The checks of the reward: no more of it after much filler than after little, and numbers that are finite."""
 
 import re
 
 import pytest
 
 from mtrl.environments.base import StepResult
+from mtrl.preflight.agreement import agreement
 from mtrl.preflight.result import Status
-from mtrl.preflight.rewards import growth
+from mtrl.preflight.rewards import growth, reward_range
 from tests.preflight.broken.sound import Lookup
 from tests.preflight.broken.sound import score as sound_score
 from tests.preflight.test_preflight_optimum import broken
@@ -83,3 +84,34 @@ def test_a_long_response_that_solves_the_task_is_no_finding():
         return float(sound_score(trajectory, row) or any(len(turn.text) >= 600 for turn in trajectory.turns))
 
     assert growth(broken("sound", environment=Essay, score=scored)).status == Status.PASS
+
+
+@pytest.mark.parametrize("value", [None, float("nan")])
+def test_a_score_that_is_no_number_is_not_blamed_on_the_reward(value):
+    result = reward_range(broken("sound", score=lambda trajectory, row: value))
+    assert result.status == Status.FAIL and "episodes have a score that is no finite number. row " in result.evidence
+    assert result.fix == "return a float from score; 1.0 is success"
+
+
+def test_a_comparison_that_nan_passes_is_found():
+    """No comparison with NaN is true, so a reward for a small error has to ask for it the other way round."""
+
+    class Near(Lookup):
+        ANSWER = re.compile(r"\s*<final_output>(\d+|nan)</final_output>\s*")
+
+        def pay(self, answer, ground_truth):
+            return 0.0 if abs(float(answer) - float(ground_truth["answer"])) > 0.5 else 1.0
+
+    result = agreement(broken("sound", environment=Near))
+    assert result.status == Status.FAIL and "nan for the number" in result.evidence, result
+
+
+def test_a_bare_nan_is_found():
+    class Bare(Lookup):
+        ANSWER = re.compile(r"(?:<final_output>)?(\d+|nan)(?:</final_output>)?")
+
+        def pay(self, answer, ground_truth):
+            return 0.0 if abs(float(answer) - float(ground_truth["answer"])) > 0.5 else 1.0
+
+    result = agreement(broken("sound", environment=Bare))
+    assert result.status == Status.FAIL and "fuzz 'nan'" in "".join(result.details), result

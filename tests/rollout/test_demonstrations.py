@@ -3,11 +3,13 @@
 import asyncio
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 
 from mtrl.environments.base import BaseEnvironment
+from mtrl.errors import UserError
 from mtrl.rollout.demonstrations import demonstrate
 from tests.echo import Echo, echo_family
 
@@ -84,6 +86,16 @@ def test_the_environment_is_closed_after_an_error(echo):
 
     with pytest.raises(TypeError, match="Broken.step returned 'nonsense'"):
         run(echo, Broken)
+    assert echo.environment.closed == 1
+
+
+def test_a_demonstrator_without_a_further_response_is_named(echo):
+    left = iter(["try 1"])
+    family = replace(echo, demonstrate=lambda row, rng: SimpleNamespace(act=lambda observation: next(left)))
+    with pytest.raises(
+        UserError, match="^the demonstrator of row 1 has no more responses after 1 turns; repeat its last"
+    ):
+        demonstrate(family, echo.environment, ROW, random.Random(0))
     assert echo.environment.closed == 1
 
 
