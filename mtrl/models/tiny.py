@@ -6,6 +6,7 @@ Its weights are random at first; `mtrl/trainer/setup/warm_start.py` trains it on
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -20,6 +21,11 @@ from mtrl.config.model_schema import TinyConfig
 from mtrl.models.renderer import END, TINY_TEMPLATE
 from mtrl.models.vision import processor_of
 from mtrl.types import ROLES, Message
+
+LONGEST_RUN = 500
+"""Maximum number of letters, or of spaces, that the training of a tokenizer counts as one word; its time rises with the
+square of the length of a word."""
+LONG_RUN = re.compile(rf"[A-Za-z]{{{LONGEST_RUN}}}(?=[A-Za-z])|\s{{{LONGEST_RUN}}}(?=\s)")
 
 
 def save(model: Any, tokenizer: Any, folder: Path) -> None:
@@ -95,7 +101,7 @@ def train_tokenizer(
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts_of(conversations), trainer)
+    tokenizer.train_from_iterator(_in_pieces(texts_of(conversations)), trainer)
     tokenizer.add_tokens(list(tags))
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -104,6 +110,16 @@ def train_tokenizer(
         chat_template=template,
         clean_up_tokenization_spaces=False,
     )
+
+
+def _in_pieces(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the texts, cut within each run of more than `LONGEST_RUN` letters or spaces."""
+    for text in texts:
+        start = 0
+        for run in LONG_RUN.finditer(text):
+            yield text[start : run.end()]
+            start = run.end()
+        yield text[start:]
 
 
 def texts_of(conversations: Iterable[list[Message]]) -> Iterator[str]:

@@ -75,6 +75,16 @@ def test_tags_are_text_and_roles_are_not(tokenizer):
     assert tokenizer.decode(ids, skip_special_tokens=True) == "<say>1</say>"
 
 
+@pytest.mark.parametrize("letter", ["x", " "])
+def test_a_long_run_is_trained_in_pieces(letter):
+    """As one word, 100,000 letters take half a minute, and twice as many four times as long. The tokenizer has no
+    limit."""
+    text = f"see {letter * 3_000} now"
+    tokenizer = train_tokenizer([[{"role": "user", "content": text}]] * 2, 400)
+    assert 256 < max(map(len, tokenizer.get_vocab())) <= 501, "a space and a piece"
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
 @pytest.mark.parametrize("text", ["", " ", "a  b\n\n c", "é 漢 🙂", "\t<say> x </say>\r\n", "\x00\x7f"])
 def test_any_text_is_decoded_back(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
