@@ -280,14 +280,13 @@ class Run:
 
     @property
     def is_over(self) -> bool:
-        """Whether status.txt reports the end, or the file that is written last is not older than the last row. This
-        file is that of an earlier end while a resumed run makes its first step."""
+        """Whether status.txt reports the end, or the file that is written last is not older than the last row. The
+        summary of a run is that of an earlier end while the resumed run makes its first step."""
         if self.final_status is not None:
             return True
-        if self._status_file() == "running" and self.is_alive:
-            return False
-        last = [t for path in (self.dir.summary, self.path / REPORT) if (t := modified(path)) is not None]
-        return any(time >= (modified(self.dir.metrics) or 0.0) for time in last)
+        resumed = self._status_file() == "running" and self.is_alive
+        files = [self.path / REPORT, *([] if resumed else [self.dir.summary])]
+        return any((modified(path) or -1.0) >= (modified(self.dir.metrics) or 0.0) for path in files)
 
     def problems(self) -> list[str]:
         """Return sentences about the files that cannot be read."""

@@ -107,8 +107,7 @@ async def _user_rewards(function: RewardFunction, key: str, trajectory: Trajecto
     Raises:
         UserError: the function failed, or returned another number of rewards than turns, or invalid metrics.
     """
-    where = f"{key} on trajectory {trajectory.index} of group {trajectory.group_id}"
-    result = await result_of(lambda: function(trajectory.messages, row), where)
+    result = await result_of(lambda: function(trajectory.messages, row), key)
     has_metrics = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping | None)
     reward, metrics = result if has_metrics else (result, None)
     try:

@@ -57,7 +57,7 @@ async def group_rewards(function: GroupFunction, key: str, group: Group) -> list
         UserError: the function failed, or returned another number of rewards than trajectories, or than turns of a
             trajectory, or invalid metrics.
     """
-    result = await result_of(lambda: function(group), f"{key} on group {group.group_id}")
+    result = await result_of(lambda: function(group), key)
     has_metrics = isinstance(result, tuple) and len(result) == 2 and _are_dicts(result[1])
     rewards, metrics = result if has_metrics else (result, [])
     values, count = rewards.tolist() if hasattr(rewards, "tolist") else rewards, len(group.trajectories)

@@ -57,8 +57,8 @@ def check_call(function: Callable[..., Any], positional: tuple[Any, ...], given:
         raise UserError(f"{key} does not fit its function, which takes {signature}: {error}") from error
 
 
-async def result_of(call: Callable[[], Any], where: str) -> Any:
-    """Return the result of a call of a user's function, which may be async; `where` is the start of the error message.
+async def result_of(call: Callable[[], Any], key: str) -> Any:
+    """Return the result of a call of a user's function, which may be async; `key` names its setting in the error.
 
     Raises:
         UserError: the function failed.
@@ -72,7 +72,7 @@ async def result_of(call: Callable[[], Any], where: str) -> Any:
     except UserError:  # its message names the cause and the fix already
         raise
     except Exception as error:
-        raise UserError(f"{where} failed: {reason(error)}; fix the reward function") from error
+        raise UserError(f"{key} failed: {reason(error)}; fix the reward function") from error
 
 
 def at_last(value: Any, turns: int) -> list[Any]:

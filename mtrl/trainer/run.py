@@ -128,7 +128,6 @@ def _lead(given: Config, run: RunDir, console: Console, world: World, hooks: Hoo
     from mtrl.trainer.loop import Trainer
     from mtrl.trainer.setup.machine import machine_note, with_machine_settings
     from mtrl.trainer.setup.parts import preparation, set_up
-    from mtrl.trainer.setup.start import check_tokenizer
 
     pick_device(given.model.device)  # raises before any work if there is no such GPU
     task = load_task(given)
@@ -140,16 +139,15 @@ def _lead(given: Config, run: RunDir, console: Console, world: World, hooks: Hoo
     if note := machine_note(planned, config):
         console.note(note)
     hooks.plan(config, console.note, console.warning)
-    if checkpoint_to_resume(config, run) is None:
+    if (resumed := checkpoint_to_resume(config, run)) is None:
         hooks.at_start(config, task, run.path, console.note, console.warning)
     if serves(config):
         console.note(
             f"the servers of {config.generator.backend} take a minute to start; their output is in {run.engine}"
         )
     with console.progress(*preparation(config)) as bar:
-        parts = set_up(config, on_warm_start=partial(shown, bar), task=task, world=world)
-    if (resumed := checkpoint_to_resume(config, run)) is not None:
-        check_tokenizer(f"resume={config.resume}", RunDir(resumed.parent.parent).tokenizer, parts.policy.tokenizer)
+        stored = None if resumed is None else RunDir(resumed.parent.parent).tokenizer
+        parts = set_up(config, on_warm_start=partial(shown, bar), task=task, world=world, stored_tokenizer=stored)
     parts.policy.tokenizer.save_pretrained(run.tokenizer)
     with closing(start_followers(config, run, console.warning)) as followers:
         console.banner({**facts(config, parts), **followers.urls()})

@@ -73,7 +73,7 @@ CASES = {
     ),
     "score hangs": ("score", HANG, 2, f"{LATE.format(3)}; fix `score`, or raise it"),
     "score is NaN": ("score", "math.nan", 2, "failed: TypeError: it returned nan; it must be a finite number"),
-    "reward exits": ("reward", EXIT, 1, "RuntimeError: SystemExit('os._exit(0) in an environment')"),
+    "reward exits": ("reward", EXIT, 2, "RuntimeError: SystemExit('os._exit(0) in an environment')"),
     "metrics are huge": ("reward", "(0.5, {'m': 1e308})", 2, "mine returned metrics['m'] = 1e+308; it must be"),
 }
 

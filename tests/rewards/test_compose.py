@@ -153,7 +153,7 @@ def test_async_functions_run_concurrently_over_a_group():
 
 def test_an_error_of_a_user_function_names_component_and_trajectory():
     """One sentence with the place in the user's file, and not a traceback."""
-    place = rf"reward.components.{THIS}.refuses on trajectory 0 of group g7 failed: KeyError in {THIS}.py, line \d+: "
+    place = rf"reward.components.{THIS}.refuses failed: KeyError in {THIS}.py, line \d+: "
     with pytest.raises(UserError, match=f"^{place}.*; fix the reward function$"):
         composed(a_group([a_turn()]), **{f"{THIS}.refuses": 1.0})
 

@@ -117,10 +117,8 @@ def test_a_wrong_result_is_refused_in_one_sentence(value, message):
         composed(a_group(["a"], ["b"]), "returns", value=value)
 
 
-def test_an_error_names_component_and_group():
-    with pytest.raises(
-        UserError, match=r"^reward.components.mine on group g failed: KeyError in test_ruler.py, line \d+"
-    ):
+def test_an_error_names_the_component():
+    with pytest.raises(UserError, match=r"^reward.components.mine failed: KeyError in test_ruler.py, line \d+"):
         composed(a_group(["a"]), "fails")
 
 

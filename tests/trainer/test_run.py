@@ -436,10 +436,10 @@ def test_a_prompt_longer_than_the_context_is_an_error_in_one_sentence(tmp_path):
 
 def test_the_folder_of_a_failed_start_can_be_reused(tmp_path):
     run_dir = tmp_path / "run"
-    refused = finish(start(run_dir, "model=hf", f"model.path={tmp_path}/no/model", "model.tiny={}"), expected=2)
-    assert "there is no such folder" in refused.strip().splitlines()[-1]
+    refused = finish(start(run_dir, "model=hf", f"model.path={tmp_path}", "model.tiny={}"), expected=2)
+    assert "cannot be loaded" in refused.strip().splitlines()[-1]
     finish(start(run_dir, *NO_EVALUATION, "trainer.max_steps=1"))
-    assert "there is no such folder" in (run_dir / "run.log").read_text() and rows_of(run_dir)[-1]["step"] == 1
+    assert "cannot be loaded" in (run_dir / "run.log").read_text() and rows_of(run_dir)[-1]["step"] == 1
 
 
 def test_a_malformed_data_file_names_the_line(tmp_path):

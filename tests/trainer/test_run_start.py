@@ -1,6 +1,7 @@
 """A resumed run has the policy before training, and the tokenizer, with which its checkpoint's run began."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from safetensors.torch import save_file
@@ -10,9 +11,10 @@ from transformers import AutoTokenizer
 from mtrl.command.compose import compose
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
+from mtrl.models.tiny import train_tokenizer
 from mtrl.models.weight_files import model_digest
 from mtrl.trainer.run import train
-from mtrl.trainer.setup.start import check_start, check_tokenizer, depends_on_start
+from mtrl.trainer.setup.start import check_start, depends_on_start, tokenizer_of_run
 from tests.trainer.runs import NO_EVALUATION, finish, rows_of, start
 
 ADAPTERS = ["model.lora_rank=2", "model.tiny.vocabulary=330", "model.warm_start.demonstrations=64", *NO_EVALUATION]
@@ -63,12 +65,22 @@ def test_the_digest_is_that_of_the_weights(tmp_path):
     assert model_digest(str(tmp_path / "none")) == ""
 
 
-def test_another_tokenizer_is_refused(tmp_path, tiny_tokenizer, chatml_tokenizer):
-    check_tokenizer("resume=latest", tmp_path, tiny_tokenizer)  # there is none
-    tiny_tokenizer.save_pretrained(tmp_path)
-    check_tokenizer("resume=latest", tmp_path, AutoTokenizer.from_pretrained(tmp_path))
-    with pytest.raises(UserError, match=r"^resume=latest: the weights belong to the tokenizer in .* \(token"):
-        check_tokenizer("resume=latest", tmp_path, chatml_tokenizer)
+def test_a_resumed_run_has_its_own_tokenizer(tmp_path, chatml_tokenizer):
+    def trained(text):
+        return train_tokenizer([[{"role": "user", "content": text}]] * 9, 280, ())
+
+    config, own, other = config_of(), trained("how many apples are there"), trained("two plus three is five, seven")
+    config.resume = "latest"
+    assert len(own) == len(other) == 280
+    assert tokenizer_of_run(config, tmp_path, other) is other  # none is stored
+    own.save_pretrained(tmp_path)
+    equal = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer_of_run(config, tmp_path, equal) is equal
+    assert tokenizer_of_run(config, tmp_path, other).get_vocab() == own.get_vocab() != other.get_vocab()
+    adapted = replace(config, model=replace(config.model, lora_rank=4))
+    for settings, now in ((adapted, other), (config, chatml_tokenizer)):
+        with pytest.raises(UserError, match=r"^resume=latest: the weights belong to the tokenizer in .*another one \("):
+            tokenizer_of_run(settings, tmp_path, now)
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from mtrl.config.schema import Config
@@ -25,6 +26,7 @@ from mtrl.trainer.setup.models import make_learner, set_threads
 from mtrl.trainer.setup.placement import has_copy
 from mtrl.trainer.setup.sequence_parallel import check_heads
 from mtrl.trainer.setup.servers import check_servers
+from mtrl.trainer.setup.start import tokenizer_of_run
 from mtrl.trainer.setup.teacher import check_teacher, served_teacher
 from mtrl.trainer.setup.warm_start import OnStep, WarmStartResult, success_of, warm_start
 from mtrl.trainer.update.distillation import ServedTeacher
@@ -66,8 +68,12 @@ def set_up(
     on_warm_start: OnStep = lambda step, success: None,
     task: Task | None = None,
     world: World | None = None,
+    stored_tokenizer: Path | None = None,
 ) -> RunParts:
     """Load the model, and the task unless it is given, and connect engine and environments. Only the leader calls this.
+
+    Args:
+        stored_tokenizer: folder of the tokenizer of the run that is resumed.
 
     Raises:
         UserError: a model or a data set of the configuration cannot be loaded, or settings do not fit together.
@@ -93,6 +99,8 @@ def set_up(
     world.broadcast((config, path))
     learner = make_learner(config, world, path)
     rank_group, policy = RankGroup(world, learner), learner.policy
+    if stored_tokenizer is not None:
+        policy.tokenizer = tokenizer_of_run(config, stored_tokenizer, policy.tokenizer)
     # The call returns when all ranks have moved their shards: servers on the same GPUs measure the free memory at their
     # start, and would otherwise reserve what a rank still needs.
     rank_group.run("release")

@@ -48,23 +48,28 @@ def check_start(config: Config, key: str, before: str, now: str) -> None:
         )
 
 
-def check_tokenizer(key: str, folder: Path, tokenizer: Any) -> None:
-    """Check that the policy has the tokenizer of the checkpoint's run.
+def tokenizer_of_run(config: Config, folder: Path, now: Any) -> Any:
+    """Return the tokenizer of a resumed run, to which its weights belong: the stored one if it reads texts otherwise
+    than `now`, the tokenizer of the start. That of the tiny policy changes with its demonstrations.
 
     Args:
-        key: key and value of the configuration that name the checkpoint, for the error.
-        folder: the run's folder of its tokenizer; nothing is checked if it holds none.
+        folder: the run's folder of its tokenizer; the result is `now` if it holds none.
 
     Raises:
-        UserError: it has another one.
+        UserError: the two differ, and the run depends on the start, or they have another number of tokens.
     """
     from transformers import AutoTokenizer
 
     if not (folder / "tokenizer_config.json").is_file():
-        return
-    was = AutoTokenizer.from_pretrained(folder)
-    if (how := difference(was, tokenizer, "the run", "this command")) is not None:
+        return now
+    stored = AutoTokenizer.from_pretrained(folder)
+    how = difference(stored, now, "the run", "this command")
+    if how is None and len(stored) == len(now):
+        return now
+    if depends_on_start(config) or len(stored) != len(now):
         raise UserError(
-            f"{key}: the weights belong to the tokenizer in {folder}, and this command has another one ({how}); repeat "
-            "the settings of the first command (model, seed, data), or start a new run"
+            f"resume={config.resume}: the weights belong to the tokenizer in {folder}, and this command has another "
+            f"one ({how or f'{len(now)} tokens, and not {len(stored)}'}); repeat the first command's settings (model, "
+            "seed, data), or start a new run"
         )
+    return stored
