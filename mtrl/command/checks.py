@@ -86,7 +86,7 @@ def check_training(cfg: DictConfig) -> None:
             model does not exist, or a package that training needs is not installed.
     """
     path = cfg.model.path or ""
-    if path.startswith(("/", ".", "~")) and not Path(path).exists():  # not the form of a Hub name
+    if path.startswith(("/", ".", "~")) and not Path(path).expanduser().exists():  # not the form of a Hub name
         raise UserError(f"model.path={path} does not exist; name an existing folder, or a Hub name owner/name")
     check_sampling(cfg)
     check_router_replay(cfg)

@@ -45,7 +45,7 @@ def as_folder(path: str | Path, key: str) -> str:
     """
     path = str(path)
     if not path.endswith(SUFFIX):
-        return path
+        return str(Path(path).expanduser()) if path.startswith("~") else path
     file = _find(path, key)
     if missing := [name for name in READERS if find_spec(name) is None]:
         raise UserError(

@@ -327,6 +327,12 @@ def test_training_needs_the_folder_of_its_model(path):
         check_training(cfg)
 
 
+def test_the_folder_of_a_model_may_be_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine").mkdir()
+    check_training(merge(normalise(["model=hf", "model.path='~/mine'"])))
+
+
 def test_checking_needs_no_torch():
     code = (
         "import sys, mtrl.main\nfrom mtrl.command.compose import compose\ncompose(['experiment=text_to_sql'])\n"

@@ -128,6 +128,7 @@ def test_an_interrupted_conversion_leaves_no_folder(file, cache, monkeypatch):
 def test_folders_and_hub_names_stay_as_they_are(tmp_path):
     for path in (str(tmp_path), "owner/name", "owner/name-gguf", ""):
         assert as_folder(path, "model.path") == path
+    assert as_folder("~/model", "model.path") == str(Path.home() / "model")
 
 
 def test_a_file_of_a_package_is_found_without_its_import(tmp_path, cache, monkeypatch):
