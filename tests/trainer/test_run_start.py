@@ -77,6 +77,8 @@ def test_a_resumed_run_has_its_own_tokenizer(tmp_path, chatml_tokenizer):
     equal = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer_of_run(config, tmp_path, equal) is equal
     assert tokenizer_of_run(config, tmp_path, other).get_vocab() == own.get_vocab() != other.get_vocab()
+    pretrained = replace(config, model=replace(config.model, name="hf"))
+    assert tokenizer_of_run(pretrained, tmp_path, other) is other
     adapted = replace(config, model=replace(config.model, lora_rank=4))
     for settings, now in ((adapted, other), (config, chatml_tokenizer)):
         with pytest.raises(UserError, match=r"^resume=latest: the weights belong to the tokenizer in .*another one \("):

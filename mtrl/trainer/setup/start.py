@@ -49,8 +49,9 @@ def check_start(config: Config, key: str, before: str, now: str) -> None:
 
 
 def tokenizer_of_run(config: Config, folder: Path, now: Any) -> Any:
-    """Return the tokenizer of a resumed run, to which its weights belong: the stored one if it reads texts otherwise
-    than `now`, the tokenizer of the start. That of the tiny policy changes with its demonstrations.
+    """Return the tokenizer of a resumed run, to which its weights belong. For the tiny policy, whose tokenizer changes
+    with its demonstrations, it is the stored one if that reads texts otherwise than `now`, the tokenizer of the start;
+    that of a pretrained model is always `now`.
 
     Args:
         folder: the run's folder of its tokenizer; the result is `now` if it holds none.
@@ -60,7 +61,7 @@ def tokenizer_of_run(config: Config, folder: Path, now: Any) -> Any:
     """
     from transformers import AutoTokenizer
 
-    if not (folder / "tokenizer_config.json").is_file():
+    if config.model.name != "tiny" or not (folder / "tokenizer_config.json").is_file():
         return now
     stored = AutoTokenizer.from_pretrained(folder)
     how = difference(stored, now, "the run", "this command")
