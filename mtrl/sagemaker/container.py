@@ -97,14 +97,10 @@ def _only_file(folder: Path) -> Path | None:
 def set_torn_aside(checkpoints: Path) -> list[Path]:
     """Rename incomplete checkpoints, and return their new paths. A run renames only complete checkpoints into place,
     but they are copied to S3 file by file, and an instance may be reclaimed during the copy."""
-    return [_renamed(path) for path in checkpoints.glob("step_*") if not _is_whole(path)]
+    from mtrl.trainer.checkpoint.checkpoint import Checkpoints
 
-
-def _renamed(torn: Path) -> Path:
-    """Rename a checkpoint in place of one of the same step that an earlier interruption has torn."""
-    target = torn.with_name(f"torn-{torn.name}")
-    shutil.rmtree(target, ignore_errors=True)
-    return torn.rename(target)
+    torn = [path for path in checkpoints.glob("step_*") if not _is_whole(path)]
+    return list(map(Checkpoints(checkpoints).set_aside, torn))
 
 
 def _is_whole(checkpoint: Path) -> bool:

@@ -28,7 +28,7 @@ class RunProgress:
     kl_coefficient: float | None = None
     """Weight of the KL, which changes if `algorithm.kl_target` is set."""
     start: str = ""
-    """Digest of the weights before training; empty if unknown, as in checkpoints of earlier versions."""
+    """Digest of the weights before training, if a resumed run needs them; else empty, as in earlier versions."""
     rows: dict[str, str] = field(default_factory=dict)
     """Digest of the rows of each split (see `digests`); empty in checkpoints of earlier versions."""
 
@@ -53,7 +53,7 @@ def changed_rows(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]
         "held-out": "evaluations before and after differ in rows",
     }
     return [
-        f"the {split} rows are not those with which this run began: {effects[split]}"
+        f"the {split} rows are others than before the run was resumed: {effects[split]}"
         for split, digest in before.items()
         if now.get(split) != digest
     ]

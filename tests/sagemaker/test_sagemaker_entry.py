@@ -74,7 +74,7 @@ def test_an_interrupted_job_resumes_and_leaves_its_model(tmp_path, job):
     assert "SIGTERM" in (tmp_path / "output" / "failure").read_text()
 
     # SageMaker may restore the folder with one incompletely copied checkpoint, for the second time.
-    (run / "checkpoints" / "torn-step_000099" / "old").mkdir(parents=True)
+    (run / "checkpoints" / "damaged-step_000099" / "old").mkdir(parents=True)
     torn = run / "checkpoints" / "step_000099"
     torn.mkdir()
     for file in (run / "checkpoints" / saved[-1]).iterdir():
@@ -84,7 +84,7 @@ def test_an_interrupted_job_resumes_and_leaves_its_model(tmp_path, job):
     said = process.communicate(timeout=PATIENCE)[0].decode()
     assert process.returncode == 0, said
     assert f"resumed from {run / 'checkpoints' / saved[-1]}" in (run / "run.log").read_text()
-    assert (run / "checkpoints" / "torn-step_000099" / "state.json").is_file()
+    assert (run / "checkpoints" / "damaged-step_000099" / "state.json").is_file()
     steps = [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert [step for step in steps if step > 0] == [1, 2, 3, 4]
     assert {"config.json", "model.safetensors"} <= {path.name for path in (tmp_path / "model").iterdir()}

@@ -26,7 +26,7 @@ from mtrl.trainer.setup.models import make_learner, set_threads
 from mtrl.trainer.setup.placement import has_copy
 from mtrl.trainer.setup.sequence_parallel import check_heads
 from mtrl.trainer.setup.servers import check_servers
-from mtrl.trainer.setup.start import tokenizer_of_run
+from mtrl.trainer.setup.start import depends_on_start, tokenizer_of_run
 from mtrl.trainer.setup.teacher import check_teacher, served_teacher
 from mtrl.trainer.setup.warm_start import OnStep, WarmStartResult, success_of, warm_start
 from mtrl.trainer.update.distillation import ServedTeacher
@@ -49,7 +49,7 @@ class RunParts(ConnectedModel):
     warm_start_result: WarmStartResult | None = None
     """Result of the warm start; None if the policy had none."""
     start_digest: str = ""
-    """Digest of the weights before training; empty if unknown."""
+    """Digest of the weights before training, if a resumed run needs them (`depends_on_start`); else empty."""
     served_teacher: ServedTeacher | None = None
     """The teacher of distillation if it is behind a server."""
 
@@ -116,7 +116,7 @@ def set_up(
         rank_group=rank_group,
         sends_weights=has_copy(config, world),
         warm_start_result=warm_start_result,
-        start_digest=model_digest(path),
+        start_digest=model_digest(path) if depends_on_start(config) else "",
         served_teacher=teacher,
     )
 
