@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def _beneath_adapters(own: Any, config: Config, source: Source, key: str) -> tup
     Raises:
         UserError: the run began with another base model than its settings give now.
     """
-    start = start_of(own, load_task(own))
+    start = _start_of_run(own)
     state = json.loads((Path(source.path or "") / STATE).read_text(encoding="utf-8"))
     check_start(own, f"{key}={source.text}", state.get("start", ""), model_digest(start))
     return load_model(config, start)
@@ -90,4 +91,11 @@ def architecture(run: Path, config: Config) -> tuple[Any, Any]:
         tokenizer = AutoTokenizer.from_pretrained(folder.tokenizer)
         model = make_policy(own.model.tiny, tokenizer, own.seed)
         return model.eval().to(pick_device(config.model.device), getattr(torch, config.model.dtype)), tokenizer
-    return load_model(config, start_of(own, load_task(own)))
+    return load_model(config, _start_of_run(own))
+
+
+def _start_of_run(own: Any) -> str:
+    """Return the folder or Hub name of a run's policy before training. A warm start that is no longer in the cache is
+    made in a thread, because its episodes need an event loop, and this thread's loop runs the evaluation."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(start_of, own, load_task(own)).result()

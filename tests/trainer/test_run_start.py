@@ -1,6 +1,8 @@
 """A resumed run has the policy before training, and the tokenizer, with which its checkpoint's run began."""
 
 import json
+import os
+import sys
 from dataclasses import replace
 
 import pytest
@@ -15,7 +17,8 @@ from mtrl.models.tiny import train_tokenizer
 from mtrl.models.weight_files import model_digest
 from mtrl.trainer.run import train
 from mtrl.trainer.setup.start import check_start, depends_on_start, tokenizer_of_run
-from tests.trainer.runs import NO_EVALUATION, finish, rows_of, start
+from tests import forked
+from tests.trainer.runs import NO_EVALUATION, ROOT, finish, rows_of, start
 
 ADAPTERS = ["model.lora_rank=2", "model.tiny.vocabulary=330", "model.warm_start.demonstrations=64", *NO_EVALUATION]
 
@@ -99,6 +102,13 @@ def test_a_run_with_adapters_resumes_on_the_weights_beneath_them_only(tmp_path):
         assert (run / "tokenizer" / "tokenizer.json").read_bytes() == tokenizer and len(rows_of(run)) == 2
     states = [json.loads(path.read_text()) for path in sorted((run / "checkpoints").glob("step_*/state.json"))]
     assert len({state["start"] for state in states}) == 1 and len(states[0]["start"]) == 64
+    # An evaluation of the checkpoint makes the warm start again if it is no longer in the cache.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "MTRL_CACHE": str(tmp_path / "cache")}
+    few = ["evaluation.rows=2", "evaluation.sampled_rows=0", "evaluation.output=report"]
+    command = [sys.executable, "-m", "mtrl.evaluate", "run/checkpoints/step_000002", *few]
+    done = forked.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "cache" / "warm_start").iterdir()) and (tmp_path / "report" / "report.html").is_file()
 
 
 def test_a_missing_gpu_is_an_error_before_the_rows_are_loaded(tmp_path, monkeypatch):
