@@ -3,16 +3,16 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 import transformers as hf
 
 from mtrl.models import attention
-from mtrl.models.attention import OWN, multiplies, use_own_attention
+from mtrl.models.attention import ONEDNN, OWN, multiplies, use_own_attention
 from mtrl.models.preparation import prepare_packing
 
-BFLOAT16 = pytest.mark.skipif(not multiplies(torch.bfloat16), reason="no products of bfloat16 on this processor")
 SIZES = {
     "vocab_size": 90,
     "hidden_size": 64,
@@ -61,10 +61,10 @@ def multiplied(monkeypatch):
         return plain(query, *rest)
 
     monkeypatch.setattr(attention, "products", watched)
+    monkeypatch.setattr(attention, "multiplies", lambda dtype: dtype == torch.bfloat16)
     return shapes
 
 
-@BFLOAT16
 @pytest.mark.parametrize("mask", [NONE, LEFT], ids=["no padding", "padding on the left"])
 @pytest.mark.parametrize("name", MODELS)
 def test_products_are_about_as_exact_as_eager_attention(name, mask, monkeypatch):
@@ -79,7 +79,6 @@ def test_products_are_about_as_exact_as_eager_attention(name, mask, monkeypatch)
         assert 0 < (mine - truth).norm() < 1.5 * (theirs - truth).norm() < 0.1 * truth.norm()
 
 
-@BFLOAT16
 def test_products_are_computed_sample_by_sample(monkeypatch):
     shapes, model = multiplied(monkeypatch), build("qwen3")
     prepare_packing(model)
@@ -109,7 +108,6 @@ def test_sdpa_is_used_where_products_are_not_faster(case, monkeypatch):
     assert not shapes and model.config._attn_implementation == OWN
 
 
-@BFLOAT16
 @pytest.mark.parametrize("more", [{"dropout": 0.1}, {"is_causal": False}, {"position_bias": torch.zeros(1, 1, 5, 5)}])
 def test_attention_that_needs_more_than_causal_products_uses_sdpa(more, monkeypatch):
     shapes, model = multiplied(monkeypatch), build("qwen3")
@@ -188,7 +186,34 @@ def is_compiled_again(shapes, **environment):
     return "cache_miss" in again
 
 
-@BFLOAT16
+@pytest.mark.skipif(
+    not (ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
+    reason="oneDNN multiplies no bfloat16 on this processor",
+)
 def test_the_cache_of_shapes_is_small_unless_the_user_sets_its_size():
     assert is_compiled_again(130) and not is_compiled_again(4)
     assert is_compiled_again(4, **dict.fromkeys(CACHES, "2"))
+
+
+@pytest.mark.parametrize(
+    ("avx512_bf16", "amx", "found"), [(False, False, False), (True, False, True), (False, True, True)]
+)
+def test_avx512_without_instructions_for_bfloat16_does_not_count(monkeypatch, avx512_bf16, amx, found):
+    """oneDNN supports bfloat16 with AVX-512 alone, by conversions to float32 that take several times as long."""
+    monkeypatch.setattr(attention, "ONEDNN", True)
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    monkeypatch.setattr(attention.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: avx512_bf16)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: amx)
+    assert multiplies(torch.bfloat16) is found
+    assert not multiplies(torch.float32)
+    monkeypatch.setattr(attention.platform, "machine", lambda: "aarch64")
+    assert multiplies(torch.bfloat16)
+
+
+def test_the_processor_multiplies_what_its_flags_say():
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = cpuinfo.read_text().partition("\nflags")[2].partition("\n")[0].split() if cpuinfo.exists() else []
+    if not flags:
+        pytest.skip("no /proc/cpuinfo with flags of an x86 processor")
+    assert multiplies(torch.bfloat16) == bool(ONEDNN and {"avx512_bf16", "amx_bf16"} & set(flags))

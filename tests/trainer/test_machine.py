@@ -37,3 +37,12 @@ def test_the_choice_is_said_and_names_the_key_that_changes_it(monkeypatch):
     note = machine_note(*resolved(monkeypatch, ["model=hf", "model.path=x"]))
     assert "in bfloat16" in note and "trainer.fsdp.param_dtype=float32" in note
     assert machine_note(*resolved(monkeypatch, ["model=tiny"])) is None
+
+
+@pytest.mark.parametrize("words", [["model.dtype=bfloat16"], ["trainer.fsdp.param_dtype=bfloat16"]])
+def test_a_dtype_without_instructions_is_said_to_be_slow(monkeypatch, words):
+    words = ["model=hf", "model.path=x", *words]
+    note = machine_note(*resolved(monkeypatch, words, multiplies=False))
+    assert "in bfloat16, for which this CPU has no instructions" in note
+    assert "trainer.fsdp.param_dtype=float32" in note
+    assert machine_note(*resolved(monkeypatch, words, multiplies=True)) is None

@@ -9,7 +9,7 @@ import torch
 from mtrl.config.derived import prefers_bfloat16
 from mtrl.config.schema import Config
 from mtrl.models.attention import multiplies
-from mtrl.trainer.loading import is_vision_model, pick_device
+from mtrl.trainer.loading import compute_dtype, is_vision_model, pick_device
 
 
 def with_machine_settings(config: Config) -> Config:
@@ -27,11 +27,22 @@ def with_machine_settings(config: Config) -> Config:
 
 
 def machine_note(given: Config, chosen: Config) -> str | None:
-    """Return a sentence about the settings that `with_machine_settings` chose; None if there are none."""
+    """Return a sentence about the settings that `with_machine_settings` chose, or about a slow dtype that the user set;
+    None if there is neither."""
     dtype = chosen.trainer.fsdp.param_dtype
     if dtype == given.trainer.fsdp.param_dtype:
-        return None
+        return _slow_dtype(chosen)
     return (
         f"forward and backward passes are in {dtype}, which this machine multiplies; the weights stay in "
         f"{chosen.model.dtype} (trainer.fsdp.param_dtype=float32 computes in float32)"
+    )
+
+
+def _slow_dtype(config: Config) -> str | None:
+    dtype = compute_dtype(config)
+    if dtype == torch.float32 or pick_device(config.model.device).type != "cpu" or multiplies(dtype):
+        return None
+    return (
+        f"forward and backward passes are in {str(dtype).removeprefix('torch.')}, for which this CPU has no "
+        "instructions, so that they take several times as long as with trainer.fsdp.param_dtype=float32"
     )
