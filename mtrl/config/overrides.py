@@ -18,7 +18,7 @@ CONF = Path(mtrl.__file__).parent.parent / "conf"
 _NULL = [path for path, key in keys.all_keys().items() if key.is_section and key.default is None]
 _OVERRIDE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=]+)(?P<value>=.*)?", re.DOTALL)
 _NUMBER_OR_BOOLEAN = re.compile(
-    r"=\s*([+-]?(\d[\d_]*\.?[\d_]*|\.\d+)(e[+-]?\d+)?|inf|nan|true|false)\s*", re.IGNORECASE
+    r"\s*([+-]?(\d[\d_]*\.?[\d_]*|\.\d+)(e[+-]?\d+)?|inf|nan|true|false)\s*", re.IGNORECASE
 )
 
 
@@ -83,7 +83,14 @@ def _choice(override: str, group: str, value: str) -> str:
     if value == "=null":
         return f"~{group}"
     # Hydra takes no number and no boolean for a group; quoted it is a name, which Hydra looks for.
-    return quoted(group, value[1:]) if _NUMBER_OR_BOOLEAN.fullmatch(value) else group + value
+    names = re.fullmatch(r"=\s*\[(.*)\]\s*", value)
+    if names:
+        return f"{group}=[{','.join(_name(name.strip()) for name in names[1].split(','))}]"
+    return f"{group}={_name(value[1:])}"
+
+
+def _name(word: str) -> str:
+    return quoted("", word)[1:] if _NUMBER_OR_BOOLEAN.fullmatch(word) else word
 
 
 def _removal(override: str, key: str, groups: set[str]) -> str:

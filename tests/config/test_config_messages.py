@@ -320,6 +320,8 @@ def test_wrong_types(override, said):
             (f"debug={value}", f"debug={value} does not exist; there is fast")
             for value in ("quick", "1", "-.5", "1e-6", "nan", "true")
         ),
+        ("debug=[1]", "debug=1 does not exist"),
+        ("debug=[fast, true]", "debug=true does not exist"),
         (
             "hydra/sweeper=ax",
             "hydra/sweeper=ax is not installed; pip install hydra-ax-sweeper, or leave it out",
