@@ -102,7 +102,7 @@ class TerminalEnv(ToolEnvironment):
         self.resources.callback(container.remove)  # removes it at once if the episode is over
         prepared = container.run(MAKE_FOLDERS, _PREPARE_SECONDS)
         if prepared.exit_code != 0:
-            raise ContainerError(f"task {task.name} needs bash and timeout in its image: {prepared.output[-300:]}")
+            raise ContainerError(f"task {task.name} needs bash and coreutils in its image: {prepared.output[-300:]}")
         files = task.folder / "environment"
         if not task.needs_image and files.is_dir():
             container.copy_in(files, task.cwd or SANDBOX_CWD)

@@ -11,15 +11,20 @@ import math
 from dataclasses import dataclass
 
 from envs.terminal.task import TerminalTask
-from mtrl.sandbox.container import Container, ContainerRemovedError, copy_out
+from mtrl.sandbox.container import Container, ContainerRemovedError, CopyRefusedError, copy_out
 
 REWARD_FILES = ("reward.json", "reward.txt")
 """Names of the reward file; the first that exists counts."""
 LOG_CHARACTERS = 20_000
 """Maximum length of the tests' output in the report, in characters; the end of the output is kept."""
-MAKE_FOLDERS = "rm -rf /tests /logs/verifier 2> /dev/null; mkdir -p /tests /logs/verifier"
-"""Command that empties the folders of the tests and of their results. The folders of bubblewrap cannot be removed
-themselves, so the result of the removal is ignored."""
+MAKE_FOLDERS = (
+    "chmod -R u+rwx /tests /logs/verifier 2> /dev/null; rm -rf /tests /logs/verifier 2> /dev/null; "
+    'mkdir -p /tests /logs/verifier && left=$(ls -A /tests && ls -A /logs/verifier) && [ -z "$left" ] || '
+    "{ echo 'the folders /tests and /logs/verifier cannot be emptied'; exit 1; }"
+)
+"""Command that empties the folders of the tests and of their results, and fails if a file is left. `rm` removes nothing
+from a folder that its user may not write to, so an agent could keep a reward file. The folders of bubblewrap cannot be
+removed themselves, so the result of the removal is ignored."""
 _PREPARE_SECONDS = 30.0
 
 
@@ -41,14 +46,14 @@ def run_tests(container: Container, task: TerminalTask) -> Verdict:
     The container is the agent's, so the agent may have made tests impossible; the reward is then 0.
 
     Raises:
-        ContainerError: the backend failed, or the tests cannot be copied.
+        ContainerError: the backend failed.
     """
     prepared = container.run(MAKE_FOLDERS, _PREPARE_SECONDS)
     if prepared.exit_code != 0:
         return _verdict(prepared.exit_code, prepared.output, None, None)
     try:
         container.copy_in(task.folder / "tests", "/tests")
-    except ContainerRemovedError as error:
+    except (ContainerRemovedError, CopyRefusedError) as error:
         return _verdict(-1, str(error), None, None)
     command = "chmod +x /tests/test.sh && /tests/test.sh"
     done = container.run(command, task.tests_seconds, {**task.env, **task.tests_env})

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import select
 import shutil
+import stat
 import subprocess
 import sys
 import weakref
@@ -139,6 +140,20 @@ class Namespace:
             self._mounts, self._users, self.folder = opened
         finally:
             holder.communicate()  # closes its stdin, on which the process waits
+
+    def make_enterable(self) -> None:
+        """Give the owner of /workspace all rights to it, which an earlier command may have taken away: no command could
+        start there, and only root could read its files.
+
+        Raises:
+            SandboxError: the rights cannot be changed.
+        """
+        try:
+            mode = stat.S_IMODE(os.fstat(self.folder).st_mode)
+            if mode & stat.S_IRWXU != stat.S_IRWXU:
+                os.fchmod(self.folder, mode | stat.S_IRWXU)
+        except OSError as error:
+            raise SandboxError(f"the folder of the sandbox cannot be opened: {error}") from error
 
     def command_line(self, command: list[str], limits: ProcessLimits, status: int, seccomp: int) -> list[str]:
         """Return the host's command that runs `command` inside the sandbox. bwrap inherits the descriptors `status` and

@@ -7,7 +7,7 @@ import tarfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mtrl.sandbox.container import CommandResult, ContainerError
+from mtrl.sandbox.container import CommandResult, ContainerError, CopyRefusedError
 from mtrl.sandbox.process import ProcessLimits, ProcessSandbox, SandboxError
 
 COPY_SECONDS = 30.0
@@ -48,7 +48,9 @@ class BubblewrapContainer:
             packed.add(source, arcname=".")
         done = self._run(["tar", "-x", "-o", "-C", target], COPY_SECONDS, archive.getvalue())
         if done.exit_code != 0:
-            raise ContainerError(f"the sandbox cannot copy {source.name} to {target}: {done.output.strip()[-300:]}")
+            kind = ContainerError if done.stopped else CopyRefusedError  # no process of the agent delays the copy
+            reason = done.stopped or done.output.strip()[-300:]
+            raise kind(f"the sandbox cannot copy {source.name} to {target}: {reason}")
 
     def remove(self) -> None:
         """See `Container.remove`."""

@@ -24,6 +24,11 @@ class ContainerRemovedError(ContainerError):
     """The container was removed because commands in it exceeded a limit; the episode is valid."""
 
 
+class CopyRefusedError(ContainerError):
+    """The container runs, but takes no files, because it is full or a command has made their folder unusable. After a
+    command of an agent, the episode is valid."""
+
+
 @dataclass(frozen=True)
 class ContainerLimits:
     """Limits of a container with all its processes."""
@@ -81,7 +86,9 @@ class Container(Protocol):
 
         Raises:
             ContainerRemovedError: the container has exceeded a limit.
-            ContainerError: the files cannot be copied.
+            CopyRefusedError: the container takes no files; an engine's container raises ContainerError instead, since
+                the engine does not say whose fault it is.
+            ContainerError: the backend failed.
         """
 
     def remove(self) -> None:

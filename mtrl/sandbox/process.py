@@ -79,7 +79,7 @@ class ProcessSandbox:
         arguments = [*(("/bin/bash", "-c") if isinstance(command, str) else ("/usr/bin/env", "--")), *arguments]
         content = stdin.encode("utf-8", "replace") if isinstance(stdin, str) else stdin
         with self._lock:
-            self._check_open()
+            self._prepare()
             execution = self._running = Execution(self._namespace, arguments, self.limits, content)
             if self._closing:
                 execution.stop("closed")
@@ -91,25 +91,25 @@ class ProcessSandbox:
     def write_file(self, path: str, content: str | bytes, mode: int = 0o644) -> None:
         """Write a file of the workspace. See `Workspace.write`."""
         with self._lock:
-            self._check_open()
+            self._prepare()
             self._files.write(path, content, mode)
 
     def read_file(self, path: str) -> bytes:
         """Read a file of the workspace, which a hostile command may have made. See `Workspace.read`."""
         with self._lock:
-            self._check_open()
+            self._prepare()
             return self._files.read(path)
 
     def copy_in(self, source: str | Path, path: str = ".") -> None:
         """Copy a trusted file or folder of the host into the workspace. See `Workspace.copy_in`."""
         with self._lock:
-            self._check_open()
+            self._prepare()
             self._files.copy_in(Path(source), path)
 
     def snapshot(self) -> dict[str, bytes | None]:
         """Return all files of the workspace by path. See `Workspace.snapshot`."""
         with self._lock:
-            self._check_open()
+            self._prepare()
             return self._files.snapshot()
 
     def close(self) -> None:
@@ -120,9 +120,10 @@ class ProcessSandbox:
         with self._lock:
             self._namespace.close()
 
-    def _check_open(self) -> None:
+    def _prepare(self) -> None:
         if self._closing:
             raise SandboxError("the sandbox is closed")
+        self._namespace.make_enterable()
 
 
 def _problem(arguments: list[str]) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mtrl.errors import UserError
 from mtrl.sandbox import bounded_command
-from mtrl.sandbox.container import CommandResult, ContainerError
+from mtrl.sandbox.container import CommandResult, ContainerError, CopyRefusedError
 from mtrl.sandbox.server_lease import ServerLease, lease
 from mtrl.sandbox.swerex_client import SweRexClient, TokenRefusedError
 
@@ -115,7 +115,7 @@ class SweRexContainer:
         server.upload(archive.getvalue(), _ARCHIVE, CALL_SECONDS)
         code, printed = server.execute(["bash", "-c", _UNPACK, "bash", _ARCHIVE, target], CALL_SECONDS)
         if code != 0:
-            raise ContainerError(f"{server.url} cannot copy {source.name} to {target}: {server.printable(printed)}")
+            raise CopyRefusedError(f"{server.url} cannot copy {source.name} to {target}: {server.printable(printed)}")
 
     def remove(self) -> None:
         """See `Container.remove`. The server answers no request during a command, so this call may wait for its end."""

@@ -423,6 +423,8 @@ def test_commands_are_isolated_without_root(tmp_path_factory):
             "with ProcessSandbox() as s:\n"
             "    s.write_file('a', 'text')\n"
             "    print(s.run('id -u; cat a; echo b > b; cat /etc/shadow').stdout, s.snapshot())\n"
+            "    s.run('chmod 000 .')\n"
+            "    print(s.read_file('b'), s.run('pwd').stdout)\n"
             "    bomb = '''import os, time\\nfor n in range(500):\\n"
             "  try:\\n    if not os.fork(): time.sleep(99)\\n  except OSError: print(n < 64); break'''\n"
             "    print(s.run(['python3', '-c', bomb]).stdout, s.run('sleep 100', timeout=0.3).killed_by)\n"
@@ -436,4 +438,4 @@ def test_commands_are_isolated_without_root(tmp_path_factory):
         else:
             pytest.skip("the user nobody can execute no Python")
         done = subprocess.run([*nobody, python, "-c", code], cwd=copy, capture_output=True, text=True, env={})
-    assert done.stdout == "1000\ntext {'a': b'text', 'b': b'b\\n'}\nTrue\n time\n", done
+    assert done.stdout == "1000\ntext {'a': b'text', 'b': b'b\\n'}\nb'b\\n' /workspace\n\nTrue\n time\n", done

@@ -209,6 +209,15 @@ def test_the_host_does_not_follow_links_of_commands(sandbox, tmp_path):
     assert secret.read_text() == "secret" and [path.name for path in tmp_path.iterdir()] == ["secret"]
 
 
+def test_a_command_cannot_prevent_the_next_one(sandbox):
+    """An episode in which no command starts would count as a failure of the sandbox."""
+    for attack in ("chmod 000 /workspace /tmp /dev/shm", "chmod 500 .", "rm -rf /workspace /tmp /dev/shm"):
+        assert sandbox.run(attack).killed_by is None
+        assert sandbox.run("pwd; touch file").stdout == "/workspace\n", attack
+        assert sandbox.snapshot() == {"file": b""}
+        sandbox.run("chmod 700 /tmp /dev/shm; rm file")
+
+
 def test_hard_links_do_not_reach_files_of_the_host(sandbox):
     assert sandbox.run("ln /etc/passwd p; ln /usr/bin/env e; ln /proc/self/status s; ls").stdout == ""
     sandbox.run("echo a > a; ln a b")

@@ -70,6 +70,13 @@ CHEATS = {
     "its own reward": "echo 1 > /logs/verifier/reward.txt; echo '{\"reward\": 1}' > /logs/verifier/reward.json",
     "its own tests": "echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; mkdir -p /tests/x/y",
     "no place for the reward": "rm -r /logs/verifier; touch /logs/verifier",
+    "a reward that rm cannot remove": "echo 1 > /logs/verifier/reward.json; chmod 555 /logs/verifier",
+    "a reward below folders": "mkdir -p /logs/verifier/x; echo 1 > /logs/verifier/reward.json; chmod -R 555 /logs",
+    "tests that rm cannot remove": "echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh; chmod -R 555 /tests",
+    "tests that cannot be copied": "chmod 000 /tests",
+    "no room for the tests": "for i in 1 2 3; do cat /dev/zero > /tmp/$i; done",
+    "no files left for the tests": "for i in {1..5000}; do : > /tmp/$i; done",
+    "no folder to start in": "chmod 000 /workspace /app /tmp",
 }
 
 
