@@ -214,7 +214,8 @@ def _inner(status: int, seccomp: int, folders: Sequence[str]) -> list[str]:
     arguments += [*_system(), "--ro-bind", "/etc", "/etc", "--ro-bind", "/opt", "/opt", "--proc", "/proc"]
     # The command could write the settings of its own namespaces, and some of them occupy kernel memory.
     arguments += ["--ro-bind", "/proc/sys", "/proc/sys", "--ro-bind-try", "/proc/pressure", "/proc/pressure"]
-    arguments += ["--dev", "/dev", "--bind", "/data/shm", "/dev/shm"]
+    # /dev/full can be read like /dev/zero, and cannot be mapped: no limit counts shared mappings of /dev/zero.
+    arguments += ["--dev", "/dev", "--dev-bind", "/dev/full", "/dev/zero", "--bind", "/data/shm", "/dev/shm"]
     arguments += ["--bind", "/data/workspace", "/workspace", "--bind", "/data/tmp", "/tmp"]
     for folder in folders:
         arguments += ["--bind", f"/data/{folder}", f"/{folder}"]

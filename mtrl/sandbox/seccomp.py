@@ -1,8 +1,10 @@
 """The system calls that are denied to commands in the sandbox, as a seccomp filter for `bwrap --seccomp`.
 
 Namespaces and limits do not cover everything: no limit counts the memory of `memfd_create`, System V memory and
-io_uring; AF_VSOCK reaches the hypervisor from any network namespace; a new user namespace grants capabilities, and with
-them most of the kernel's attack surface; keyrings are shared. The list follows Docker's default profile.
+io_uring, that of a shared mapping without a file of which a process has unmapped all but one page, nor that of pages
+which `vmsplice` has put into a pipe; AF_VSOCK reaches the hypervisor from any network namespace; a new user namespace
+grants capabilities, and with them most of the kernel's attack surface; keyrings are shared. The list follows Docker's
+default profile. A shared mapping of a file in /dev/shm, which the limit on the workspace counts, is permitted.
 Numbers: Linux, arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h.
 """
 
@@ -36,6 +38,7 @@ _SYSTEM_CALLS = {
     "mount_setattr": (442, 442),
     "memfd_create": (319, 279),
     "memfd_secret": (447, 447),
+    "vmsplice": (278, 75),
     "shmget": (29, 194),
     "semget": (64, 190),
     "msgget": (68, 186),
@@ -65,12 +68,15 @@ _SYSTEM_CALLS = {
     "quotactl": (179, 60),
 }
 _CLONE, _SOCKET, _SOCKETPAIR, _CLONE3 = (56, 220), (41, 198), (53, 199), 435
+_MMAP = (9, 222)
+_SHARED, _ANONYMOUS = 0x01, 0x20
+"""Flags of `mmap`: MAP_SHARED, which is also a bit of MAP_SHARED_VALIDATE, and MAP_ANONYMOUS."""
 _NEW_NAMESPACES = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 _AF_UNIX = 1
 
 # Instructions of classic BPF, and offsets of the loaded fields in `struct seccomp_data`.
 _LOAD, _JUMP_EQUAL, _JUMP_ABOVE, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16
+_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT, _FOURTH_ARGUMENT = 0, 4, 16, 40
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 
 
@@ -97,6 +103,14 @@ def denied_system_calls() -> bytes:
         (_JUMP_EQUAL, 0, 4, _CLONE[column]),
         (_LOAD, 0, 0, _FIRST_ARGUMENT),
         (_JUMP_SET, 0, 1, _NEW_NAMESPACES),
+        _refuse(errno.EPERM),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
+    program += [
+        (_JUMP_EQUAL, 0, 5, _MMAP[column]),
+        (_LOAD, 0, 0, _FOURTH_ARGUMENT),
+        (_JUMP_SET, 0, 2, _SHARED),
+        (_JUMP_SET, 0, 1, _ANONYMOUS),
         _refuse(errno.EPERM),
         (_RETURN, 0, 0, _ALLOW),
     ]
