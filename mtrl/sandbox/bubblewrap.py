@@ -16,6 +16,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import sysconfig
 import weakref
 from collections.abc import Sequence
 from functools import lru_cache
@@ -28,14 +29,15 @@ NOBODY = 65534
 """User and group id of commands on the host, if mtrl runs as root."""
 _INSIDE = "1000"
 """User and group id of commands inside the sandbox."""
-_PYTHON = "/opt/python"
+OWN_PYTHON = "/opt/python"
+"""Folder inside the sandbox of the Python that runs mtrl, unless it is one of the system."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Search path of the programs: folders that also exist in the mount namespace, where most of the programs are run."""
 _START_SECONDS = 60
 PACKAGES = {"bwrap": "bubblewrap", "nsenter": "util-linux", "setpriv": "util-linux", "mount": "mount", "bash": "bash"}
 """Program that the sandbox needs -> package of Debian that contains it."""
 _ENVIRONMENT = {
-    "PATH": f"{_PYTHON}/bin:/usr/local/bin:/usr/bin:/bin",
+    "PATH": f"{OWN_PYTHON}/bin:/usr/local/bin:/usr/bin:/bin",
     "HOME": "/workspace",
     "USER": "sandbox",
     "LANG": "C.UTF-8",
@@ -186,6 +188,24 @@ def _system() -> list[str]:
     return arguments
 
 
+def _own_prefix() -> Path | None:
+    """Return the folder on the host of the Python that is at /opt/python inside; None if it is one of the system."""
+    prefix = Path(sys.base_prefix).resolve()
+    return None if prefix.is_relative_to("/usr") else prefix
+
+
+@lru_cache(maxsize=1)
+def _library_path() -> dict[str, str]:
+    """Return the variable by which the program in /opt/python finds its shared library, if it has one. The program
+    names the folder of the library on the host, which does not exist inside, so it would take a library of the system
+    that has the same name and may be of another version."""
+    library = sysconfig.get_config_var("INSTSONAME") if sysconfig.get_config_var("Py_ENABLE_SHARED") else None
+    prefix = _own_prefix()
+    if library is None or prefix is None or not (prefix / "lib" / library).is_file():
+        return {}
+    return {"LD_LIBRARY_PATH": f"{OWN_PYTHON}/lib"}
+
+
 def _base(limits: ProcessLimits, owner: int) -> list[str]:
     """Return the command that makes the mount namespace of a sandbox."""
     programs = find_programs()
@@ -195,9 +215,8 @@ def _base(limits: ProcessLimits, owner: int) -> list[str]:
     arguments += [*_system(), "--perms", "0755", "--dir", "/etc", "--perms", "0755", "--dir", "/opt"]
     for name in _ETC:
         arguments += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
-    prefix = Path(sys.base_prefix).resolve()
-    if not prefix.is_relative_to("/usr"):
-        arguments += ["--ro-bind", str(prefix), _PYTHON]
+    if (prefix := _own_prefix()) is not None:
+        arguments += ["--ro-bind", str(prefix), OWN_PYTHON]
     # bwrap itself needs /tmp, and /proc: the kernel mounts another one only if a complete one is visible.
     arguments += ["--perms", "1777", "--dir", "/tmp", "--bind", "/proc", "/proc", "--dev", "/dev", "--chdir", "/"]
     arguments += ["--setenv", "PATH", "/usr/sbin:/usr/bin:/sbin:/bin", "--", programs["bash"], "-c", _MAKE_FOLDERS]
@@ -209,7 +228,7 @@ def _inner(status: int, seccomp: int, folders: Sequence[str]) -> list[str]:
     arguments = [f"--unshare-{kind}" for kind in ("user", "ipc", "pid", "net", "uts", "cgroup-try")]
     arguments += ["--as-pid-1", "--die-with-parent", "--new-session", "--cap-drop", "ALL"]
     arguments += ["--uid", _INSIDE, "--gid", _INSIDE, "--hostname", "sandbox", "--clearenv"]
-    for name, value in _ENVIRONMENT.items():
+    for name, value in (_ENVIRONMENT | _library_path()).items():
         arguments += ["--setenv", name, value]
     arguments += [*_system(), "--ro-bind", "/etc", "/etc", "--ro-bind", "/opt", "/opt", "--proc", "/proc"]
     # The command could write the settings of its own namespaces, and some of them occupy kernel memory.

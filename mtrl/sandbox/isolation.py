@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 
 from mtrl.errors import UserError
-from mtrl.sandbox.bubblewrap import Namespace, find_programs, forbidden
+from mtrl.sandbox.bubblewrap import OWN_PYTHON, Namespace, find_programs, forbidden
 from mtrl.sandbox.execution import Execution
 from mtrl.sandbox.limits import ProcessLimits, SandboxError
 from mtrl.sandbox.seccomp import denied_system_calls
@@ -14,6 +15,7 @@ from mtrl.utils.process import allow_open_files
 
 _OLDEST_KERNEL = (5, 14)
 _PRIVILEGES = {"CapEff": "0000000000000000", "NoNewPrivs": "1", "Seccomp": "2"}
+_VERSION = f"import json, sys; print(*sys.version.split() if sys.prefix == '{OWN_PYTHON}' else '')"
 _OPEN_FILES = 16384
 """Number of open files that the process should be allowed. Hundreds of sandboxes hold 3 descriptors each, and 6 more
 while a command runs; the usual soft limit is 1024."""
@@ -58,7 +60,7 @@ def _check_command() -> None:
     namespace = Namespace(limits)
     try:
         status = Execution(namespace, ["cat", "/proc/self/status"], limits).wait(limits.seconds)
-        python = Execution(namespace, ["python3", "-c", "import json"], limits).wait(limits.seconds)
+        python = Execution(namespace, ["python3", "-c", _VERSION], limits).wait(limits.seconds)
     except SandboxError as error:
         raise UserError(forbidden(str(error))) from error
     finally:
@@ -67,8 +69,10 @@ def _check_command() -> None:
     for name, expected in _PRIVILEGES.items():
         if found.get(name) != expected:
             raise UserError(forbidden(f"{name} is {found.get(name)} instead of {expected}; {status.stderr}"))
-    if python.exit_code:
+    loaded, own = python.stdout.split(), sys.version.split()  # nothing is loaded from /opt by a Python of the system
+    if python.exit_code or (loaded and loaded != own):
+        reason = " ".join(python.stderr.split() if python.exit_code else ["it loads the library of Python", *loaded])
         raise UserError(
-            f"this Python does not run inside the sandbox ({' '.join(python.stderr.split())[:200]}); use one that is "
-            "installed under /usr, or one built without --enable-shared"
+            f"this Python does not run inside the sandbox ({reason[:200]}); use one that is installed under /usr, or "
+            "one built without --enable-shared"
         )

@@ -59,9 +59,9 @@ def test_only_folders_persist_between_commands(sandbox):
 
 
 def test_python_of_the_host_runs(sandbox):
-    code = "import sys, json, sqlite3, ctypes, multiprocessing; print(*sys.version_info[:2]); multiprocessing.Lock()"
+    code = "import sys, json, sqlite3, ctypes, multiprocessing; print(sys.version); multiprocessing.Lock()"
     result = sandbox.run(["python3", "-c", code])
-    assert result.stdout.split() == [*map(str, sys.version_info[:2])], result.stderr
+    assert result.stdout == f"{sys.version}\n", "with its own shared library, and not one of the system" + result.stderr
 
 
 def test_results_are_equal_in_every_sandbox(tmp_path):
@@ -391,6 +391,14 @@ def test_forbidden_user_namespaces_are_a_user_error():
     assert done.returncode == 1, done
     assert "cannot isolate" in done.stderr and "never run without" in done.stderr
     assert done.stderr.strip().endswith("sysctl -w user.max_user_namespaces=10000")
+
+
+def test_the_library_of_another_python_is_a_user_error(fresh_check, monkeypatch):
+    monkeypatch.setattr(isolation.sys, "version", "3.99.1 (of another library)")
+    if bubblewrap.Path(sys.base_prefix).resolve().is_relative_to("/usr"):
+        pytest.skip("this Python is one of the system, which is seen at its own path")
+    with pytest.raises(UserError, match="it loads the library of Python 3.*; use one that is installed under /usr"):
+        ProcessSandbox()
 
 
 def test_the_check_reads_the_privileges_from_the_kernel(fresh_check, monkeypatch):
