@@ -9,7 +9,7 @@ from mtrl.sandbox.alterations import alterations
 from mtrl.sandbox.sql import QueryLimits, SqlResult, SqlSandbox
 from mtrl.types import Row, Trajectory
 
-LIMITS = QueryLimits(operations=1_000_000_000, seconds=60.0, rows=200_000, result_bytes=64_000_000)
+LIMITS = QueryLimits(operations=1_000_000_000, seconds=60.0, rows=200_000, result_bytes=256_000_000)
 """Limits of the scorer, above those of any episode, so that the scorer can run every query that the reward can run."""
 TAGS = ("<sql>", "</sql>", "<solution>", "</solution>")
 
@@ -92,17 +92,24 @@ def _is_constant(database: SqlSandbox, query: str, sql: str, gold: SqlResult) ->
 
     Rows of only zero, empty and NULL values count only if gold has no other new rows, and a larger number of the same
     rows only if gold has no new rows at all. If gold is empty on every copy, the query counts as a constant. A query
-    that equals gold's text needs no altered databases.
+    that equals gold's text needs no altered databases. After twice the cost of the most expensive query, it counts as
+    wrong on the databases that are left.
     """
     if query == sql.strip():
         return False
     agrees: dict[str, list[bool]] = {"values": [], "zeros": [], "numbers": []}
+    spent = [0.0, 0.0]  # the shares of the instructions and of the wall time that one query may take
     for other in alterations(database, gold.tables, _literals(sql)):
         with closing(other):
             expected = other.run(sql)
             kind = None if expected.error is not None or expected.truncated else _change(expected, gold)
-            if kind is not None:
-                agrees[kind].append(_equal(other.run(query), expected, ordered=False))
+            if kind is not None and max(spent) > 2:
+                agrees[kind].append(False)
+            elif kind is not None:
+                answer = other.run(query)
+                spent[0] += answer.operations / LIMITS.operations
+                spent[1] += answer.seconds / LIMITS.seconds
+                agrees[kind].append(_equal(answer, expected, ordered=False))
         if any(agrees["values"]):
             return False
     evidence = next((found for found in agrees.values() if found), None)

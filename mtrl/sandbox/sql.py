@@ -12,13 +12,14 @@ retried, because another query may be the cause, and files are copied into memor
 
 from __future__ import annotations
 
+import re
 import sqlite3
 import threading
 import time
 import weakref
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,12 @@ _ENGINE_LIMITS = {
     sqlite3.SQLITE_LIMIT_WORKER_THREADS: 0,
     sqlite3.SQLITE_LIMIT_COLUMN: 256,  # a row of 2000 long values is 400 MB
 }
+_VALUE_BYTES = 56
+"""Memory of a value without its text: an object of Python and its place in the row."""
+_EXPLANATION = ["addr", "opcode", "p1", "p2", "p3", "p4", "p5", "comment"]
+"""Columns of the result of EXPLAIN."""
+_POINTER = re.compile("vtab:[0-9A-Fa-f]+")
+"""Address of a virtual table, which EXPLAIN shows and which differs from process to process."""
 _NO_MEMORY = "the query takes too much memory"
 _PATIENCE_SECONDS = 2.0
 """Seconds for which a query is retried. A query that takes half a gigabyte by itself needs longer for one attempt."""
@@ -76,7 +83,9 @@ class QueryLimits:
     seconds: float = 10.0
     """Wall time in seconds, the backstop for single instructions that are slow."""
     rows: int = 100_000
-    result_bytes: int = 16_000_000
+    result_bytes: int = 64_000_000
+    """Memory of the result in bytes, at most: 56 for each value, and 1 for each byte of blobs and texts in ASCII, or 4
+    for each character of other texts. A result of more is cut."""
     value_bytes: int = 100_000
     """Length of any text or blob in bytes, whether stored, computed or intermediate."""
 
@@ -93,6 +102,10 @@ class SqlResult:
     tables: frozenset[str] = frozenset()
     """Stored tables and views that the query reads, without `sqlite_master` and the tables in which virtual tables
     store their content, which SQLite reads by itself."""
+    operations: int = 0
+    """Number of SQLite instructions that the query took, see `QueryLimits.operations`."""
+    seconds: float = field(default=0.0, compare=False)
+    """Wall time in seconds. It is no part of the value of the result, because it differs between runs."""
 
 
 class SqlSandbox:
@@ -148,12 +161,13 @@ class SqlSandbox:
         """Execute one SELECT, and return at most `rows` of its rows (default: the limit), in SQLite's order."""
         most = min(rows or self.limits.rows, self.limits.rows)
         with self._lock:
-            patience = time.monotonic() + _PATIENCE_SECONDS
+            begun = time.monotonic()
+            patience = begun + _PATIENCE_SECONDS
             result = self._attempt(sql, most)
             while result.error == _NO_MEMORY and time.monotonic() < patience and not self._closing:
                 time.sleep(0.05)
                 result = self._attempt(sql, most)
-            return result
+            return replace(result, operations=self._operations, seconds=time.monotonic() - begun)
 
     def close(self) -> None:
         """Free the memory. A query that still runs in another thread is stopped first."""
@@ -241,6 +255,8 @@ class SqlSandbox:
 
     def _result(self, cursor: sqlite3.Cursor, rows: list[tuple[Any, ...]], truncated: bool) -> SqlResult:
         columns = [column[0] for column in cursor.description]
+        if columns == _EXPLANATION:
+            rows = [(*row[:5], "vtab" if _POINTER.fullmatch(str(row[5])) else row[5], *row[6:]) for row in rows]
         return SqlResult(columns, rows, truncated, tables=frozenset(self._tables - self._uncounted))
 
     def _explain(self, error: BaseException) -> str:
@@ -318,7 +334,15 @@ def _text(data: bytes) -> str:
 
 
 def _size(row: Iterable[Any]) -> int:
-    return sum(len(value) if isinstance(value, str | bytes) else 8 for value in row)
+    """Return the memory of a row, see `QueryLimits.result_bytes`. It is counted by numbers of our own, since those of
+    `sys.getsizeof` differ between versions of Python."""
+    return sum(_VALUE_BYTES + _text_bytes(value) for value in row)
+
+
+def _text_bytes(value: Any) -> int:
+    if isinstance(value, str):
+        return len(value) if value.isascii() else 4 * len(value)
+    return len(value) if isinstance(value, bytes) else 0
 
 
 def _connect(target: str, uri: bool = False) -> sqlite3.Connection:

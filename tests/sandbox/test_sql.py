@@ -122,6 +122,17 @@ def test_tables_do_not_depend_on_earlier_queries(sandbox):
     assert first == again == {"t", "json_each"}
 
 
+def test_the_cost_of_a_query_is_counted(sandbox):
+    one, many = sandbox.run("select a from t"), sandbox.run("select t.a from t, t as u, t as v, t as w")
+    assert 0 <= one.operations < 100 < many.operations and many.seconds > 0
+    assert many == sandbox.run("select t.a from t, t as u, t as v, t as w")
+
+
+def test_an_explanation_holds_no_address_of_memory(sandbox):
+    rows = sandbox.run("explain select * from t, json_each('[1]')").rows
+    assert [row[5] for row in rows if row[1] == "VOpen"] == ["vtab"]
+
+
 def test_the_limit_of_instructions_does_not_depend_on_the_clock():
     sandbox = SqlSandbox.from_script(SCRIPT, QueryLimits(operations=50_000, seconds=60))
     assert sandbox.run(FOREVER).error == "the query takes more than 50000 instructions"
@@ -153,7 +164,10 @@ def test_results_are_bounded_in_rows_values_and_bytes():
     assert len(sandbox.run(many, rows=3).rows) == 3
     assert not sandbox.run("select a from t", rows=4).truncated, "exactly the requested number of rows"
     sandbox = SqlSandbox.from_script(SCRIPT, QueryLimits(result_bytes=10_000))
-    assert (len(sandbox.run(many).rows), sandbox.run(many).truncated) == (9, True)
+    assert (len(sandbox.run(many).rows), sandbox.run(many).truncated) == (8, True)
+    wide = f"with recursive c(n) as (select 1 union all select n + 1 from c) select {', '.join(['NULL'] * 250)} from c"
+    assert len(sandbox.run(wide).rows) < 10, "values without a text take memory too"
+    assert len(sandbox.run(many.replace("'%1000d'", "'%250d€'")).rows) == 8, "such characters take up to four bytes"
     assert SqlSandbox.from_script(SCRIPT, QueryLimits(value_bytes=99)).run("select hex(zeroblob(50))").error
 
 

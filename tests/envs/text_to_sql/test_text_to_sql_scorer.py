@@ -15,6 +15,7 @@ from envs.text_to_sql.demonstrator import demonstrate
 from envs.text_to_sql.problem import Problem
 from envs.text_to_sql.reward import is_ordered
 from envs.text_to_sql.scorer import score, sorts_rows
+from mtrl.sandbox.sql import QueryLimits, SqlSandbox
 
 
 @pytest.fixture
@@ -55,6 +56,34 @@ def test_the_text_of_gold_needs_no_altered_database(splits, both, monkeypatch):
     assert both(row, sql) == 1.0
     with pytest.raises(AssertionError):
         both(row, f"select * from ({sql})")
+
+
+@pytest.mark.parametrize("otherwise", ["25", "0"])
+def test_a_query_that_is_slow_on_altered_content_alone_runs_a_few_times(
+    otherwise, make_row, reward_of, trajectory_of, monkeypatch
+):
+    """Its result on the first databases decides nothing if gold has other rows on those on which it runs no more."""
+    slow = "(with recursive c(n) as (select 1 union all select n + 1 from c limit 1000) select count(*) from c)"
+    query = f"select case when min(fee) = 12 then 3 else {otherwise} + 0 * {slow} end from goods"
+    row = make_row(sql="select count(*) from goods where hue = 'RED'")
+    runs, run = [], SqlSandbox.run
+
+    def counted(sandbox, sql, *arguments, **options):
+        runs.append(sql)
+        return run(sandbox, sql, *arguments, **options)
+
+    monkeypatch.setattr(SqlSandbox, "run", counted)
+    monkeypatch.setattr(scorer_module, "LIMITS", QueryLimits(operations=20_000))
+
+    for some, submitted in ((range(2, 10), query), (range(15, 99), query.replace("1000", "1"))):
+        solution = f"<solution>{submitted}</solution>"
+        for judged in (
+            lambda text: reward_of(row, [text], query_operations=20_000),
+            lambda text: score(trajectory_of([text]), row),
+        ):
+            runs.clear()
+            assert judged(solution) == 0.0
+            assert runs.count(submitted) in some
 
 
 def test_reward_and_score_agree_on_demonstrations(splits, reward_of, trajectory_of):
