@@ -48,6 +48,11 @@ value, or empty after an exception. The standard library precedes the repository
 does not replace it."""
 
 
+LONGER = 8
+"""Number of times that the results may be as long as the expected ones, as JSON: a float with all its digits, which a
+tolerance accepts, is longer than the rounded one of a row."""
+
+
 def solves(files: Files, calls: Sequence[Sequence[Any]], seconds: float) -> bool:
     """Whether every call gives the expected result.
 
@@ -67,7 +72,10 @@ def solves(files: Files, calls: Sequence[Sequence[Any]], seconds: float) -> bool
 
 
 def _all_right(files: tuple[tuple[str, bytes], ...], calls: Sequence[Call], seconds: float) -> bool:
-    results = run_job(files, json.dumps([[call.path, call.arguments, call.items] for call in calls]), seconds)
+    expected = json.dumps([call.expected for call in calls])
+    most_bytes = max(ProcessLimits.output_bytes, LONGER * len(expected))
+    job = json.dumps([[call.path, call.arguments, call.items] for call in calls])
+    results = run_job(files, job, seconds, most_bytes)
     if not isinstance(results, list) or len(results) != len(calls):
         return False
     return all(_is_right(result, call) for result, call in zip(results, calls, strict=True))
@@ -93,10 +101,16 @@ def _is_near(value: Any, expected: Any, tolerance: float) -> bool:
 
 
 @lru_cache(maxsize=512)
-def run_job(files: tuple[tuple[str, bytes], ...], job: str, seconds: float) -> Any:
-    """Return the results of a job, or None. They depend only on the arguments and are cached, because trajectories of a
-    row often leave the same files."""
-    limits = ProcessLimits(seconds=seconds, cpu_seconds=max(1, int(seconds)), processes=32)
+def run_job(files: tuple[tuple[str, bytes], ...], job: str, seconds: float, most_bytes: int) -> Any:
+    """Return the results of a job, or None, such as if they take more than `most_bytes` bytes as JSON. They depend only
+    on the arguments and are cached, because trajectories of a row often leave the same files."""
+    limits = ProcessLimits(
+        seconds=seconds,
+        cpu_seconds=max(1, int(seconds)),
+        processes=32,
+        output_bytes=most_bytes,
+        printed_bytes=max(ProcessLimits.printed_bytes, most_bytes),
+    )
     with ProcessSandbox(limits) as sandbox:
         try:
             for path, content in files:

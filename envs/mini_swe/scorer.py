@@ -153,7 +153,9 @@ def _first_failure(files: tuple[tuple[str, bytes], ...], calls: list[Any], secon
     together += [(call[:3], call[3]) for call in calls if len(call) == 4 and "seconds" not in call[3]]
     alone = [(call[:3], call[3]) for call in calls if len(call) == 4 and "seconds" in call[3]]
     for group, limit in [(together, seconds), *(([call], call[1]["seconds"]) for call in alone)]:
-        outputs = drive(files, repr([(f, given, options.get("items")) for (f, given, _), options in group]), limit)
+        length = sum(len(ascii(wanted)) for (_, _, wanted), _ in group)
+        given_calls = repr([(f, given, options.get("items")) for (f, given, _), options in group])
+        outputs = drive(files, given_calls, limit, max(2**16, 8 * length))
         if len(outputs) != len(group):
             return (
                 f"{group[0][0][0]}, first of {len(group)} hidden calls: they did not come to their end in {limit:g} s"
@@ -196,9 +198,10 @@ def _ordered(value: Any) -> Any:
 
 
 @lru_cache(maxsize=512)
-def drive(files: tuple[tuple[str, bytes], ...], calls: str, seconds: float) -> tuple[str, ...]:
-    """Run the driver, and return the lines of its output."""
-    with ProcessSandbox(ProcessLimits(seconds=seconds, processes=32)) as sandbox:
+def drive(files: tuple[tuple[str, bytes], ...], calls: str, seconds: float, longest: int) -> tuple[str, ...]:
+    """Run the driver, and return the lines of its output, none if it has more than `longest` bytes."""
+    limits = ProcessLimits(seconds=seconds, processes=32, output_bytes=longest, printed_bytes=2**24 + longest)
+    with ProcessSandbox(limits) as sandbox:
         try:
             for path, content in files:
                 sandbox.write_file(path, content)

@@ -55,6 +55,13 @@ def test_the_options_of_a_call(judged, make_row, say, submit, code, expected, op
     assert repaired(judged, make_row, say, submit, code, call) == (right, right)
 
 
+def test_a_long_result_is_compared_whole(judged, make_row, say, submit):
+    numbers = list(range(50_000))
+    for expected, right in ((numbers, 1.0), ([*numbers[:-1], 0], 0.0)):
+        call = ["m.f", [], expected, {"items": len(numbers)}]
+        assert repaired(judged, make_row, say, submit, COUNT, call) == (right, right)
+
+
 def test_any_failing_call_fails_the_episode(judged, make_row, say, submit):
     plain, alone = ["m.f", [], 1], ["m.f", [], 1, {"seconds": 4}]
     code = "def f(): return 1\n"
