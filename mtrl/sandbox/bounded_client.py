@@ -35,8 +35,8 @@ def run_bounded(client: Sequence[str], seconds: float, stdin: bytes | None = Non
     )
     late = threading.Timer(seconds + SLACK_SECONDS, _kill, [process])
     late.daemon = True  # the end of the program does not wait for it
-    late.start()
     try:
+        late.start()
         if process.stdin is not None and stdin is not None:
             with suppress(BrokenPipeError), process.stdin:
                 process.stdin.write(stdin)

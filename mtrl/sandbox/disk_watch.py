@@ -68,12 +68,17 @@ class DiskWatch:
 
     def add(self, name: str, container: WatchedContainer) -> None:
         """Call `container.stop` in another thread when the container has written more than its limit, until the
-        container is gone."""
+        container is gone.
+
+        Raises:
+            RuntimeError: the system permits no other thread; the container is not watched.
+        """
         with self._lock:
-            self._containers[name] = container
             if self._thread is None:
-                self._thread = threading.Thread(target=self._watch, daemon=True, name="mtrl-disk-watch")
-                self._thread.start()
+                thread = threading.Thread(target=self._watch, daemon=True, name="mtrl-disk-watch")
+                thread.start()  # it waits for the lock
+                self._thread = thread
+            self._containers[name] = container
 
     def discard(self, name: str) -> None:
         """Watch a container no longer, if it was watched."""
@@ -93,9 +98,17 @@ class DiskWatch:
             taken = time.monotonic() - begun
             for name, container in watched.items():
                 if sizes.get(name, 0) > container.most_bytes:
-                    self._stopping.add(name)
-                    threading.Thread(target=self._stop, args=(name, container), daemon=True).start()
+                    self._begin_stop(name, container)
             time.sleep(min(LONGEST_PAUSE, max(PAUSE, taken / SHARE - taken)))
+
+    def _begin_stop(self, name: str, container: WatchedContainer) -> None:
+        """Stop a container in another thread; without one, the next measurement tries again."""
+        self._stopping.add(name)
+        try:
+            threading.Thread(target=self._stop, args=(name, container), daemon=True).start()
+        except RuntimeError as error:  # the limit on threads
+            self._stopping.discard(name)
+            log.warning("the container %s, whose files are too large, is not removed yet: %s", name, error)
 
     def _stop(self, name: str, container: WatchedContainer) -> None:
         """Stop a container; if it remains, the next measurement finds it again."""

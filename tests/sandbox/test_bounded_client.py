@@ -1,5 +1,11 @@
 """A client is limited in time and output, and no shell reads its arguments."""
 
+import signal
+import subprocess
+import threading
+
+import pytest
+
 from mtrl.sandbox import bounded_client
 from mtrl.sandbox.bounded_client import OUTPUT_BYTES, run_bounded
 
@@ -15,3 +21,17 @@ def test_a_client_that_hangs_is_killed(monkeypatch):
 def test_arguments_and_input_arrive_unchanged():
     result = run_bounded(["bash", "-c", 'printf "%s|" "$1"; cat', "name", "$(id) 'x'"], 20, stdin=b"in\xff")
     assert (result.output, result.exit_code, result.stopped) == ("$(id) 'x'|in�", 0, "")
+
+
+def test_a_client_without_a_thread_for_its_time_limit_is_killed(monkeypatch):
+    def fail(_):
+        raise RuntimeError("can't start new thread")
+
+    started, popen = [], subprocess.Popen
+    monkeypatch.setattr(threading.Timer, "start", fail)
+    monkeypatch.setattr(
+        subprocess, "Popen", lambda *call, **options: started.append(popen(*call, **options)) or started[0]
+    )
+    with pytest.raises(RuntimeError, match="new thread"):
+        run_bounded(["sleep", "100"], 60)
+    assert started[0].returncode == -signal.SIGKILL and started[0].stdout.closed

@@ -57,6 +57,26 @@ def test_a_container_is_stopped_until_it_is_gone_and_holds_up_no_other(files):
     assert other.wait(60)
 
 
+def test_containers_are_watched_after_a_lack_of_threads(files, monkeypatch):
+    start, missing, stopped = threading.Thread.start, [], threading.Event()
+
+    def fail(thread):
+        if len(missing) < 3 and (thread.name == "mtrl-disk-watch" or threading.current_thread() in watching()):
+            missing.append(thread.name)
+            if len(missing) != 2:
+                raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    watch = DiskWatch("false")
+    container = WatchedContainer(1, files, lambda: stopped.set() is None)
+    with pytest.raises(RuntimeError, match="new thread"):
+        watch.add("first", container)
+    watch.add("second", container)  # the thread of its removal cannot be started the first time
+    assert stopped.wait(60) and len(missing) == 3
+    until(lambda: not watching())
+
+
 ENGINE = """#!/bin/bash
 case "$*" in *--size*) echo "large 3MB (virtual 9MB)"; echo "small 1kB"; echo "not-watched 9MB" ;; esac
 """
