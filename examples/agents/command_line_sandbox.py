@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -88,7 +88,7 @@ class CommandLineSandbox:
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
         os.close(self._workspace)
-        await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+        await asyncio.to_thread(_delete, self._folder)
 
     async def run(self, command: Sequence[str], variables: Mapping[str, str]) -> int:
         """Run a command in /workspace until it ends, and return its exit status. If the caller is cancelled, all
@@ -143,6 +143,13 @@ async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
             writer.write(part)
             await writer.drain()
     writer.close()
+
+
+def _delete(folder: Path) -> None:
+    """Delete a folder in which commands may have taken rights away or nested folders deeper than `shutil.rmtree` can
+    descend."""
+    for command in (["chmod", "-R", "u+rwx"], ["rm", "-rf"]):
+        subprocess.run([*command, "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
 def inside(address: str) -> str:
