@@ -46,7 +46,7 @@ def alterations(sandbox: SqlSandbox, tables: Collection[str], literals: Collecti
     values near either, so that several conditions hold together that no row met before; these copies have few rows,
     many rows, or the same rows many times. In the last copies each column of `tables` is altered alone, and filled with
     each of `literals`. The copies have the views, but no constraints or indexes, and at most 2000 rows per table before
-    rows are drawn.
+    rows are drawn. A column with a value that is larger than a query may read is NULL in all of them.
     """
     copied, views = _read(sandbox)
     for altered in islice(_altered(copied, tables, literals), MOST):
@@ -221,6 +221,10 @@ def _read_table(sandbox: SqlSandbox, name: str, sql: str) -> _Table | None:
     text = "'" + name.replace("'", "''") + "'"
     columns = sandbox.run(f"select name, type, pk from pragma_table_xinfo({text}) where hidden <> 1").rows
     content = sandbox.run(f"select * from {_quoted(name)}", ROWS)
+    if content.error:  # a value is larger than a query may read
+        found = [_quoted(str(column)) for column, _, _ in columns]
+        found = ["null" if sandbox.run(f"select {each} from {_quoted(name)}", ROWS).error else each for each in found]
+        content = sandbox.run(f"select {', '.join(found)} from {_quoted(name)}", ROWS)
     if content.error or not columns or len(columns) != len(content.columns):
         return None
     keys = {index for index, (_, _, key) in enumerate(columns) if key}

@@ -263,6 +263,17 @@ def test_an_unchangeable_empty_result_is_right_only_for_the_text_of_gold(both):
     assert both(row, NO_SHELF) == 0
 
 
+@pytest.mark.parametrize("large", ["zeroblob(150000)", "replace(hex(zeroblob(80000)), '0', 'x')"])
+def test_a_constant_is_found_beside_a_value_that_no_query_can_read(large, make_row, both):
+    script = (
+        f"create table t (fee integer, hue text, picture); insert into t values (12, 'RED', {large}), (25, 'RED', 1)"
+    )
+    row = make_row(sql="select max(fee) from t where hue = 'RED'", script=script)
+    assert both(row, "select 25 from t limit 1") == 0.0
+    assert both(row, "select max(fee) from t where hue like 'red'") == 1.0
+    assert both(make_row(sql="select hue from t where picture is null", script=script), "select hue from t") == 0.0
+
+
 def test_a_table_without_rows_is_filled(both):
     script = "create table shelf(title text, genre text)"
     row = {
