@@ -239,6 +239,14 @@ def test_disagreements_are_those_of_reward_and_scorer(demonstrated, found):
     assert rewards == sorted(rewards, reverse=True)
 
 
+def test_the_claim_threshold_decides_what_the_reward_counts_as_solved(demonstrated, found):
+    penalised = "reward.components={environment:0,turn_penalty:-5}"
+    assert found(demonstrated, penalised)[1]["rewarded_but_rejected"]
+    status, report = found(demonstrated, penalised, "evaluation.claim_threshold=1000")
+    assert status == 0 and report["rewarded_but_rejected"] == []
+    assert len(report["accepted_but_unrewarded"]) == sum(line["score_after"] >= 1 for line in report["trajectories"])
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

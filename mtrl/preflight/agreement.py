@@ -34,7 +34,7 @@ def compare(context: CheckContext, episodes: Iterable[ScriptedEpisode]) -> Check
     lenient = [e for e in episodes if context.claims(e) and not context.succeeds(e)]
     strict = [e for e in episodes if context.succeeds(e) and not context.claims(e)]
     if lenient:
-        found = by_kind(lenient, episodes)
+        found = by_kind(context, lenient, episodes)
         return failed(
             f"the reward counts {len(lenient)} of {len(episodes)} episodes as solved that the scorer does not. "
             f"{at_most(found, 2)}",
@@ -42,7 +42,7 @@ def compare(context: CheckContext, episodes: Iterable[ScriptedEpisode]) -> Check
             found,
         )
     if strict:
-        found = by_kind(strict, episodes)
+        found = by_kind(context, strict, episodes)
         return warned(
             f"the scorer counts {len(strict)} of {len(episodes)} episodes as solved that the reward does not. "
             f"{at_most(found, 2)}",
@@ -52,14 +52,14 @@ def compare(context: CheckContext, episodes: Iterable[ScriptedEpisode]) -> Check
     return None
 
 
-def by_kind(odd: list[ScriptedEpisode], episodes: list[ScriptedEpisode]) -> list[str]:
+def by_kind(context: CheckContext, odd: list[ScriptedEpisode], episodes: list[ScriptedEpisode]) -> list[str]:
     """Return one sentence for each kind of response, the most frequent kind first."""
     kinds: dict[str, list[ScriptedEpisode]] = {}
     for episode in odd:
         kinds.setdefault(episode.label, []).append(episode)
     return [
         f"{label}: {len(found)} of {sum(e.label == label for e in episodes)}, e.g. row {found[0].row['id']}, "
-        f"{found[0].responses[-1][-80:]!r}: reward {found[0].environment_reward:.2f}, score {found[0].score:g}"
+        f"{found[0].responses[-1][-80:]!r}: reward {context.claimed_reward(found[0]):.2f}, score {found[0].score:g}"
         for label, found in sorted(kinds.items(), key=lambda item: -len(item[1]))
     ]
 

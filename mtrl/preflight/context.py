@@ -21,7 +21,8 @@ from mtrl.preflight.repeats import Action, Repeats
 from mtrl.preflight.responses import FUZZ, final_answers, nonsense
 from mtrl.preflight.stage import Moves, Script, ScriptedEpisode, Stage, scripted
 from mtrl.rewards.compose import RewardComposer
-from mtrl.types import Row
+from mtrl.scoring.agreement import Thresholds
+from mtrl.types import ENVIRONMENT, Row
 from mtrl.utils.process import usable_cores
 
 T = TypeVar("T")
@@ -269,8 +270,15 @@ class CheckContext:
         return episode.score >= self.config.evaluation.success_threshold - EPSILON
 
     def claims(self, episode: ScriptedEpisode) -> bool:
-        """Whether the environment's reward counts the episode as solved."""
-        return episode.environment_reward >= self.config.evaluation.success_threshold - EPSILON
+        """Whether the reward counts the episode as solved."""
+        return self.claimed_reward(episode) >= Thresholds.of(self.config.evaluation).claim - EPSILON
+
+    def claimed_reward(self, episode: ScriptedEpisode) -> float:
+        """Return the reward that decides whether the reward counts the episode as solved: that of training if
+        `evaluation.claim_threshold` gives its scale, or if the environment's own reward is no part of it; else the
+        environment's own reward, since a penalty beside it does not make a solved episode an unsolved one."""
+        is_own = self.config.evaluation.claim_threshold is None and self.stage.composer.weights.get(ENVIRONMENT)
+        return episode.environment_reward if is_own else episode.reward
 
     def key(self, episode: ScriptedEpisode) -> str:
         return str(episode.row["id"])

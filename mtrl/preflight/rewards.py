@@ -54,7 +54,7 @@ def gold(context: CheckContext) -> CheckResult:
         f"{_who(e)}: the score is {e.score:g}{_reason(context, e)}" for e in episodes if not context.succeeds(e)
     ]
     reward_low = [
-        f"{_who(e)}: the reward is {e.environment_reward:g}"
+        f"{_who(e)}: the reward is {context.claimed_reward(e):g}"
         for e in episodes
         if context.succeeds(e) and not context.claims(e)
     ]
@@ -63,7 +63,8 @@ def gold(context: CheckContext) -> CheckResult:
     if found:
         return failed(
             f"on {count}, gold fails on {len(found)}. {at_most(found, 2)}",
-            "make reward and scorer both give the gold response 1, or correct the rows: no policy can learn it",
+            "make reward and scorer both give the gold response 1, or correct the rows: no policy can learn it; a "
+            "reward of another scale needs evaluation.claim_threshold",
             found,
         )
     return passed(f"on {count} gold gets the full reward and scores 1")

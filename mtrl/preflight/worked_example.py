@@ -95,7 +95,7 @@ def _outcome(context: CheckContext, example: WorkedExample, episode: ScriptedEpi
         if _forms([shown]) != _forms([given]):
             rejected.append(f"its example shows the reply {shown[:60]!r}, and the environment replies {given[:60]!r}")
     if not context.succeeds(episode) or not context.claims(episode):
-        rejected.append(f"its example gets reward {episode.environment_reward:g} and score {episode.score:g}")
+        rejected.append(f"its example gets reward {context.claimed_reward(episode):g} and score {episode.score:g}")
     return rejected
 
 

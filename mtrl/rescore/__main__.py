@@ -37,11 +37,12 @@ from mtrl.record.run import run_of
 from mtrl.record.stored import StoredLine, files_of, read
 from mtrl.rescore.replay import LeftOut, Rescored, Rescorer
 from mtrl.rescore.rescore_report import RescoreReport
+from mtrl.scoring.agreement import Thresholds
 from mtrl.utils.files import replace_text, to_strict_json
 
 READ = (
     *("reward", "environment", "environments", "data", "plugins"),
-    *("evaluation.success_threshold", "generator.max_turns"),
+    *("evaluation.success_threshold", "evaluation.claim_threshold", "generator.max_turns"),
 )
 """Keys and sections that a rescoring reads. For a run, overrides of other keys are rejected because they have no
 effect."""
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     report = RescoreReport(
         [line for line in found if isinstance(line, Rescored)],
         [line for line in found if isinstance(line, LeftOut)],
-        config.evaluation.success_threshold,
+        Thresholds.of(config.evaluation),
         rescorer.replays,
     )
     text = to_strict_json(report.to_dict(str(source), overrides), indent=2) + "\n"

@@ -14,12 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from mtrl.rescore.replay import LeftOut, Rescored
+from mtrl.scoring.agreement import Thresholds
+from mtrl.types import EPSILON
 from mtrl.utils.text import MISSING, decimal, one_line, percent, short, signed
 
 LISTED = 3
 """Maximum number of disagreements per kind, and of left-out trajectories per reason, that the table lists; the JSON has
 all."""
-EPSILON = 1e-6
 REASONS = {
     "unreadable": "lines that are no trajectories",
     "failed": "episodes that failed in the run",
@@ -35,8 +36,8 @@ class RescoreReport:
 
     rescored: list[Rescored]
     left_out: list[LeftOut]
-    threshold: float
-    """Value of `evaluation.success_threshold`."""
+    thresholds: Thresholds
+    """Smallest score, and smallest reward, that mean success."""
     replayed: bool
     """Whether the responses were replayed in the environment."""
 
@@ -60,11 +61,11 @@ class RescoreReport:
 
     def rewarded_but_rejected(self) -> list[Rescored]:
         """Return the trajectories with full reward that the scorer counts as no success."""
-        return [r for r in self._refused() if r.reward_after >= self.threshold - EPSILON]
+        return [line for line in self._refused() if self._claims(line)]
 
     def accepted_but_unrewarded(self) -> list[Rescored]:
         """Return the trajectories without full reward that the scorer counts as success."""
-        return [r for r in self._accepted() if r.reward_after < self.threshold - EPSILON]
+        return [line for line in self._accepted() if not self._claims(line)]
 
     def to_dict(self, source: str, overrides: Sequence[str]) -> dict[str, Any]:
         """Return the content of the JSON."""
@@ -123,7 +124,10 @@ class RescoreReport:
         )
 
     def _succeeds(self, score: float | None) -> bool:
-        return (score or 0.0) >= self.threshold - EPSILON
+        return (score or 0.0) >= self.thresholds.success - EPSILON
+
+    def _claims(self, line: Rescored) -> bool:
+        return line.reward_after >= self.thresholds.claim - EPSILON
 
     def _table(self) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")

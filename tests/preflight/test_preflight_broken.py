@@ -15,6 +15,7 @@ from mtrl.preflight.result import Status
 
 BROKEN = Path(__file__).parent / "broken"
 EXPECTED = {
+    "any_answer_counts": {"format_only": "responses that ignore the task solve 2 of 2 rows: '<final_output>987654321"},
     "capped_length_pays": {
         "format_only": "the direct answer earns 1.00, the best exploit found 0.90: 'because because beca…",
         "growth": "a wrong answer: 0.00, 0.90 after 1,000 characters of filler, 0.90 after 20,000 characters",
@@ -31,6 +32,10 @@ EXPECTED = {
         "local_optimum": "earns 0.80",
     },
     "hanging": {"robust": "took longer than environment.step_timeout"},
+    "hard_rows_pay": {
+        "format_only": "the direct answer earns 1.50, the best exploit found 0.90",
+        "local_optimum": "earns 0.90 (the failures of the demonstrator)",
+    },
     "hash_order": {"hermetic": "observation after turn 1"},
     "leaky_class": {"leaks": "changed meanwhile: tests.preflight.broken.leaky_class.Leaky.seen", "concurrency": "look"},
     "length_pays": {"growth": "longer responses get more reward"},

@@ -7,7 +7,7 @@ import pytest
 from mtrl.environments.base import StepResult
 from mtrl.preflight.agreement import agreement
 from mtrl.preflight.result import Status
-from mtrl.preflight.rewards import growth, reward_range
+from mtrl.preflight.rewards import gold, growth, reward_range
 from tests.preflight.broken.sound import Lookup
 from tests.preflight.broken.sound import score as sound_score
 from tests.preflight.test_preflight_optimum import broken
@@ -111,3 +111,36 @@ def test_a_comparison_that_nan_passes_is_found(pattern, found):
 
     result = agreement(broken("sound", environment=Near))
     assert result.status == Status.FAIL and found in result.evidence + "".join(result.details), result
+
+
+@pytest.mark.parametrize(("right", "wrong"), [(10.0, 2.0), (0.5, 0.0)])
+def test_the_claim_threshold_gives_the_scale_of_the_reward(right, wrong):
+    """As in the metrics of a run: a reward counts an episode as solved from `evaluation.claim_threshold` on."""
+
+    class Scaled(Lookup):
+        def pay(self, answer, ground_truth):
+            return right if answer == ground_truth["answer"] else wrong
+
+    context = broken("sound", environment=Scaled)
+    assert Status.FAIL in (gold(context).status, agreement(context).status)
+    context.config.evaluation.claim_threshold = right
+    assert (gold(context).status, agreement(context).status) == (Status.PASS, Status.PASS)
+    context.config.evaluation.claim_threshold = 2 * right
+    assert f"gold: the reward is {right:g}" in gold(context).evidence
+
+
+def contains(messages, row):
+    """Reward any last response that contains the right answer."""
+    said = [message["content"] for message in messages if message["role"] == "assistant"]
+    return float(row["ground_truth"]["answer"] in said[-1])
+
+
+def test_claims_are_those_of_the_reward_of_training():
+    """The environment's own reward is sound, and no part of the reward of training."""
+    context = broken("sound")
+    context.config.reward.components = {f"{__name__}.contains": 1.0}
+    found = agreement(context)
+    assert found.status == Status.FAIL and "text before: 4 of 4" in "".join(found.details), found
+    context = broken("sound")
+    context.config.reward.components = {"environment": 1.0, "turn_penalty": 0.1}
+    assert (gold(context).status, agreement(context).status) == (Status.PASS, Status.PASS)
