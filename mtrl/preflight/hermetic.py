@@ -18,8 +18,10 @@ def hermetic(context: CheckContext) -> CheckResult:
     if context.processes < 2:
         return skipped(f"preflight.processes={context.processes} compares nothing; set it to 2 or more")
     repeats = context.repeats
+    if not repeats.common:
+        return skipped(f"no episode ended in every fresh process within {context.seconds:g} s; raise preflight.seconds")
     found = repeats.unsteady()
-    count = f"{len(repeats.fresh[0])} episodes in {repeats.processes} fresh processes"
+    count = f"{len(repeats.common)} episodes in {repeats.processes} fresh processes"
     if found:
         return failed(
             f"{count}: {len(found)} differ. {found[0]}",
@@ -47,8 +49,8 @@ def leaks(context: CheckContext) -> CheckResult:
     repeats, before = context.repeats, snapshot(context.family)
     scripts = [action.script(number) for number, action in enumerate(repeats.actions)]
     in_turn = [*reversed(scripts), *(script for script in scripts for _ in range(2))]
-    episodes = context.stage.run(in_turn, workers=1, at_once=1) + context.stage.run(
-        scripts, workers=1, at_once=len(scripts)
+    episodes = repeats.comparable(
+        context.stage.run(in_turn, workers=1, at_once=1) + context.stage.run(scripts, workers=1, at_once=len(scripts))
     )
     found = repeats.deviations(episodes)
     state = changed(before, snapshot(context.family))
@@ -59,8 +61,8 @@ def leaks(context: CheckContext) -> CheckResult:
             "store what an episode changes on the instance: set it in `reset`, not on the class or the module",
             [*state, *found],
         )
-    if not repeats.steady:
-        return skipped("no episode is the same in two fresh processes; see hermetic")
+    if not episodes:
+        return _nothing_to_compare(context)
     if state:
         return warned(
             f"{len(episodes)} episodes are as if alone, but these variables change meanwhile: {at_most(state)}",
@@ -74,7 +76,7 @@ def concurrency(context: CheckContext) -> CheckResult:
     """Check that episodes on several threads do not disturb each other."""
     repeats = context.repeats
     scripts = [action.script(number) for number, action in enumerate(repeats.actions)]
-    episodes = context.stage.run(scripts * 2, workers=CONCURRENT, at_once=4 * CONCURRENT)
+    episodes = repeats.comparable(context.stage.run(scripts * 2, workers=CONCURRENT, at_once=4 * CONCURRENT))
     found = repeats.deviations(episodes)
     if found:
         return failed(
@@ -82,6 +84,12 @@ def concurrency(context: CheckContext) -> CheckResult:
             "share nothing that is written to; give every episode its own connection, folder and random generator",
             found,
         )
-    if not repeats.steady:
-        return skipped("no episode is the same in two fresh processes; see hermetic")
+    if not episodes:
+        return _nothing_to_compare(context)
     return passed(f"{len(episodes)} episodes on {CONCURRENT} threads at once: the same to the byte")
+
+
+def _nothing_to_compare(context: CheckContext) -> CheckResult:
+    if not context.repeats.steady:
+        return skipped("no episode is the same in two fresh processes; see hermetic")
+    return skipped(f"no episode ended within {context.seconds:g} s; raise preflight.seconds")

@@ -65,9 +65,12 @@ class Repeats:
             self.fresh = [{int(episode.label): episode.transcript() for episode in episodes}]
             return
         with tempfile.TemporaryDirectory() as folder:
-            self.fresh = self._run(Path(folder))
+            self.fresh = self.in_fresh_processes(Path(folder))
+        self.stage.tally.left_out += len(self.actions) - len(self.common)
 
-    def _run(self, folder: Path) -> list[dict[int, Transcript]]:
+    def in_fresh_processes(self, folder: Path) -> list[dict[int, Transcript]]:
+        """Return the transcripts of each fresh process by number of the action; an action that a process did not reach in
+        time is missing. The folder is for the files of the processes."""
         (folder / "job.json").write_text(json.dumps(self._job()))
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         running = []
@@ -109,30 +112,36 @@ class Repeats:
         return {int(number): transcript for number, transcript in json.loads(path.with_suffix(".json").read_text())}
 
     @property
+    def common(self) -> list[int]:
+        """Numbers of the actions that every fresh process completed in time."""
+        return [n for n in self.fresh[0] if all(n in other for other in self.fresh)]
+
+    @property
     def steady(self) -> dict[int, Transcript]:
         """Transcripts on which all fresh processes agree: the reference for runs in other orders."""
         first, *others = self.fresh
-        return {n: seen for n, seen in first.items() if all(other.get(n, seen) == seen for other in others)}
+        return {n: first[n] for n in self.common if all(other[n] == first[n] for other in others)}
 
     def unsteady(self) -> list[str]:
-        """Return the differences between fresh processes, one sentence per action."""
+        """Return the differences between fresh processes, one sentence per action and process."""
         first, *others = self.fresh
         return [
-            f"{self.describe(n)}: {difference(seen, other[n])}"
-            for n, seen in first.items()
+            f"{self.describe(n)}: {difference(first[n], other[n])}"
+            for n in self.common
             for other in others
-            if n in other and other[n] != seen
+            if other[n] != first[n]
         ]
 
+    def comparable(self, episodes: Sequence[ScriptedEpisode]) -> list[ScriptedEpisode]:
+        """Return the episodes whose action has a steady transcript."""
+        steady = self.steady
+        return [episode for episode in episodes if int(episode.label) in steady]
+
     def deviations(self, episodes: Sequence[ScriptedEpisode]) -> list[str]:
-        """Return the differences between episodes of this process and those of fresh processes."""
+        """Return the differences between `comparable` episodes of this process and those of fresh processes."""
         steady = self.steady
         found = [(int(episode.label), episode.transcript()) for episode in episodes]
-        return [
-            f"{self.describe(n)}: {difference(steady[n], seen)}"
-            for n, seen in found
-            if n in steady and steady[n] != seen
-        ]
+        return [f"{self.describe(n)}: {difference(steady[n], seen)}" for n, seen in found if steady[n] != seen]
 
     def describe(self, number: int) -> str:
         action = self.actions[number]
