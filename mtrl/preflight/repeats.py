@@ -69,8 +69,8 @@ class Repeats:
         self.stage.tally.left_out += len(self.actions) - len(self.common)
 
     def in_fresh_processes(self, folder: Path) -> list[dict[int, Transcript]]:
-        """Return the transcripts of each fresh process by number of the action; an action that a process did not reach in
-        time is missing. The folder is for the files of the processes."""
+        """Return the transcripts of each fresh process by number of the action; an action that a process did not reach
+        in time is missing. The folder is for the files of the processes."""
         (folder / "job.json").write_text(json.dumps(self._job()))
         path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
         running = []

@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import httpx
 
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 
 TOKEN_VARIABLE = "MTRL_RETRIEVER_TOKEN"
 QUERIES_PER_REQUEST = 256
+LARGEST_ANSWER = 2**28
+"""Maximum size of an answer, in bytes: 10 KB for each of 100 hits of 256 queries."""
 CONNECTIONS = 32
 """Maximum number of concurrent connections; further threads wait. With hundreds of connections, httpx spends more time
 on the choice of a connection than on the request."""
@@ -28,12 +31,13 @@ class ServerRetriever:
     """Sends queries to the server at a URL. Threads share the retriever and its connections.
 
     A request that fails to arrive, or that the server answers with a status of 500 or more, is sent again after
-    `backoff` seconds, then after `2 * backoff`, and so on. A refused request (400 to 499) is not sent again. In the
-    worst case a request takes (retries + 1) * timeout + backoff * retries * (retries + 1) / 2 seconds.
+    `backoff` seconds, then after `2 * backoff`, and so on. A refused request (400 to 499) is not sent again. The pauses
+    take backoff * retries * (retries + 1) / 2 seconds together.
 
     Args:
         url: `http://host:port`, or a URL with a path that ends in `/retrieve`.
-        timeout: maximum seconds to connect, and between two parts of an answer.
+        timeout: maximum seconds to connect, to wait for a part of an answer, and for a whole attempt; the last part of
+            an answer may end after it.
         retries: maximum number of further attempts.
         token: token for `Authorization: Bearer`; default: the environment variable MTRL_RETRIEVER_TOKEN, if it is set.
         backoff: seconds before the first retry.
@@ -50,7 +54,7 @@ class ServerRetriever:
                 f"retriever server: timeout={timeout} must be more than 0, retries={retries} and backoff={backoff} "
                 "at least 0"
             )
-        self.url, self._retries, self._backoff = _endpoint(url), retries, backoff
+        self.url, self._timeout, self._retries, self._backoff = _endpoint(url), timeout, retries, backoff
         self._client = _client(self.url, timeout, token)
 
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
@@ -79,18 +83,31 @@ class ServerRetriever:
             if attempt:
                 time.sleep(linear_pause(attempt - 1, self._backoff))
             try:
-                response = self._client.post(self.url, json=request)
-            except httpx.TransportError as error:
+                status, content = self._post(request)
+            except httpx.RequestError as error:
                 problem = f"could not be reached ({type(error).__name__}: {error})"
             else:
-                if response.status_code == 200:
-                    return self._hits(response.content, len(queries))
-                message = printable(error_message(response.content)) or "nothing"
-                problem = f"answered HTTP {response.status_code}: {message}"
-                if not is_server_error(response.status_code):
+                if status == 200:
+                    return self._hits(content, len(queries))
+                message = printable(error_message(content)) or "nothing"
+                problem = f"answered HTTP {status}: {message}"
+                if not is_server_error(status):
                     raise RetrieverError(f"the retriever at {self.url} {problem}")
             log.info("the retriever at %s %s (attempt %d)", self.url, problem, attempt + 1)
         raise RetrieverError(f"the retriever at {self.url} {problem}, in {self._retries + 1} attempts")
+
+    def _post(self, request: dict[str, Any]) -> tuple[int, bytes]:
+        """Return the status and the body of the answer to a request. Time and size of the whole answer are limited, as
+        a server may send it one byte at a time, and without end."""
+        last, content = time.monotonic() + self._timeout, bytearray()
+        with self._client.stream("POST", self.url, json=request) as response:
+            for part in response.iter_bytes():
+                content += part
+                if len(content) > LARGEST_ANSWER:
+                    raise RetrieverError(f"the answer of the retriever at {self.url} exceeds {LARGEST_ANSWER} bytes")
+                if time.monotonic() > last:
+                    raise httpx.ReadTimeout(f"the answer did not end within {self._timeout:g} s")
+            return response.status_code, bytes(content)
 
     def _hits(self, content: bytes, queries: int) -> list[list[Hit]]:
         try:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mtrl.retrieval.passage import document_of, passage_of
@@ -92,10 +93,22 @@ def parse_answer(body: bytes, queries: int) -> list[list[Hit]]:
 def _parse_hit(hit: Any, rank: int) -> Hit:
     has_score = isinstance(hit, dict) and "document" in hit
     document, score = (hit["document"], hit.get("score")) if has_score else (hit, float(-rank))
-    if not isinstance(score, int | float) or isinstance(score, bool) or not math.isfinite(score):
-        raise ValueError(f"the answer has a score that is no number: {str(score)[:40]!r}")
     try:
-        contents = document.get("contents") if isinstance(document, dict) else None
-        return Hit(passage_of(document, default_id=str(contents)), float(score))
+        passage = passage_of(document, default_id="")
     except ValueError as error:
         raise ValueError(f"the answer has a document that cannot be read: {error}") from None
+    if "id" not in document:
+        contents = document.get("contents")
+        passage = replace(passage, id=contents if isinstance(contents, str) else passage.contents)
+    return Hit(passage, _number(score))
+
+
+def _number(score: Any) -> float:
+    """Return a score as a float; whole numbers of JSON may exceed the range of floats."""
+    number = math.nan
+    if isinstance(score, int | float) and not isinstance(score, bool):
+        with suppress(OverflowError):
+            number = float(score)
+    if not math.isfinite(number):
+        raise ValueError(f"the answer has a score that is no number: {str(score)[:40]!r}")
+    return number

@@ -26,6 +26,31 @@ def hang_up(body):
     return None
 
 
+def dripping(body):
+    """Send a byte of an answer every now and then, until the client has closed the connection."""
+
+    def send(handler):
+        handler.send_response(200)
+        handler.send_header("content-length", "500")
+        handler.end_headers()
+        for _ in range(500):
+            handler.wfile.write(b" ")
+            time.sleep(0.02)
+
+    return 200, send
+
+
+def badly_compressed(body):
+    def send(handler):
+        handler.send_response(200)
+        handler.send_header("content-encoding", "gzip")
+        handler.send_header("content-length", "5")
+        handler.end_headers()
+        handler.wfile.write(b"plain")
+
+    return 200, send
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
@@ -47,6 +72,9 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
             return
         code, value = given
+        if callable(value):
+            value(self)
+            return
         content = (value if isinstance(value, str) else json.dumps(value)).encode()
         self.send_response(code)
         self.send_header("content-length", str(len(content)))
@@ -182,6 +210,27 @@ def test_a_silent_server_is_an_error_after_the_time_limit():
         with pytest.raises(RetrieverError, match="ReadTimeout"):
             make_retriever("server", url=url, retries=1, timeout=0.1, backoff=0.01).search(["one"], 1)
     assert time.monotonic() - start > 0.2
+
+
+def test_an_answer_that_does_not_end_is_an_error_after_the_time_limit(flaky):
+    """Each part comes in time, and the whole answer would not come in less than 10 s."""
+    flaky.replies = [dripping]
+    with pytest.raises(RetrieverError, match="the answer did not end within 0.1 s"):
+        make_retriever("server", url=flaky.url, retries=0, timeout=0.1).search(["one"], 1)
+
+
+def test_an_answer_has_a_size_limit(flaky, monkeypatch):
+    monkeypatch.setattr("mtrl.retrieval.client.LARGEST_ANSWER", 20)
+    with pytest.raises(RetrieverError, match=f"the answer of the retriever at {flaky.url}/retrieve exceeds 20 bytes"):
+        make_retriever("server", url=flaky.url).search(["one"], 1)
+    assert len(flaky.received) == 1
+
+
+def test_a_badly_compressed_answer_is_an_error_after_the_retries(flaky, pauses):
+    """A tool passes other errors on to the policy as an observation."""
+    flaky.replies = [badly_compressed] * 2
+    with pytest.raises(RetrieverError, match="DecodingError: .*, in 2 attempts"):
+        make_retriever("server", url=flaky.url, retries=1).search(["one"], 1)
 
 
 def test_threads_share_the_retriever(flaky):

@@ -34,6 +34,9 @@ def test_documents_of_other_servers():
     assert parse_answer(json.dumps(answer).encode(), 1) == [[Hit(Passage("3", "Ada", "notes\nmore"), 1.0)]]
     answer = {"result": [[{"contents": "Ada\nnotes"}]]}
     assert parse_answer(json.dumps(answer).encode(), 1) == [[Hit(Passage("Ada\nnotes", "Ada", "notes"), 0.0)]]
+    answer = {"result": [[{"title": "Ada", "text": "notes"}, {"title": "Ada", "text": "more"}]]}
+    (hits,) = parse_answer(json.dumps(answer).encode(), 1)
+    assert [hit.passage.id for hit in hits] == ["Ada\nnotes", "Ada\nmore"]
 
 
 SENT = {
@@ -116,11 +119,12 @@ NOT_ANSWERS = {
     b'{"result": [[{"document": {"id": "1"}, "score": 1}]]}': "cannot be read: neither",
     b'{"result": [[{"document": {"text": "a"}, "score": "high"}]]}': "a score that is no number: 'high'",
     b'{"result": [[{"document": {"text": "a"}, "score": NaN}]]}': "a score that is no number",
+    b'{"result": [[{"document": {"text": "a"}, "score": 1' + b"0" * 400 + b"}]]}": "a score that is no number: '10000",
     b'{"result": [[{"document": {"text": "a"}}]]}': "a score that is no number: 'None'",
 }
 
 
-@pytest.mark.parametrize("body, message", NOT_ANSWERS.items(), ids=[body.decode() for body in NOT_ANSWERS])
+@pytest.mark.parametrize("body, message", NOT_ANSWERS.items(), ids=[body.decode()[:60] for body in NOT_ANSWERS])
 def test_invalid_answers_are_value_errors(body, message):
     with pytest.raises(ValueError, match=message):
         parse_answer(body, queries=1)
