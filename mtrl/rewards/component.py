@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from mtrl.errors import UserError
+from mtrl.rewards.checked import check_parameters
 from mtrl.rewards.group_function import as_group_function, group_rewards, takes_group
 from mtrl.rewards.shaping import SHAPINGS
 from mtrl.rewards.user_function import RewardFunction, as_function, check_call, per_turn, result_of
 from mtrl.types import ENVIRONMENT, Group, Row, Trajectory
-from mtrl.utils.plain_numbers import LARGEST_METRIC, named
+from mtrl.utils.plain_numbers import LARGEST_METRIC, named, shown
 from mtrl.utils.process_guard import exit_as_error
 from mtrl.utils.user_code import load_function
-
-F = TypeVar("F", bound=Callable[..., Any])
-_CHECK = "check_component"
 
 Values = Callable[[Trajectory, Row], Sequence[Any] | Awaitable[Sequence[Any]]]
 """Function from a trajectory of T >= 1 turns to T values, or to an awaitable of them."""
@@ -60,16 +59,15 @@ def parse_component(name: str, spec: Any) -> Component:
         function = load_function(target, key)
         if takes_group(function):
             group_function = as_group_function(function, parameters, key)
-            if (check := getattr(function, _CHECK, None)) is not None:
-                check(**parameters)
+            check_parameters(function, parameters)
             return Component(name, weight, None, partial(group_rewards, group_function, key))
         reward_function = as_function(function, parameters, key)
-        if (check := getattr(function, _CHECK, None)) is not None:
-            check(**parameters)
+        check_parameters(function, parameters)
         return Component(name, weight, partial(_user_rewards, reward_function, key))
     if name in SHAPINGS:
         function = SHAPINGS.find(name).function
         check_call(function, (None, {}), parameters, key)
+        check_parameters(function, parameters)
         return Component(name, weight, partial(function, **parameters))
     if parameters:
         raise UserError(
@@ -79,17 +77,6 @@ def parse_component(name: str, spec: Any) -> Component:
     if name == ENVIRONMENT:
         return Component(name, weight, _environment)
     return Component(name, weight, partial(_reported, name), reported=True)
-
-
-def checked_by(check: Callable[..., None]) -> Callable[[F], F]:
-    """Decorator for a function that is used as a component. `check(**parameters)` is called before the first episode,
-    and raises a `UserError` if the parameters are wrong."""
-
-    def mark(function: F) -> F:
-        setattr(function, _CHECK, check)
-        return function
-
-    return mark
 
 
 def _environment(trajectory: Trajectory, row: Row) -> list[float]:
@@ -119,6 +106,10 @@ async def _user_rewards(function: RewardFunction, key: str, trajectory: Trajecto
 
 
 def _weight(value: Any, key: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise UserError(f"{key}={value!r} is not a weight; write a finite number, or {{weight: 1.0, ...}}")
-    return float(value)
+    number = math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        with suppress(OverflowError):  # whole numbers of YAML may exceed the range of floats
+            number = float(value)
+    if not math.isfinite(number):
+        raise UserError(f"{key}={shown(value)} is not a weight; write a finite number, or {{weight: 1.0, ...}}")
+    return number

@@ -42,7 +42,7 @@ from typing import Any
 from mtrl.engines.endpoints.budget import Budget, BudgetSpentError
 from mtrl.engines.endpoints.chat_client import MAX_REFUSED, ChatClient, GarbledAnswerError, NoAnswerError, StatusError
 from mtrl.errors import RunEndedError, UserError
-from mtrl.rewards.component import checked_by
+from mtrl.rewards.checked import checked_by
 from mtrl.rewards.judge_settings import JudgeSettings
 from mtrl.types import Message, Row
 from mtrl.utils.strict_json import canonical, strict_loads

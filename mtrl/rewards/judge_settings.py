@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -43,16 +44,15 @@ class JudgeSettings:
         Raises:
             UserError: a parameter is wrong, or the environment variable holds no key.
         """
-        self.show = (self.show,) if isinstance(self.show, str) else tuple(self.show)
-        self.options = {"temperature": 0} if self.options is None else plain(self.options)
+        self._check_texts()
+        self._check_numbers()
+        self.show = (self.show,) if isinstance(self.show, str) else plain(self.show)
+        if not isinstance(self.show, list | tuple) or not all(isinstance(key, str) for key in self.show):
+            raise UserError(f"{self.where}.show={self.show} must be a key of the row, or a list of such keys")
+        self.show = tuple(self.show)
+        self._check_options()
         self._check_address()
         check_local(f"{self.where}.cache={self.cache}", self.cache)
-        for key in ("model", "rubric"):
-            if not str(getattr(self, key)).strip():
-                raise UserError(f"{self.where}.{key} is empty; the judge needs one")
-        for key in ("timeout", "attempts", "concurrency"):
-            if not getattr(self, key) > 0:
-                raise UserError(f"{self.where}.{key}={getattr(self, key)} must be more than 0")
         budget = Budget(self.where, self.endpoint.price, self.endpoint.budget)
         check_spending(self.where, budget.price, budget.limits, self.limit_keys)
         check_bounds({"messages": [], **self.options}, budget, f"{self.where}.options")
@@ -87,6 +87,38 @@ class JudgeSettings:
     @property
     def address(self) -> Address:
         return Address(self.model, self.url)
+
+    def _check_texts(self) -> None:
+        for key in ("name", "model", "rubric", "cache", "api_key_env"):
+            value = getattr(self, key)
+            if value is None and key in ("cache", "api_key_env"):
+                continue
+            if not isinstance(value, str):
+                shown = "null" if value is None else value
+                raise UserError(f"{self.where}.{key}={shown} is not text; write one in quotes, or leave the key out")
+            if not value.strip():
+                raise UserError(f"{self.where}.{key} is empty; the judge needs one")
+
+    def _check_numbers(self) -> None:
+        for key, kind, what in (
+            ("timeout", int | float, "must be more than 0"),
+            ("backoff", int | float, "must be at least 0"),
+            ("attempts", int, "must be a whole number of at least 1"),
+            ("concurrency", int, "must be a whole number of at least 1"),
+        ):
+            value = getattr(self, key)
+            is_number = isinstance(value, kind) and not isinstance(value, bool) and math.isfinite(value)
+            if not is_number or value < 0 or (value == 0 and key != "backoff"):
+                raise UserError(f"{self.where}.{key}={value!r} {what}")
+
+    def _check_options(self) -> None:
+        self.options = {"temperature": 0} if self.options is None else plain(self.options)
+        if not isinstance(self.options, Mapping):
+            raise UserError(f"{self.where}.options={self.options} must hold further keys of the request, by name")
+        fixed = {"model": "the judge sets it from its model", "messages": "the judge writes them"}
+        for key, why in {**fixed, "stream": "answers are read as a whole"}.items():
+            if key in self.options:
+                raise UserError(f"{self.where}.options.{key} cannot be set, because {why}; leave it out")
 
     def _check_address(self) -> None:
         try:

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from mtrl.rewards.component import checked_by
+from mtrl.rewards.checked import checked_by
 from mtrl.rewards.judge import InvalidVerdictError, Question, judge_of, score_of
 from mtrl.rewards.judge_settings import JudgeSettings
 from mtrl.types import Group, Message

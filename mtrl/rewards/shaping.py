@@ -9,7 +9,12 @@ are negative numbers, so their weights are positive::
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 from mtrl.algorithms.registry import Registry
+from mtrl.errors import UserError
+from mtrl.rewards.checked import checked_by
 from mtrl.types import FinishReason, Row, StopReason, Trajectory
 
 SHAPINGS = Registry("reward.components", "mtrl.rewards.shaping")
@@ -18,7 +23,15 @@ shaping = SHAPINGS.register
 CUT_SHORT = frozenset({StopReason.MAX_TURNS, StopReason.TURN_TOKEN_LIMIT, StopReason.CONTEXT_LIMIT})
 
 
+def _check_counts(name: str, **parameters: Any) -> None:
+    """Check that the parameters of the shaping `name` are counts; a negative one would make a penalty a reward."""
+    for key, value in parameters.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+            raise UserError(f"reward.components.{name}.{key}={value!r} must be a number of at least 0")
+
+
 @shaping("length_penalty")
+@checked_by(partial(_check_counts, "length_penalty"))
 def length_penalty(trajectory: Trajectory, row: Row, *, max_tokens: int, buffer_tokens: int = 0) -> list[float]:
     """Penalty of each turn, from 0 to -1: it is 0 up to `max_tokens - buffer_tokens` sampled tokens, then falls
     linearly to -1 at `max_tokens` (soft overlong punishment, DAPO, 2503.14476, eq. 13)."""
@@ -28,6 +41,7 @@ def length_penalty(trajectory: Trajectory, row: Row, *, max_tokens: int, buffer_
 
 
 @shaping("turn_penalty")
+@checked_by(partial(_check_counts, "turn_penalty"))
 def turn_penalty(trajectory: Trajectory, row: Row, *, free_turns: int = 1) -> list[float]:
     """-1 for each turn after the first `free_turns`."""
     return [0.0 if turn < free_turns else -1.0 for turn in range(len(trajectory.turns))]

@@ -318,6 +318,15 @@ def test_the_budget_is_for_all_requests(server, settings):
         ({"rubric": " "}, "judge.rubric is empty"),
         ({"budget": 0}, "judge.budget=0 must be more than 0"),
         ({"name": "style", "attempts": 0}, "reward.components.style.attempts=0 must be"),
+        ({"attempts": 2.5}, "judge.attempts=2.5 must be a whole number of at least 1"),
+        ({"timeout": "60"}, "judge.timeout='60' must be more than 0"),
+        ({"backoff": -1}, "judge.backoff=-1 must be at least 0"),
+        ({"concurrency": None}, "judge.concurrency=None must be a whole number"),
+        ({"rubric": None}, "judge.rubric=null is not text"),
+        ({"cache": 5}, "judge.cache=5 is not text"),
+        ({"show": 5}, "judge.show=5 must be a key of the row"),
+        ({"options": "warm"}, "judge.options=warm must hold further keys"),
+        ({"options": {"messages": []}}, "judge.options.messages cannot be set, because the judge writes them"),
     ],
 )
 def test_wrong_settings_are_user_errors(settings, wrong, message):

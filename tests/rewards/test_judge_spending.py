@@ -122,7 +122,7 @@ def test_judges_share_a_budget_only_under_one_name(settings, tmp_path):
         ({"price": {"input": 1}}, "judge.price.output is not given"),
         ({"price": {"input": "1", "output": 1}}, "judge.price.input=1 must be USD per million tokens"),
         ({"price": 5}, "judge.price=5 is not understood"),
-        ({"attempts": 0}, "judge.attempts=0 must be more than 0"),
+        ({"attempts": 0}, "judge.attempts=0 must be a whole number of at least 1"),
     ],
 )
 def test_wrong_settings_are_refused_before_the_first_episode(server, settings, monkeypatch, wrong, message):

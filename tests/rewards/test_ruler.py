@@ -219,7 +219,8 @@ def test_verdicts_are_cached(server, component, tmp_path):  # noqa: F811
 
 
 def test_wrong_settings_are_refused_before_the_first_episode(component):
-    for wrong, message in (({"attempts": 0}, "attempts=0 must be more than 0"), ({"rubrik": "x"}, "does not fit")):
+    wrong_ones = (({"attempts": 0}, "attempts=0 must be a whole number"), ({"rubrik": "x"}, "does not fit"))
+    for wrong, message in wrong_ones:
         with pytest.raises(UserError, match=message):
             RewardComposer(RewardConfig(components={"ruler": {**component, **wrong}}))
 

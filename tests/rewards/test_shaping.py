@@ -2,7 +2,9 @@
 
 import pytest
 
+from mtrl.config.schema import RewardConfig
 from mtrl.errors import UserError
+from mtrl.rewards.compose import RewardComposer
 from mtrl.rewards.shaping import SHAPINGS, cut_short_penalty, length_penalty, turn_penalty
 from mtrl.types import FinishReason, StopReason, Trajectory, Turn
 
@@ -65,3 +67,18 @@ def test_every_shaping_is_empty_without_turns():
 def test_an_unknown_shaping_is_a_user_error_with_the_names():
     with pytest.raises(UserError, match="turn_penalty"):
         SHAPINGS.find("turn_penalti")
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "problem"),
+    [
+        ("length_penalty", {"max_tokens": 512, "buffer_tokens": -128}, "buffer_tokens=-128"),
+        ("length_penalty", {"max_tokens": "512"}, "max_tokens='512'"),
+        ("length_penalty", {"max_tokens": float("nan")}, "max_tokens=nan"),
+        ("turn_penalty", {"free_turns": True}, "free_turns=True"),
+    ],
+)
+def test_parameters_that_are_no_counts_are_refused_before_the_first_episode(name, parameters, problem):
+    """With a negative buffer the penalty was a reward that grows with the length of a turn without bound."""
+    with pytest.raises(UserError, match=f"reward.components.{name}.{problem} must be a number of at least 0"):
+        RewardComposer(RewardConfig(components={name: {"weight": 1.0, **parameters}}))
