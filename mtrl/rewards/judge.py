@@ -63,6 +63,9 @@ Answer with one JSON object and nothing else:
 
 REFUSED = ("content_filter", "content_policy_violation")
 """Error codes, with status 400, of a provider that refuses to process the agent's text."""
+MAX_INVALID = 16
+"""Number of conversations without a valid verdict, before the first valid one, from which on the model or its settings
+count as the cause."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,8 @@ async def judge(
     """Return the judge's score of a conversation, 0 to 1, and metrics `<name>/calls` and `<name>/invalid`.
 
     If all attempts give no valid verdict, the score is 0 and the conversation counts as invalid, so that an agent can
-    neither gain a reward nor end the run by confusing the judge.
+    neither gain a reward nor end the run by confusing the judge. Only if the first `MAX_INVALID` conversations all get
+    none, the run ends, because the judge's model or settings are the cause.
 
     Args:
         url: base URL of the endpoint, such as `http://localhost:8000/v1`.
@@ -144,7 +148,7 @@ async def judge(
 
     Raises:
         BudgetSpentError: the budget is spent.
-        UserError: the endpoint fails or refuses, or a parameter is wrong.
+        UserError: the endpoint fails, refuses or never gives a valid verdict, or a parameter is wrong.
     """
     settings = JudgeSettings(
         url, model, rubric, price, budget, cache, api_key_env, show, options, timeout, attempts, backoff, concurrency,
@@ -239,6 +243,8 @@ class Judge:
     """Whether the judge has ever returned a verdict."""
     _refused_keys: set[str] = field(default_factory=set)
     """Cache keys of the conversations that the endpoint refused."""
+    _invalid_keys: set[str] = field(default_factory=set)
+    """Cache keys of the conversations that got no valid verdict, before the first valid one."""
 
     def __post_init__(self) -> None:
         settings = self.settings
@@ -250,6 +256,7 @@ class Judge:
         request, nonce = self.request(question, row)
         key = hashlib.sha256(canonical([self.settings.address.completions, request]).encode()).hexdigest()
         if (known := self._read(key, question.read)) is not None:
+            self._answered = True
             return known, 0
         place = asyncio.get_running_loop(), key
         if place in self._running:
@@ -287,6 +294,7 @@ class Judge:
                     f"see that it runs, or raise {settings.where}.attempts"
                 ) from error
             log.warning("%s: no valid verdict in %d attempts: %s", settings.name, error.attempts, error.problem)
+            self._check_usable(key, error)
             return None, error.attempts
         except StatusError as error:
             self._refuse(error, key)
@@ -298,6 +306,22 @@ class Judge:
         content, verdict = answer.value
         self._write(key, content)
         return verdict, answer.attempts
+
+    def _check_usable(self, key: str, error: NoAnswerError) -> None:
+        """Note a conversation without a valid verdict.
+
+        Raises:
+            RunEndedError: the judge has given no valid verdict yet, on `MAX_INVALID` conversations.
+        """
+        if self._answered:
+            return
+        self._invalid_keys.add(key)
+        if len(self._invalid_keys) >= MAX_INVALID:
+            raise RunEndedError(
+                f"the judge at {self.settings.url} gave no valid verdict on any of {MAX_INVALID} conversations, the "
+                f"last time because {error.problem}; take a model that answers with one JSON object and nothing else, "
+                f"or correct {self.settings.where}.options, such as max_tokens or the setting that separates reasoning"
+            ) from error
 
     def _refuse(self, error: StatusError, key: str) -> None:
         """Handle a status that a retry would not change. The endpoint refuses either this conversation, because of its

@@ -279,6 +279,19 @@ def test_a_conversation_that_the_provider_refuses_scores_0(server, settings):
     assert ask(settings) == (0.0, {"judge/calls": 1.0, "judge/invalid": 1.0})
 
 
+def test_a_judge_that_never_gives_a_valid_verdict_ends_the_run(server, settings):
+    """Its component would be 0 in the whole run. After one valid verdict, the conversations are the cause."""
+    settings = {**settings, "attempts": 1, "concurrency": 2}
+    server.replies = [verdict(1), status(200, "<think>fine</think>")]
+    assert ask(settings)[0] == 1.0
+    assert ask(settings, *(say(str(n)) for n in range(20))) == [(0.0, {"judge/calls": 1.0, "judge/invalid": 1.0})] * 20
+    settings = {**settings, "rubric": "Another."}
+    assert ask(settings, *(say(str(n)) for n in range(15)))[14][0] == 0.0
+    assert ask(settings, say("3"))[0][0] == 0.0, "the same conversation counts once"
+    with pytest.raises(UserError, match="on any of 16 conversations, .* is not one JSON object; take a model"):
+        ask(settings, say("15"))
+
+
 TOO_LONG = '{"error": {"message": "This model\'s maximum context length is 512 tokens", "code": 400}}'
 
 
