@@ -15,7 +15,7 @@ def agreement(context: CheckContext) -> CheckResult:
 
     The episodes are those of the demonstrator, of gold, of fuzz, and of gold with slight changes.
     """
-    changed = _changed(context)
+    changed = context.once(changed_gold)
     episodes = [e for e in (*context.gold, *context.demonstrated, *context.fuzz, *changed) if not e.error]
     if not episodes:
         return skipped("no episode ended without an error; see robust")
@@ -64,7 +64,7 @@ def by_kind(context: CheckContext, odd: list[ScriptedEpisode], episodes: list[Sc
     ]
 
 
-def _changed(context: CheckContext) -> list[ScriptedEpisode]:
+def changed_gold(context: CheckContext) -> list[ScriptedEpisode]:
     """Run an episode for every change of every solved row's last response, which is repeated until the episode ends."""
     scripts = []
     for episode in context.solved:

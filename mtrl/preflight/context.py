@@ -215,16 +215,19 @@ class CheckContext:
         return self.stage.run(scripts)
 
     @lazy
-    def wrong(self) -> dict[str, list[str]]:
-        """Final responses by row id: well formed as gold's, but rejected by the scorer on this row."""
-        candidates = {self.key(episode): self._candidates(episode) for episode in self.solved}
-        scripts = [
+    def guessed(self) -> list[ScriptedEpisode]:
+        """Gold episodes whose last response is replaced by another one in its form, which is the label."""
+        return self.stage.run(
             Script(episode.row, scripted([*episode.responses[:-1], text]), text)
             for episode in self.solved
-            for text in candidates[self.key(episode)]
-        ]
+            for text in self._candidates(episode)
+        )
+
+    @lazy
+    def wrong(self) -> dict[str, list[str]]:
+        """Final responses by row id: well formed as gold's, but rejected by the scorer on this row."""
         found: dict[str, list[str]] = {}
-        for tried in self.stage.run(scripts):
+        for tried in self.guessed:
             if not self.succeeds(tried):
                 found.setdefault(self.key(tried), []).append(tried.label)
         return {key: texts[:DECOYS] for key, texts in found.items()}

@@ -88,6 +88,11 @@ def _answer(response: str) -> dict[str, str]:
     }
     if NUMBER.fullmatch(answer):
         made |= {f"{other} for the number": around.with_answer(other) for other in ("nan", "inf")}
+    if re.fullmatch(r"-?\d+", answer):  # a digit behind a decimal number may be within its tolerance
+        made |= {
+            "a digit before the number": around.with_answer(re.sub(r"(\d+)", r"1\1", answer)),
+            "a digit after the number": around.with_answer(f"{answer}1"),
+        }
     fields = json_object(answer)
     if fields:
         first = next(iter(fields))

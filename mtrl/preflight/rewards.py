@@ -7,6 +7,7 @@ from collections import defaultdict
 
 from mtrl.environments.players import REPEAT_LAST, no_more_responses
 from mtrl.errors import UserError
+from mtrl.preflight.agreement import changed_gold
 from mtrl.preflight.context import EPSILON, CheckContext, at_most, lacks
 from mtrl.preflight.responses import IDLE, LONG, padded
 from mtrl.preflight.result import CheckResult, failed, passed, skipped, warned
@@ -28,7 +29,8 @@ reward for length."""
 def robust(context: CheckContext) -> CheckResult:
     """Check that no response breaks an episode."""
     # An error of gold concerns its row, on which every player fails; the check gold reports it.
-    episodes = [e for e in (*context.demonstrated, *context.fuzz) if context.key(e) not in context.unplayable]
+    tried = (*context.demonstrated, *context.fuzz, *context.guessed, *context.once(changed_gold))
+    episodes = [episode for episode in tried if context.key(episode) not in context.unplayable]
     found = [f"{_who(e)}: {e.error}" for e in episodes if e.error and NOT_FINITE not in e.error]
     if found:
         return failed(

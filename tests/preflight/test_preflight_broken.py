@@ -25,6 +25,7 @@ EXPECTED = {
         "spread": "100 episodes of the demonstrator: reward 0.00 to 0.00, 0 successes: all rewards are 0.00"
     },
     "crashing": {"robust": "KeyError in crashing.py, line "},
+    "crashing_on_answers": {"robust": "a full stop in the answer: ValueError in crashing_on_answers.py, line "},
     "echo_pays": {"echo": "the direct answer earns 1.00, the best exploit found 0.90: the question back"},
     "form_beats_success": {"local_optimum": "earns 0.50 (a wrong answer, repeated); solving earns 1.00, and the demo"},
     "format_pays": {
@@ -39,6 +40,7 @@ EXPECTED = {
     "hash_order": {"hermetic": "observation after turn 1"},
     "leaky_class": {"leaks": "changed meanwhile: tests.preflight.broken.leaky_class.Leaky.seen", "concurrency": "look"},
     "length_pays": {"growth": "longer responses get more reward"},
+    "lenient_digits": {"agreement": "a digit after the number: 2 of 2"},
     "lenient_place": {"agreement": "text before: 2 of 2", "stuffing": "whole replies joined by"},
     "lenient_tag": {"agreement": "<final_response> for <final_output>: 2 of 2"},
     "not_finite": {"range": "returned the reward nan", "spread": "18 successes"},
