@@ -62,8 +62,8 @@ def latex(groups: Sequence[SeedGroup]) -> str:
 
 NOTE = (
     "Held-out success by the scorer, greedy, at the last evaluation: mean and standard deviation over seeds. p: "
-    "Student's t test, paired by seed (marked ') where both groups have the same seeds, else Welch's; not corrected "
-    "for the number of comparisons."
+    "Student's t test, paired by seed (marked ') where both groups have the same seeds, else Welch's; without a number "
+    "where the seeds show no spread; not corrected for the number of comparisons."
 )
 
 

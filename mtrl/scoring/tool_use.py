@@ -49,23 +49,22 @@ def tool_use(trajectories: Iterable[Trajectory]) -> list[ToolUse]:
     the blocks of shell or Python in the text. An element whose content is JSON with a `name` counts under that name. A
     call is an error if it is malformed, or if its reply reports an error.
     """
-    calls, errors, users = Counter[str](), Counter[str](), Counter[str]()
-    episodes = 0
+    calls, errors = Counter[str](), Counter[str]()
+    used: list[set[str]] = []
     for trajectory in trajectories:
-        episodes += 1
-        made = [call for call in _calls_of(trajectory)]
+        made = list(_calls_of(trajectory))
         calls.update(name for name, _ in made)
         errors.update(name for name, wrong in made if wrong)
-        users.update({name for name, _ in made})
+        used.append({name for name, _ in made})
+    users, episodes = Counter(name for names in used for name in names), len(used)
     shown = [name for name, _ in sorted(calls.items(), key=lambda item: (-item[1], item[0]))]
     rows = [
         ToolUse(name, calls[name], errors[name], calls[name] / episodes, users[name] / episodes)
         for name in shown[:NAMES]
     ]
-    rest = shown[NAMES:]
-    if rest:
+    if rest := set(shown[NAMES:]):
         total, wrong = sum(calls[name] for name in rest), sum(errors[name] for name in rest)
-        share = min(1.0, sum(users[name] for name in rest) / episodes)
+        share = sum(not rest.isdisjoint(names) for names in used) / episodes
         rows.append(ToolUse(OTHERS, total, wrong, total / episodes, share))
     return rows
 

@@ -55,9 +55,15 @@ def test_paired_of_a_worked_example():
     assert paired([1, 2, 3]) == pytest.approx(1 - 3.4641016 / math.sqrt(14), abs=1e-6)
 
 
-def test_too_few_seeds_give_no_p_value_and_no_spread_gives_certainty():
+def test_too_few_seeds_give_no_p_value_and_equal_results_show_no_difference():
     assert paired([0.5]) is None and welch([1.0], [2.0, 3.0]) is None
-    assert paired([0.0, 0.0]) == 1.0 and paired([0.5, 0.5]) == 0.0 and welch([1, 1], [1, 1]) == 1.0
+    assert paired([0.0, 0.0]) == 1.0 and welch([1, 1], [1, 1]) == 1.0
+
+
+def test_different_means_without_spread_give_no_p_value():
+    """Two seeds with the same gain are no evidence of p < 0.001, and neither is their rounding."""
+    assert paired([0.5, 0.5]) is None and welch([0.9, 0.9], [1.0, 1.0]) is None
+    assert paired([0.05, 0.05 + 4e-17, 0.05 - 4e-17]) is None and paired([0.0, 1e-17]) == 1.0
 
 
 def test_the_same_seeds_are_pairs():

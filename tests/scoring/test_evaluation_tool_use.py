@@ -83,6 +83,12 @@ def test_invented_names_are_put_together():
     assert found[-1] == ToolUse(OTHERS, 100 - NAMES, 0, 100 - NAMES, 1.0)
 
 
+def test_an_episode_with_several_rare_tools_counts_once():
+    calls = [call(str(n), f"tool{n}") for n in range(NAMES + 5)]
+    found = tool_use([with_calls(calls, []), with_calls(calls[:1], []), with_calls(calls[:1], [])])
+    assert found[-1].name == OTHERS and found[-1].calls == 5 and found[-1].episodes == 1 / 3
+
+
 @given(answer=st.text(alphabet='<>/ab`\n{}"name:', max_size=60))
 def test_any_text_is_read(answer):
     for tool in tool_use([made_episode(answer)]):
