@@ -89,7 +89,8 @@ class RescoreReport:
         if not self.replayed:
             console.print(
                 Text(
-                    "the environment was not replayed: all components of the reward are functions of the messages",
+                    "the environment was not replayed: all components of the reward are functions of the messages. "
+                    "Rows are those with the ids of the trajectories, so data and seed must be those of the recording",
                     style="dim",
                 )
             )

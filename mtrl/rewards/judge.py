@@ -219,7 +219,7 @@ def _budget_of(settings: JudgeSettings) -> Budget:
     """Return the budget of the judge's name, which all judges of this name share."""
     name, endpoint, folder = settings.name, settings.endpoint, _spending_folder
     if name not in _budgets:
-        path = None if folder is None else folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '_', name)}.json"
+        path = None if folder is None else folder / _file_of(name)
         _budgets[name] = Budget(settings.where, endpoint.price, endpoint.budget, path, settings.limit_keys)
     budget = _budgets[name]
     if (budget.price, budget.limits) != (endpoint.price, endpoint.budget):
@@ -228,6 +228,12 @@ def _budget_of(settings: JudgeSettings) -> Budget:
             f"reward.components.<component>.name"
         )
     return budget
+
+
+def _file_of(name: str) -> str:
+    """Return the name of the file with the spending of the judges of this name, which no other name has."""
+    safe = re.sub(r"[^A-Za-z0-9._-]+", "_", name)
+    return f"{safe}.json" if safe == name else f"{safe}-{hashlib.sha256(name.encode()).hexdigest()[:8]}.json"
 
 
 @dataclass

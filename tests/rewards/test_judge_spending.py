@@ -95,6 +95,16 @@ def test_a_budget_in_usd_counts_the_spending_of_earlier_processes(server, settin
         assert judge_spending()["judge"]["requests"] == len(server.requests) == account["requests"] + 1
 
 
+def test_names_that_differ_in_a_mark_have_files_of_their_own(settings, tmp_path):
+    with record_spending(tmp_path):
+        ask({**settings, "name": "a b"}, "1")
+        ask({**settings, "name": "a_b"}, "1", "2")
+    with record_spending(tmp_path):
+        for name in ("a b", "a_b", "a/b"):
+            ask({**settings, "name": name}, "3")
+        assert {name: own["requests"] for name, own in judge_spending().items()} == {"a b": 2, "a_b": 3, "a/b": 1}
+
+
 def test_judges_share_a_budget_only_under_one_name(settings, tmp_path):
     style = {**settings, "name": "style", "budget": {"requests": 1}}
     with record_spending(tmp_path):
