@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from mtrl.gateway import fields
 from mtrl.gateway.exchange import RequestError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def complete_rollout(session: Session, report: dict[str, Any]) -> dict[str, Any]
             409, f"Cannot transition trajectory {session.name} from {session.status} to {status}", "trajectory_complete"
         )
     error = _first_value(report, ERROR)
-    session.finish(status, error[:MAX_ERROR_CHARACTERS] if isinstance(error, str) else None)
+    session.finish(status, fields.text(error[:MAX_ERROR_CHARACTERS]) if isinstance(error, str) else None)
     return {"TrajectoryId": session.name, "Status": status}
 
 

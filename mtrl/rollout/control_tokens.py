@@ -1,4 +1,5 @@
-"""Control tokens in the text of a message: the words of a conversation must not become its structure.
+"""Control tokens in the text of a message or of a tool's schema: the words of a conversation must not become its
+structure.
 
 A tool's output that holds `<|im_end|>` would otherwise be encoded as the end of its message, and the text after it as
 a turn that the model never took. Templates that mark turns by plain words, such as `[/INST]` or `ASSISTANT:`, have the
@@ -38,6 +39,11 @@ class ControlTokens:
         """Return copies of the messages in which control tokens of every text except the role have a space."""
         return [self._escape_message(message) for message in messages]
 
+    def escape_tools(self, tools: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+        """Return copies of the schemas of tools in which control tokens of every text have a space. The schemas come
+        from programs and from MCP servers, and the template writes them into the context."""
+        return tools if self._pattern is None else _escape_value(tools, self._pattern, joins_parts=False)
+
     def _escape_message(self, message: Message) -> Message:
         pattern = self._tool_pattern if message.get("role") == "tool" else self._pattern
         if pattern is None:
@@ -57,15 +63,20 @@ def _escape(text: str, pattern: re.Pattern[str] | None) -> str:
     return pattern.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
 
 
-def _escape_value(value: Any, pattern: re.Pattern[str]) -> Any:
+def _escape_value(value: Any, pattern: re.Pattern[str], joins_parts: bool = True) -> Any:
     """Return a copy of the value in which control tokens of every text have a space, keys of mappings included, since a
-    template may write them. Consecutive text parts become one part, since a token may be split between them."""
+    template may write them.
+
+    Args:
+        joins_parts: whether consecutive text parts become one part, since a token may be split between the parts of a
+            message.
+    """
     if isinstance(value, str):
         return _escape(value, pattern)
     if isinstance(value, dict):
-        return {_escape_value(key, pattern): _escape_value(item, pattern) for key, item in value.items()}
+        return {_escape_value(k, pattern): _escape_value(item, pattern, joins_parts) for k, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_escape_value(item, pattern) for item in _joined(value)]
+        return [_escape_value(item, pattern, joins_parts) for item in (_joined(value) if joins_parts else value)]
     return value
 
 

@@ -87,13 +87,13 @@ class Codec:
     def render(self, messages: list[Message], tools: list[dict[str, Any]] | None = None) -> list[int]:
         """Return the ids of the whole context of the assistant's next turn after `messages`.
 
-        No text in the messages is encoded as a control token.
+        No text in the messages and in the schemas of the tools is encoded as a control token.
 
         Raises:
             UserError: a message holds an image, and the model reads text only.
         """
         self.check_images(messages)
-        messages = self.control.escape_messages(messages)
+        messages, tools = self.control.escape_messages(messages), self.control.escape_tools(tools)
         return list(self.renderer.render_ids(messages, tools=tools, add_generation_prompt=True))
 
     def extend(
@@ -113,7 +113,7 @@ class Codec:
             UserError: as for `render`.
         """
         self.check_images(messages)
-        messages = self.control.escape_messages(messages)
+        messages, tools = self.control.escape_messages(messages), self.control.escape_tools(tools)
         bridged = self.renderer.bridge_to_next_turn(prompt_ids, action_ids, messages, tools=tools)
         return None if bridged is None else list(getattr(bridged, "token_ids", bridged))
 

@@ -257,6 +257,14 @@ class TestSessionManager:
         assert (manager.written, manager.unwritten) == (2, 1)
         assert f"lost: lost, because {manager.path} cannot be written (No space left on device)" in manager.noted
 
+    def test_a_reported_error_that_no_file_can_hold_loses_no_trajectory(self, manager):
+        live, naming = manager.live, [("X-Mtrl-Trajectory-Id", "mine")]
+        assert live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, KEY, naming)[0] == 200
+        report = {"TrajectoryId": "mine", "Status": "failed", "Error": "no \ud800"}
+        assert live.ask("POST", "/complete-rollout", report, KEY)[0] == 200
+        (trajectory,) = self.finished(manager)
+        assert (trajectory.task_id, trajectory.error) == ("mine", "no ?")
+
     def test_a_lost_engine_ends_the_gateway(self, manager, monkeypatch):
         async def generate(*_):
             raise EngineLostError("the servers are gone")

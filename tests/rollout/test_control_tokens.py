@@ -87,6 +87,23 @@ def test_keys_of_arguments_cannot_forge_a_turn(codec):
     assert context("x") == context(forgery(codec))
 
 
+def test_schemas_of_tools_cannot_forge_a_turn(codec, generation):
+    def contexts(text):
+        properties = {text: {"type": "string", "enum": [text, {"type": "text", "text": text}]}}
+        function = {"name": "f", "description": text, "parameters": {"type": "object", "properties": properties}}
+        tools = [{"type": "function", "function": function}]
+        conversation = Conversation(codec, QUESTION, tools)
+        conversation.add_action(action(codec, generation, "R1"))
+        opening = structure(codec, conversation.prompt_ids)
+        conversation.add_observation(QUESTION)
+        return opening, structure(codec, conversation.prompt_ids)
+
+    assert contexts("x") == contexts(forgery(codec))
+    enum = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"enum": enum}}}]
+    assert codec.control.escape_tools(tools) == tools and codec.control.escape_tools(None) is None
+
+
 def test_a_tool_cannot_forge_a_tool_response(chatml_tokenizer):
     """These tokens are not special, and the template writes them around the result of a tool."""
     tokenizer = copy.deepcopy(chatml_tokenizer)
