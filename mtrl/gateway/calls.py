@@ -171,6 +171,9 @@ class CallTree:
     def __init__(self, codec: Codec):
         self.codec = codec
         self._histories, self._requests = PrefixIndex(), PrefixIndex()
+        self._tools: dict[str, list[dict[str, Any]] | None] = {}
+        """The tools of the requests by their JSON. Requests with equal tools share one list, because each request of a
+        program repeats them, and because `conversations_of` compares them often."""
 
     def add(self, call: ModelCall, history: bytes) -> None:
         """Add a call whose client has received the answer to the request with this history."""
@@ -183,6 +186,7 @@ class CallTree:
 
     def chat(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> CallContext:
         """Return the context of a conversation. Exceptions of the renderer pass through."""
+        tools = self._tools.setdefault(json.dumps(tools), tools)
         keys = [_CHAT + json.dumps(tools, sort_keys=True).encode() + b"\n", *map(message_key, messages)]
         history, ends = b"".join(keys), list(accumulate(map(len, keys)))
         length, calls = self._longest(history, ends)

@@ -66,6 +66,17 @@ def a_command_line_agent(program):
     program.ask(SYSTEM, USER, user("so far: a.py"), tools=TOOLS)
 
 
+def test_requests_with_equal_tools_share_one_list(tiny_codec):
+    """A comparison of the tools of all conversations would otherwise take seconds for a thousand calls."""
+    program, other_order = Program(tiny_codec), [dict(reversed(tool.items())) for tool in TOOLS]
+    for number, tools in enumerate([TOOLS, other_order, TOOLS]):
+        program.ask(user(f"question {number}"), tools=tools)
+    first, second, third = (call.tools for call in program.calls)
+    assert first is third and first is not second
+    assert [list(tools[0]) for tools in (first, second)] == [list(TOOLS[0]), list(other_order[0])], "the order counts"
+    assert len(conversations_of(program.calls)) == 3
+
+
 KINDS = ["side", None, "sub_agent", "sub_agent", "retried", None, None, None]
 
 
