@@ -13,6 +13,7 @@ import os
 import shutil
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
@@ -32,6 +33,8 @@ SECONDS_TO_EXIT = 2.0
 """Seconds that a program has to end by itself after SIGTERM."""
 MAX_RESULT_BYTES = 2**20
 """Maximum number of bytes that a program may write to `MTRL_RESULT`."""
+RESULT_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+"""Flags that open `MTRL_RESULT`: a link is refused, and a pipe without a writer does not block."""
 SECONDS_FOR_OUTPUT = 5.0
 """Maximum number of seconds for reading the remaining output of a program that has ended."""
 
@@ -111,7 +114,19 @@ def _clean_up(process: SupervisedProcess | None, folder: Path) -> None:
     """End the processes and then remove their folder. It blocks, so it runs on a thread."""
     if process is not None:
         process.end(SECONDS_TO_EXIT)
+    _make_writable(folder)
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _make_writable(folder: Path) -> None:
+    """Make a folder and all folders in it writable: nothing can be removed from one that a program made read-only."""
+    with suppress(OSError):
+        folder.chmod(0o700)
+    for parent, names, _ in os.walk(folder):
+        for path in (Path(parent, name) for name in names):
+            if not path.is_symlink():
+                with suppress(OSError):
+                    path.chmod(0o700)
 
 
 def _read(path: Path) -> Any:
@@ -121,15 +136,14 @@ def _read(path: Path) -> Any:
         AgentError: the file is not a regular file, is too large, cannot be read, or holds no JSON.
     """
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with open(path, "rb", opener=lambda name, _: os.open(name, RESULT_FLAGS)) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise AgentError("MTRL_RESULT is not a regular file")
+            content = file.read(MAX_RESULT_BYTES + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
         raise AgentError(f"MTRL_RESULT cannot be read ({error.strerror})") from None
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise AgentError("MTRL_RESULT is not a regular file")
-        content = file.read(MAX_RESULT_BYTES + 1)
     if len(content) > MAX_RESULT_BYTES:
         raise AgentError(f"MTRL_RESULT has more than {MAX_RESULT_BYTES} bytes")
     try:

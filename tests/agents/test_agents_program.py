@@ -93,12 +93,15 @@ def test_a_program_that_writes_nothing_has_no_outcome(tmp_path):
         ("Path(os.environ['MTRL_RESULT']).write_text('[' * 100_000)", "MTRL_RESULT holds no JSON"),
         ("os.mkfifo(os.environ['MTRL_RESULT'])", "MTRL_RESULT is not a regular file"),
         ("os.symlink(os.environ['MTRL_ROW'], os.environ['MTRL_RESULT'])", "MTRL_RESULT cannot be read"),
+        ("os.mkdir(os.environ['MTRL_RESULT'])", r"MTRL_RESULT cannot be read \(Is a directory\)"),
         (f"Path(os.environ['MTRL_RESULT']).write_bytes(b' ' * {MAX_RESULT_BYTES + 1})", "MTRL_RESULT has more than"),
     ],
 )
 def test_failures_are_reported(tmp_path, folders, body, message):
+    descriptors = os.listdir("/proc/self/fd")
     with pytest.raises(AgentError, match=message) as error:
         run_agent(tmp_path, body)
+    assert len(os.listdir("/proc/self/fd")) == len(descriptors)
     assert ("so far so good" in str(error.value)) == ("so far" in body)
     assert not list(folders.iterdir())
 
@@ -198,6 +201,29 @@ def test_no_process_remains_after_an_episode(tmp_path, folders, end):
     found = pids(row["pids"])
     assert len(found) == COUNT and not running(found)
     assert not list(folders.iterdir())
+
+
+READ_ONLY = """
+import asyncio, ctypes, os, sys
+from agent_programs import assignment
+PR_CAPBSET_DROP, CAP_DAC_OVERRIDE = 24, 1
+if sys.argv[1] == "first":  # root may write to read-only folders, unless a new program starts without that capability
+    ctypes.CDLL(None).prctl(PR_CAPBSET_DROP, CAP_DAC_OVERRIDE, 0, 0, 0)
+    os.execv(sys.executable, [*sys.orig_argv[:3], "second", *sys.argv[2:]])
+from mtrl.agents.program import ProgramRunner
+command = "mkdir -p a/b; touch a/b/c kept; ln -s $PWD/../../../outside link; chmod 500 a/b a . .."
+asyncio.run(ProgramRunner(["sh", "-c", command], {}, 1).run(assignment({"prompt": []})))
+"""
+
+
+def test_a_folder_that_the_program_made_read_only_is_removed(tmp_path, folders):
+    outside = tmp_path / "outside"
+    outside.mkdir(mode=0o755)
+    path_of_modules = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = {**os.environ, "PYTHONPATH": path_of_modules, "TMPDIR": str(folders)}
+    subprocess.run([sys.executable, "-c", READ_ONLY, "first"], env=environment, check=True)
+    assert not list(folders.iterdir())
+    assert outside.stat().st_mode & 0o777 == 0o755, "a link leads out of the folder"
 
 
 TRAINER = """

@@ -99,15 +99,15 @@ class SupervisedProcess:
         if self.running:
             with suppress(OSError):
                 self._channel.sendall(f"end {grace}\n".encode())
-            for guardian in (
-                self._supervisor,
-                self._outer.pid,
-            ):  # a supervisor that does not react is killed, and the other supervisor ends the rest
+            # 0: the supervisor has not sent its process id
+            guardians = [pid for pid in (self._supervisor, self._outer.pid) if pid]
+            for guardian in guardians:  # the process may have stopped both, and only they can end all its descendants
+                supervisor.send(guardian, signal.SIGCONT)
+            for guardian in guardians:  # one that does not react is killed, and the other one ends the rest
                 with suppress(TimeoutError):
                     self._ended.result(grace + KILL_TIMEOUT)
                     break
-                if guardian:  # 0: the supervisor has not sent its process id
-                    supervisor.send(guardian, signal.SIGKILL)
+                supervisor.send(guardian, signal.SIGKILL)
                 grace = 0.0
         code = self._ended.result()
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"

@@ -111,9 +111,20 @@ def test_the_process_tree_ends_when_supervisor_and_trainer_are_killed(tmp_path, 
     wait_for(lambda: not alive(found))
 
 
+def test_supervisors_that_are_stopped_continue_to_end_the_process_tree(start, tmp_path):
+    server = start()
+    found = pids(tmp_path)
+    for which in reversed(GUARDIANS):
+        os.kill(guardian(server, which), signal.SIGSTOP)
+    assert server.end(0.1) == "was killed by SIGTERM"
+    assert not alive(found)
+
+
 @pytest.mark.parametrize("which", GUARDIANS)
-def test_a_stopped_supervisor_does_not_block_the_end(start, tmp_path, monkeypatch, which):
+def test_a_supervisor_that_stays_stopped_does_not_block_the_end(start, tmp_path, monkeypatch, which):
     monkeypatch.setattr(process_module, "KILL_TIMEOUT", 0.5)
+    send = supervisor.send
+    monkeypatch.setattr(supervisor, "send", lambda pid, number: number == signal.SIGCONT or send(pid, number))
     server = start()
     found = pids(tmp_path)
     os.kill(guardian(server, which), signal.SIGSTOP)
