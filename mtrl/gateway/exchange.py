@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
@@ -127,7 +128,7 @@ async def read_json(scope: Scope, receive: Receive, max_bytes: int) -> Any:
     """
     body = await _read(scope, receive, max_bytes)
     try:
-        return json.loads(body, parse_constant=_refuse_constant)
+        return json.loads(body, parse_constant=_refuse_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         what = "nested too deep" if isinstance(error, RecursionError) else str(error)
         raise RequestError(400, f"the body is not JSON ({what[:200]})") from None
@@ -153,6 +154,14 @@ async def _read(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
                     return b"".join(parts)
     except TimeoutError:
         raise RequestError(408, f"the body did not arrive within {SECONDS_TO_SEND:g} s") from None
+
+
+def _finite(text: str) -> float:
+    """Return a number. Python reads 1e999 as infinity, which an answer that repeats it could not express."""
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"the number {text[:50]} is too large")
+    return number
 
 
 def _refuse_constant(name: str) -> None:

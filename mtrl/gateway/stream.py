@@ -23,6 +23,9 @@ SECONDS_BEFORE_STREAM = 0.05
 """Seconds to wait for an answer, or for a refusal with its own status, before the stream begins."""
 SECONDS_BETWEEN_COMMENTS = 10.0
 """Seconds between two keep-alive comments."""
+LINE_ENDS = [(end.encode(), f"\\u{ord(end):04x}".encode()) for end in "\x85\u2028\u2029"]
+"""Characters that end a line for some clients (those that use `iter_lines` of httpx, or Python's `str.splitlines`),
+though not in a stream of events, and their escapes in JSON. JSON escapes all others already."""
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -74,4 +77,7 @@ class EventStream:
 
 def _event(event: Event) -> bytes:
     name = f"event: {event['type']}\n".encode() if "type" in event else b""
-    return name + b"data: " + to_bytes(event) + b"\n\n"
+    data = to_bytes(event)
+    for character, escape in LINE_ENDS:
+        data = data.replace(character, escape)
+    return name + b"data: " + data + b"\n\n"

@@ -165,6 +165,7 @@ class TestRoutes:
         [
             (b"", "not JSON"), (b"{", "not JSON"), (b"\xff\xfe\x00", "not JSON"), (b"[" * 100_000, "not JSON"),
             (b"[]", "not a JSON object"), (b'{"messages": NaN}', "NaN is not a JSON number"), (b"9" * 5000, "not JSON"),
+            (b'{"metadata": {"a": -1e999}}', "the number -1e999 is too large"),
             (b'{"messages": []}', "messages must be a list"), (b'{"messages": [7]}', "messages"),
         ],
     )  # fmt: skip
@@ -228,6 +229,18 @@ class TestStreams:
         chunks = [json.loads(line.removeprefix("data: "))["choices"][0] for line in rest[:-1]]
         assert [chunk["delta"].get("content") for chunk in chunks if chunk["index"] == 1] == ["done", None]
         assert [chunk["finish_reason"] for chunk in chunks if chunk["index"] == 0] == [None, "stop"]
+
+    @pytest.mark.parametrize("route", ["chat/completions", "responses", "messages"])
+    def test_no_character_of_an_answer_ends_a_line(self, tiny_codec, route):
+        """`iter_lines` of httpx ends lines at these characters, and many clients read streams by it."""
+        text = "a\x85b\u2028c\u2029d é"
+        question = {"input": "q"} if route == "responses" else {"messages": HELLO}
+        with Live(tiny_codec, lambda name, turn: text) as live:
+            url = f"{live.gateway.base_url(live.open())}/{route}"
+            with httpx.stream("POST", url, json={**question, "stream": True}, timeout=20) as response:
+                lines = [line for line in response.iter_lines() if line and not line.startswith("event: ")]
+        events = [json.loads(line.removeprefix("data: ")) for line in lines if line != "data: [DONE]"]
+        assert json.dumps(text) in json.dumps(events)
 
     def test_an_immediate_refusal_has_its_status(self, live, session):
         long = [{"role": "user", "content": "how many apples " * 2000}]

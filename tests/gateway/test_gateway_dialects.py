@@ -210,6 +210,15 @@ def test_a_conversation_has_the_tokens_of_chat_completions(live, opened, dialect
         assert found == expected
 
 
+@pytest.mark.parametrize(("dialect", "stream"), CLIENTS)
+def test_an_answer_has_all_fields_of_the_clients_types(live, opened, dialect, stream):
+    """The clients check no answer, but a program that reads a missing field fails."""
+    for kind in ("tools", "unicode"):
+        client = dialect(live, opened(kind), stream)
+        client.say("look")
+        type(client.answer).model_validate(client.answer.to_dict())
+
+
 def test_why_an_answer_ended(live, opened):
     reasons = {Messages: ["tool_use", "end_turn", "max_tokens"], Responses: ["completed", "incomplete"]}
     for dialect, names in reasons.items():
@@ -308,6 +317,7 @@ def test_the_key_and_the_models_of_anthropics_client(live, opened):
     client = anthropic.Anthropic(base_url=root, api_key=session.token, max_retries=0, timeout=SECONDS)
     (model,) = client.models.list()
     assert client.models.retrieve(model.id) == model
+    type(model).model_validate(model.to_dict())
     with pytest.raises(anthropic.NotFoundError):
         client.models.retrieve("claude")
 

@@ -103,7 +103,8 @@ def models(name: str) -> dict[str, Any]:
 
 
 def model(name: str) -> dict[str, Any]:
-    return {"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"}
+    created = "1970-01-01T00:00:00Z"
+    return {"type": "model", "id": name, "display_name": name, "created_at": created, "lifecycle": "active"}
 
 
 def _usage(calls: Sequence[ModelCall]) -> dict[str, Any]:

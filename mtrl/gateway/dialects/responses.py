@@ -121,7 +121,7 @@ def _usage(calls: Sequence[ModelCall]) -> dict[str, Any]:
     counts = OpenAIUsage.of(calls)
     return {
         "input_tokens": counts.prompt,
-        "input_tokens_details": {"cached_tokens": counts.cached},
+        "input_tokens_details": {"cached_tokens": counts.cached, "cache_write_tokens": 0},
         "output_tokens": counts.sampled,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": counts.prompt + counts.sampled,
