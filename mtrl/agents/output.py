@@ -24,9 +24,13 @@ class Output(asyncio.Protocol):
     async def open(cls) -> Output:
         output = cls()
         reader, output.writer = os.pipe()
-        output._transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: output, os.fdopen(reader, "rb", buffering=0)
-        )
+        try:
+            output._transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+                lambda: output, os.fdopen(reader, "rb", buffering=0)
+            )
+        except BaseException:  # the caller was cancelled
+            output.close()
+            raise
         return output
 
     @property

@@ -160,6 +160,24 @@ def test_the_end_of_the_output_is_stored(tmp_path):
     assert len(message) == MAX_BYTES and message.endswith("xxx" + "the end")
 
 
+def test_a_cancelled_start_leaves_no_descriptor_open(folders):
+    async def cancel_each_step():
+        runner = ProgramRunner(["true"], {}, 1)
+        before = len(os.listdir("/proc/self/fd"))
+        for steps in range(5):
+            starting = asyncio.ensure_future(runner.run(assignment(ROW)))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            starting.cancel()
+            await asyncio.wait((starting,))
+        await asyncio.sleep(0)  # asyncio closes a pipe in the next step of the event loop
+        assert len(os.listdir("/proc/self/fd")) == before
+        await runner.close()
+
+    asyncio.run(cancel_each_step())
+    assert not list(folders.iterdir())
+
+
 def test_output_in_parts_keeps_only_the_end():
     output = Output()
     whole = bytes(range(32, 127)) * 2000
