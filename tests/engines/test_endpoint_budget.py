@@ -82,7 +82,8 @@ def test_the_upper_bound_covers_the_count_of_a_byte_tokenizer(texts, limit, n):
 
 def test_requests_without_a_limit_have_no_upper_bound():
     assert maximum_usage({"messages": []}) is None and maximum_usage({"messages": [], "max_tokens": None}) is None
-    assert maximum_usage({"messages": [], "max_tokens": 5, "max_completion_tokens": 9}).completion_tokens == 9
+    for limits in ({"max_tokens": 5, "max_completion_tokens": 9}, {"max_tokens": 9, "max_completion_tokens": 5}):
+        assert maximum_usage({"messages": [], **limits}).completion_tokens == 9
 
 
 @pytest.mark.parametrize(

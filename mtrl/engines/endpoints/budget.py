@@ -317,10 +317,10 @@ def maximum_usage(body: Mapping[str, Any]) -> TokenUsage | None:
     """Return an upper bound of the tokens of a request; None where the request has no limit of completion tokens.
 
     The bound of messages is their size in bytes, since no token is shorter than a byte. A prompt of ids has as many
-    tokens as ids.
+    tokens as ids. Of two limits of completion tokens the larger one counts, since some servers read only one of them.
     """
     limits = [body.get("max_completion_tokens"), body.get("max_tokens")]
-    limit = next((value for value in limits if _is_number(value) and value > 0), None)
+    limit = max((value for value in limits if _is_number(value) and value > 0), default=None)
     messages = body.get("messages") or []
     content = json.dumps([messages, body.get("tools")], ensure_ascii=False).encode(errors="replace")
     ids = body.get("prompt") or []  # of a completions API
