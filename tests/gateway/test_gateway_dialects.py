@@ -6,6 +6,7 @@ import openai
 import pytest
 from live_gateway import LIMITS, SECONDS, Live
 
+from mtrl.gateway.dialects.response_items import input_messages
 from mtrl.gateway.dialects.responses import read_tools
 
 CALL = '<tool_call>{"name": "look", "arguments": {"at": "the box"}}</tool_call>'
@@ -320,6 +321,16 @@ def test_the_key_and_the_models_of_anthropics_client(live, opened):
     type(model).model_validate(model.to_dict())
     with pytest.raises(anthropic.NotFoundError):
         client.models.retrieve("claude")
+
+
+def test_many_calls_of_one_answer_become_one_message():
+    """Each call is an item. Copies of the calls before it took minutes for the items of a body of 8 MiB."""
+    count = 20_000
+    items = [{"type": "function_call", "call_id": f"c{i}", "name": "look", "arguments": "{}"} for i in range(count)]
+    first = {"type": "message", "role": "assistant", "content": "let me look"}
+    question, answer, asked = input_messages([{"role": "user", "content": "q"}, first, *items, {"role": "user"}])
+    assert (question["content"], answer["content"], asked["content"]) == ("q", "let me look", "")
+    assert [call["id"] for call in answer["tool_calls"]] == [f"c{i}" for i in range(count)]
 
 
 def test_tools_of_a_namespace_have_its_name(live, opened):

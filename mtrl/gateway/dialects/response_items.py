@@ -129,7 +129,7 @@ def input_messages(value: Any) -> list[Message]:
     for index, item in enumerate(value):
         part = _message(f"input[{index}]", item)
         if messages and _continues(messages[-1], part):
-            messages[-1] = _joined(messages[-1], part)
+            _join(messages[-1], part)
         else:
             messages.append(part)
     return [{**message, "content": message.get("content", "")} for message in messages if len(message) > 1]
@@ -149,9 +149,13 @@ def _position(message: Message) -> int:
     return max((i for i, name in enumerate(_ANSWER) if name in message), default=-1)
 
 
-def _joined(message: Message, part: Message) -> Message:
-    calls = [*message.get("tool_calls", ()), *part.get("tool_calls", ())]
-    return {**message, **part, **({"tool_calls": calls} if calls else {})}
+def _join(message: Message, part: Message) -> None:
+    """Add a part of an answer to the message, in place, since copies would take quadratic time for many calls."""
+    calls: list[dict[str, Any]] = message.get("tool_calls", [])
+    calls += part.get("tool_calls", ())
+    message.update(part)
+    if calls:
+        message["tool_calls"] = calls
 
 
 def _message(where: str, item: Any) -> Message:
