@@ -151,7 +151,7 @@ def _pretrained(args: argparse.Namespace) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from mtrl.models.gguf import as_folder
-    from mtrl.trainer.loading import UNREADABLE, check_export, folder_reads_images, pick_device
+    from mtrl.trainer.loading import UNREADABLE, check_export, first_line, folder_reads_images, pick_device, whole_model
     from mtrl.utils.hub import is_out_of_reach, model_options
 
     check_export(args.model, "--model")
@@ -160,11 +160,18 @@ def _pretrained(args: argparse.Namespace) -> tuple[Any, Any]:
         raise UserError(f"--model={args.model} reads images, and mtrl sft trains on text; give a model of text only")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=is_out_of_reach(folder))
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, args.dtype), **model_options(folder))
+        model = whole_model(
+            AutoModelForCausalLM,
+            folder,
+            f"--model={args.model}",
+            dtype=getattr(torch, args.dtype),
+            **model_options(folder),
+        )
+    except UserError:  # of `whole_model`
+        raise
     except UNREADABLE as error:
-        first = str(error).strip().splitlines()[0]
         raise UserError(
-            f"--model={args.model} cannot be loaded ({first}); give a folder or a Hub name of a causal LM"
+            f"--model={args.model} cannot be loaded ({first_line(error)}); give a folder or a Hub name of a causal LM"
         ) from error
     return model.to(pick_device(args.device)), tokenizer
 

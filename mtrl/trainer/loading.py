@@ -58,17 +58,19 @@ def load_model(
     return model, tokenizer
 
 
-def load_peer(config: Config, path: str, key: str, policy: Any) -> Any:
+def load_peer(config: Config, path: str, key: str, policy: Any, body_only: bool = False) -> Any:
     """Load a module that reads the policy's tokens, with the policy's dtype, device and attention: a reference, or a
     critic's body. See `load_beside`.
 
     Args:
         key: setting that names the model, for error messages.
+        body_only: see `whole_model`.
 
     Raises:
         UserError: the model cannot be loaded, or its vocabulary has another size than the policy's.
     """
-    model = load_beside(config, path, key, policy, policy.dtype, ", or null for the policy's own weights")
+    otherwise = ", or null for the policy's own weights"
+    model = load_beside(config, path, key, policy, policy.dtype, otherwise, body_only)
     own, wanted = vocabulary(model), vocabulary(policy)
     if own != wanted:
         raise UserError(
@@ -84,13 +86,22 @@ def load_peer(config: Config, path: str, key: str, policy: Any) -> Any:
     return model
 
 
-def load_beside(config: Config, path: str, key: str, policy: Any, dtype: torch.dtype, otherwise: str = "") -> Any:
+def load_beside(
+    config: Config,
+    path: str,
+    key: str,
+    policy: Any,
+    dtype: torch.dtype,
+    otherwise: str = "",
+    body_only: bool = False,
+) -> Any:
     """Load a module in `dtype`, with the policy's device and attention. It has no weights if the policy has none, on
     the meta device. If the policy's weights stay in files, so do those of the module, or they are on the CPU.
 
     Args:
         key: setting that names the model, for error messages.
         otherwise: other values of this setting, for error messages.
+        body_only: see `whole_model`.
 
     Raises:
         UserError: the model cannot be loaded.
@@ -104,7 +115,8 @@ def load_beside(config: Config, path: str, key: str, policy: Any, dtype: torch.d
         return model
     model = _load_in_files(config, path, key, dtype) if in_files else None
     if model is None:
-        model = _load_module(config, path, key, dtype, otherwise).to("cpu" if in_files else policy.device)
+        model = _load_module(config, path, key, dtype, otherwise, body_only)
+        model = model.to("cpu" if in_files else policy.device)
     fit_to_ranks(model, config)
     return model
 
@@ -171,7 +183,40 @@ def check_export(path: str, key: str) -> None:
         )
 
 
-def _load_module(config: Config, path: str, key: str, dtype: torch.dtype, otherwise: str = "") -> Any:
+def whole_model(kind: Any, path: str, setting: str, body_only: bool = False, **options: Any) -> Any:
+    """Return the module of `kind.from_pretrained`, all of whose weights come from the model's files. Transformers would
+    give random values to weights that the files lack, and only log it.
+
+    Args:
+        kind: class of Transformers such as `AutoModelForCausalLM`.
+        setting: key and value that name the model, for error messages.
+        body_only: whether only the body of the model is used, so that the files may lack the weights of its head.
+        options: other arguments of `from_pretrained`.
+
+    Raises:
+        UserError: the files lack weights, or have weights of other shapes.
+        Exception: one of `UNREADABLE`, if there is no model.
+    """
+    model, report = kind.from_pretrained(path, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+    body = {id(value) for value in model.base_model.parameters()}
+    unread = {name for name, value in model.named_parameters() if body_only and id(value) not in body}
+    if absent := sorted({*report["missing_keys"]} - unread):
+        raise UserError(
+            f"{setting} lacks {len(absent)} weights of its model, such as {absent[0]}, which would get random values; "
+            "give a folder with all weights that its config.json describes"
+        )
+    if other := sorted(report["mismatched_keys"]):
+        name, found, wanted = other[0]
+        raise UserError(
+            f"{setting} has {len(other)} weights of another shape than its config.json says, such as {name} of "
+            f"{tuple(found)} instead of {tuple(wanted)}; give a folder whose weights and config.json belong together"
+        )
+    return model
+
+
+def _load_module(
+    config: Config, path: str, key: str, dtype: torch.dtype, otherwise: str = "", body_only: bool = False
+) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.utils.logging import disable_progress_bar
 
@@ -180,13 +225,18 @@ def _load_module(config: Config, path: str, key: str, dtype: torch.dtype, otherw
     if sees := folder_reads_images(path, config.model.trust_remote_code):
         check_vision(config, f"{key}={path}")
     try:
-        model = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_pretrained(
+        model = whole_model(
+            AutoModelForImageTextToText if sees else AutoModelForCausalLM,
             path,
+            f"{key}={path}",
+            body_only,
             dtype=dtype,
             attn_implementation=attention,
             trust_remote_code=config.model.trust_remote_code,
             **model_options(path),
         )
+    except UserError:  # of `whole_model`
+        raise
     except UNREADABLE as error:
         if "attn_implementation" in str(error):  # the message names Transformers' argument, not the key of mtrl
             raise UserError(
@@ -195,7 +245,7 @@ def _load_module(config: Config, path: str, key: str, dtype: torch.dtype, otherw
             ) from error
         if isinstance(error, ImportError) and attention.startswith("flash"):
             raise UserError(
-                f"model.attn_implementation={attention} cannot be used on this machine ({_first_line(error)}); install "
+                f"model.attn_implementation={attention} cannot be used on this machine ({first_line(error)}); install "
                 "its package, or set model.attn_implementation=sdpa"
             ) from error
         raise _cannot_load(key, path, error, otherwise) from error
@@ -251,7 +301,7 @@ def _image_processor(config: Config, path: str, key: str, tokenizer: Any) -> Ima
         return load_processor(path, tokenizer, **_given(config, path))
     except UNREADABLE as error:
         raise UserError(
-            f"{key}={path} reads images, and its image processor cannot be loaded ({_first_line(error)}); give a model "
+            f"{key}={path} reads images, and its image processor cannot be loaded ({first_line(error)}); give a model "
             "with its preprocessor_config.json"
         ) from error
 
@@ -289,11 +339,11 @@ def _cannot_load(key: str, path: str, error: Exception, otherwise: str = "") -> 
     elif is_out_of_reach(path):
         why = "the Hub does not answer, and this machine has no copy"
     else:
-        why = _first_line(error)
+        why = first_line(error)
     return UserError(f"{key}={path} cannot be loaded ({why}); give a folder or a Hub name of a causal LM{otherwise}")
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
@@ -400,5 +450,5 @@ def _why_no_cuda() -> str:
     try:
         torch.cuda.init()
     except Exception as error:  # such as a driver that is too old for this build
-        return f"{_first_line(error).partition('. ')[0]}; update the driver, or install a build for its CUDA version"
+        return f"{first_line(error).partition('. ')[0]}; update the driver, or install a build for its CUDA version"
     return "it finds no device; check the driver, and whether the container passes the GPU on"

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mtrl.command.compose import compose
@@ -19,6 +20,7 @@ from mtrl.trainer.loading import (
     recompute,
 )
 from mtrl.trainer.setup.models import reference_model, warn_of_offloads
+from mtrl.trainer.update.value_learner import value_model
 
 HALF = OWN if multiplies(torch.bfloat16) else "sdpa"
 
@@ -66,6 +68,42 @@ def test_inputs_of_layers_stay_where_they_are_on_a_cpu(make_tiny_model, recwarn)
     assert str(warning.message) == (
         "trainer.activation_offload=true has no effect on a CPU, where activations are anyway"
     )
+
+
+def change_weights(folder, change):
+    """Replace the weights of a folder by what `change` returns for them."""
+    file = folder / "model.safetensors"
+    save_file(change(load_file(file)), file, metadata={"format": "pt"})
+
+
+def test_a_folder_that_lacks_weights_is_an_error(make_tiny_model, tiny_tokenizer, tmp_path):
+    save(make_tiny_model(), tiny_tokenizer, tmp_path / "other")
+    change_weights(tmp_path / "other", lambda weights: {n: w for n, w in weights.items() if "layers.1." not in n})
+    with pytest.raises(UserError, match=r"^model\.path=.*other lacks 11 weights of its model, such as model\.layers"):
+        load_model(config_of("model.device=cpu"), str(tmp_path / "other"))
+
+
+def test_a_folder_with_weights_of_another_shape_is_an_error(make_tiny_model, tiny_tokenizer, tmp_path):
+    save(make_tiny_model(), tiny_tokenizer, tmp_path / "other")
+    name = "model.layers.0.self_attn.q_proj.weight"
+    change_weights(tmp_path / "other", lambda weights: weights | {name: torch.zeros(4, 8)})
+    with pytest.raises(UserError, match=rf"^model.path=.* has 1 weights of another shape .*{name} of \(4, 8\) instead"):
+        load_model(config_of("model.device=cpu"), str(tmp_path / "other"))
+
+
+def test_a_critic_needs_no_weights_of_a_head(make_tiny_model, tiny_tokenizer, tmp_path):
+    model, folder = make_tiny_model(), tmp_path / "other"
+    model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach() + 1)
+    model.config.tie_word_embeddings = False
+    save(model, tiny_tokenizer, folder)
+    change_weights(folder, lambda weights: {name: value for name, value in weights.items() if name != "lm_head.weight"})
+    config = config_of("algorithm=gae", f"algorithm.critic.path={folder}")
+    assert torch.equal(value_model(config, model).body.norm.weight, model.model.norm.weight)
+    with pytest.raises(UserError, match=r"^model.path=.* lacks 1 weights of its model, such as lm_head\.weight"):
+        load_model(config, str(folder))
+    change_weights(folder, lambda weights: {n: value for n, value in weights.items() if n != "model.norm.weight"})
+    with pytest.raises(UserError, match=r"^algorithm\.critic\.path=.* lacks 1 weights of its model, .* model\.norm"):
+        value_model(config, model)
 
 
 def test_other_attention_is_not_replaced(make_tiny_model):

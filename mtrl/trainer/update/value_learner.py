@@ -44,7 +44,7 @@ def value_model(config: Config, policy: Any) -> ValueModel | None:
 
 def _body(config: Config, path: str, policy: Any) -> Any:
     """Load the causal LM in a folder, with the settings of the policy's module."""
-    model = load_peer(config, path, "algorithm.critic.path", policy)
+    model = load_peer(config, path, "algorithm.critic.path", policy, body_only=True)
     recompute(model, config)
     return model
 
