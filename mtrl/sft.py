@@ -104,7 +104,7 @@ def _train(args: argparse.Namespace, conversations: list[list[Message]]) -> list
     console = Console()
     sizes = TinyConfig()
     model, tokenizer = _tiny(args, conversations, sizes) if args.model == "tiny" else _pretrained(args)
-    renderer = make_renderer(tokenizer, args.renderer)
+    renderer = make_renderer(tokenizer, args.renderer, "--renderer")
     examples = [to_example(renderer, messages) for messages in conversations]
     _check_lengths([len(example.ids) for example in examples], model)
     muon_lr, lr = (2e-2, 2e-3) if args.model == "tiny" else (None, 1e-5)

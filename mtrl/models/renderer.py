@@ -13,8 +13,9 @@ from renderers.configs import DefaultRendererConfig, config_from_name
 from mtrl.environments.tool_calls import describe_tools, parse_calls, text_of
 from mtrl.errors import UserError
 from mtrl.models.vision import PLACEHOLDER, START, STOP, processor_of
-from mtrl.types import ROLES, Message
+from mtrl.types import ROLES, Message, images_in
 from mtrl.utils.images import content_text
+from mtrl.utils.text import one_line
 
 END = "<|end|>"
 TINY_TEMPLATE = (
@@ -36,16 +37,19 @@ TINY_VISION_TEMPLATE = (
 """The tiny policy's chat template for messages with images; one placeholder stands for each image."""
 
 
-def make_renderer(tokenizer: Any, name: str = "auto") -> Any:
+def make_renderer(tokenizer: Any, name: str = "auto", key: str = "model.renderer") -> Any:
     """Return the renderer for a tokenizer: the tiny policy's, one of the `renderers` package, or a `TemplateRenderer`.
 
+    Args:
+        key: setting that names the renderer, for error messages.
+
     Raises:
-        UserError: `name` is unknown, or the tokenizer has no chat template.
+        UserError: `name` is unknown or for other tokenizers, or the tokenizer has no chat template.
     """
     if getattr(tokenizer, "chat_template", None) == TINY_TEMPLATE and name == "auto":
         return TinyRenderer(tokenizer)
     if processor_of(tokenizer) is not None:
-        return make_image_renderer(tokenizer, name)
+        return make_image_renderer(tokenizer, name, key)
     if name == "auto":
         name = create_renderer(tokenizer).config.name
     if name == "default":
@@ -57,20 +61,28 @@ def make_renderer(tokenizer: Any, name: str = "auto") -> Any:
     try:
         kind = type(config_from_name(name))
     except (ValueError, KeyError) as error:
-        raise UserError(f"model.renderer={name} is not known to the renderers package ({error}); use auto") from error
-    # The reasoning of past turns stays in the context, as sampled; otherwise every user message would start a new
-    # sample.
-    return create_renderer(tokenizer, kind(thinking_retention="all"))
+        raise UserError(f"{key}={name} is not known to the renderers package ({error}); use auto") from error
+    try:
+        # The reasoning of past turns stays in the context, as sampled; otherwise every user message would start a new
+        # sample.
+        return create_renderer(tokenizer, kind(thinking_retention="all"))
+    except Exception as error:  # a renderer fails in its own way if the tokenizer lacks its tokens
+        raise UserError(
+            f"{key}={name} does not fit the tokenizer of the model ({one_line(error)}); use auto"
+        ) from error
 
 
-def make_image_renderer(tokenizer: Any, name: str) -> Any:
+def make_image_renderer(tokenizer: Any, name: str, key: str = "model.renderer") -> Any:
     """Return the renderer for the tokenizer of a model that reads images.
+
+    Args:
+        key: see `make_renderer`.
 
     Raises:
         UserError: `name` is a renderer of the `renderers` package, or the tokenizer has no chat template.
     """
     if name not in ("auto", "default"):
-        raise UserError(f"model.renderer={name} is not for models that read images; set model.renderer=auto")
+        raise UserError(f"{key}={name} is not for models that read images; set {key}=auto")
     template = getattr(tokenizer, "chat_template", None)
     if not template:
         raise UserError(f"the tokenizer of model.path={tokenizer.name_or_path} has no chat template; use a chat model")
@@ -172,9 +184,9 @@ class TemplateRenderer(DefaultRenderer):
     """Renderer for any Jinja chat template. It derives the ids that new messages add from short stand-in conversations.
 
     Where the template renders no tools, they are described in the system message. Where it renders no calls, they are
-    text, and where it refuses or leaves out messages of a tool, they are messages of the user. Calls are parsed in the
-    text form (mtrl/environments/tool_calls.py), which most templates use; for a model with another form, set its
-    renderer.
+    text, and where it refuses or leaves out messages of a tool, they are messages of the user. Where it does not render
+    the text of parts as it renders text, parts without images are joined to text. Calls are parsed in the text form
+    (mtrl/environments/tool_calls.py), which most templates use; for a model with another form, set its renderer.
 
     Two stand-in conversations differ only in the single word of the assistant. So the common end of their ids is the
     closing token of the assistant's turn and everything after it, independent of the real conversation.
@@ -182,6 +194,7 @@ class TemplateRenderer(DefaultRenderer):
 
     def __init__(self, tokenizer: Any):
         super().__init__(tokenizer, DefaultRendererConfig())
+        self._reads_parts = self._text_of([{"type": "text", "text": _PROBE}]) == self._text_of(_PROBE)
         self._shows_calls = self._renders(_turn("", _PROBE))
         result = {"role": "tool", "content": _PROBE, "tool_call_id": "call_0_0"}
         self._shows_results = self._renders(_turn("y"), result) or self._renders(_turn("", "f"), result)
@@ -191,6 +204,8 @@ class TemplateRenderer(DefaultRenderer):
         """Id of the token that ends an assistant's turn; for base models it is not the tokenizer's `eos_token`."""
 
     def _apply(self, messages: list[Message], *, tools: Any = None, add_generation_prompt: bool = False) -> list[int]:
+        if not self._reads_parts:
+            messages = [_with_text(message) for message in messages]
         if not self._shows_calls:
             messages = [_turn(text_of(m)) if m.get("tool_calls") else m for m in messages]
         if not self._shows_results:
@@ -255,11 +270,17 @@ class TemplateRenderer(DefaultRenderer):
     def _renders(self, *messages: Message) -> bool:
         """Return whether the template renders the word `_PROBE` in messages that follow a question. Some templates name
         `tool_calls` and render no call of a message without text, or only one whose arguments are a string."""
+        return _PROBE in self._text_of("x", *messages)
+
+    def _text_of(self, content: Any, *messages: Message) -> str:
+        """Return the text of a question with this content and of the messages that follow it; empty if the template
+        raises."""
         try:
-            text = self._tokenizer.apply_chat_template([{"role": "user", "content": "x"}, *messages], tokenize=False)
+            return str(
+                self._tokenizer.apply_chat_template([{"role": "user", "content": content}, *messages], tokenize=False)
+            )
         except Exception:  # a template can raise Jinja's errors or any Python error
-            return False
-        return _PROBE in str(text)
+            return ""
 
     def _after_assistant(self, messages: list[Message], tools: Any = None) -> list[int] | None:
         """Return the ids from the end of an assistant's text to the end of the next generation prompt; None if the
@@ -284,7 +305,17 @@ def _with_description(messages: list[Message], description: str) -> list[Message
     message."""
     if not messages or messages[0]["role"] != "system":
         return [{"role": "system", "content": description}, *messages]
-    return [{**messages[0], "content": f"{messages[0]['content']}\n\n{description}"}, *messages[1:]]
+    return [{**messages[0], "content": f"{content_text(messages[0]['content'])}\n\n{description}"}, *messages[1:]]
+
+
+def _with_text(message: Message) -> Message:
+    """Return the message with the parts of its content joined to text; the message itself if one shows an image."""
+    content = message.get("content")
+    return (
+        message
+        if not isinstance(content, list) or images_in([message])
+        else {**message, "content": content_text(content)}
+    )
 
 
 def _turn(content: str, call: str | None = None) -> Message:

@@ -97,6 +97,15 @@ THINKING = (
 )
 """A template like that of Qwen3, which renders the last message of the assistant differently."""
 NO_CLOSE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}assistant:"
+TRIMMED = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] | trim }}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+IN_PARTS = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{% if message['content'] is string %}"
+    "{{ message['content'] }}{% else %}{% for part in message['content'] %}{{ part['text'] }}{% endfor %}{% endif %}"
+    "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 DIALOGUE = [
     {"role": "user", "content": "Q"},
@@ -192,6 +201,32 @@ def test_a_known_model_gets_its_own(make_chatml_tokenizer):
 def test_an_unknown_renderer_is_a_user_error(chatml_tokenizer):
     with pytest.raises(UserError, match="model.renderer=qwen99 is not known"):
         make_renderer(chatml_tokenizer, "qwen99")
+
+
+@pytest.mark.parametrize("trimmed", [False, True])
+def test_text_in_parts_is_rendered_like_text(make_chatml_tokenizer, trimmed):
+    """Templates for text alone write the Python list of the parts, or refuse to join it to a text."""
+    tokenizer = make_chatml_tokenizer(template=TRIMMED) if trimmed else make_chatml_tokenizer()
+    renderer = make_renderer(tokenizer, "default")
+    parts = [{"type": "text", "text": "one "}, {"type": "text", "text": "two"}]
+    messages = [{"role": "system", "content": parts}, {"role": "user", "content": parts}]
+    plain = [{**message, "content": "one two"} for message in messages]
+    assert renderer.render_ids(messages) == template_ids(tokenizer, plain)
+    tools = [{"type": "function", "function": {"name": "look", "description": "", "parameters": {}}}]
+    assert renderer.render_ids(messages, tools=tools) == renderer.render_ids(plain, tools=tools)
+
+
+def test_parts_stay_parts_where_the_template_renders_them(make_chatml_tokenizer):
+    tokenizer = make_chatml_tokenizer(template=IN_PARTS)
+    messages = [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]
+    assert make_renderer(tokenizer, "default").render_ids(messages) == template_ids(tokenizer, messages)
+
+
+def test_a_renderer_for_other_tokenizers_is_a_user_error(tiny_tokenizer):
+    with pytest.raises(
+        UserError, match=r"^model\.renderer=qwen3 does not fit .* '<\|im_start\|>' not found.*; use auto$"
+    ):
+        make_renderer(tiny_tokenizer, "qwen3")
 
 
 def test_a_missing_chat_template_is_a_user_error(make_chatml_tokenizer):
