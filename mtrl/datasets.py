@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mtrl.errors import UserError, missing_extra
-from mtrl.types import ROLES, Message, Row
+from mtrl.types import Row
 from mtrl.utils.arrow_rows import check_json, columns_to_check, is_json_file, read_parquet, write_times
 from mtrl.utils.hub import is_out_of_reach
+from mtrl.utils.prompt_column import prompt_messages
+from mtrl.utils.strict_json import loads_text
 
 log = logging.getLogger(__name__)
 
@@ -203,57 +205,13 @@ def to_row(raw: dict[str, Any], split: str, index: int) -> Row:
     """Return `raw` with `id`, `prompt` (messages), `ground_truth` (dict) and `split`; all other columns stay."""
     row_id = raw.get("id")
     row_id = f"{split}-{index}" if row_id is None else str(row_id)
-    return {**raw, "id": row_id, "prompt": _messages(raw, row_id), "ground_truth": _ground_truth(raw), "split": split}
-
-
-def _messages(raw: dict[str, Any], row_id: str) -> list[Message]:
-    column = next((name for name in ("prompt", "question") if raw.get(name)), None)
-    if column is None:
-        raise UserError(
-            f"row {row_id} of data.path has no prompt; it needs a column prompt or question, "
-            f"and has {', '.join(map(str, raw))}"
-        )
-    prompt = _parsed(raw[column])
-    if isinstance(prompt, str):
-        return [{"role": "user", "content": prompt}]
-    if not are_messages(prompt):
-        raise UserError(
-            f"row {row_id} of data.path has {column}={str(raw[column])[:60]!r}; write text, or a list of messages "
-            "with role and content"
-        )
-    for role in (message["role"] for message in prompt):
-        if role not in ROLES:
-            raise UserError(
-                f"row {row_id} of data.path has a message with role={role[:60]!r} in {column}; write one of "
-                f"{', '.join(ROLES)}"
-            )
-    # Parquet adds the keys of other messages to each message, with the value None.
-    return [
-        {key: value for key, value in message.items() if value is not None or key == "content"} for message in prompt
-    ]
-
-
-def are_messages(value: Any) -> bool:
-    """Return whether a value is a list of one or more messages with role and content."""
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(
-            isinstance(message, dict) and isinstance(message.get("role"), str) and "content" in message
-            for message in value
-        )
-    )
-
-
-def _parsed(prompt: Any) -> Any:
-    """Parse messages that are stored as JSON text, as in CSV, which has no lists."""
-    if isinstance(prompt, str) and prompt.lstrip().startswith("[{"):
-        try:
-            messages = json.loads(prompt)
-        except ValueError:
-            return prompt
-        return messages if are_messages(messages) else prompt
-    return prompt
+    return {
+        **raw,
+        "id": row_id,
+        "prompt": prompt_messages(raw, row_id),
+        "ground_truth": _ground_truth(raw),
+        "split": split,
+    }
 
 
 def _ground_truth(raw: dict[str, Any]) -> dict[str, Any]:
@@ -439,7 +397,7 @@ def _json_lines(path: Path, lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line.decode("utf-8-sig"))
+            row = loads_text(line.decode("utf-8-sig"))
         except (ValueError, RecursionError) as error:  # malformed JSON or not UTF-8; nested too deep
             raise UserError(
                 f"{path}, line {number}: not JSON in UTF-8 ({error}); write one JSON object per line"
@@ -457,7 +415,7 @@ def _read_json(path: Path) -> list[dict[str, Any]]:
     if not content.lstrip().startswith(b"["):
         return list(_json_lines(path, content.splitlines()))
     try:
-        rows = json.loads(content)
+        rows = loads_text(content.decode())
     except (ValueError, RecursionError) as error:
         line = getattr(error, "lineno", 1)
         raise UserError(f"{path}, line {line}: not JSON in UTF-8 ({error}); write a list of objects") from error
@@ -483,6 +441,8 @@ def _read_csv(path: Path) -> list[dict[str, Any]]:
             f"{path}, line {lines.line_num}: not CSV ({error}); quote cells that hold quotes or line breaks"
         ) from error
     columns = rows[0][1] if rows else []
+    if twice := next((name for name, count in Counter(columns).items() if count > 1), None):
+        raise UserError(f"{path}, line 1: two columns are named {twice}; give each column a name of its own")
     for line, row in rows:
         if len(row) != len(columns):
             raise UserError(

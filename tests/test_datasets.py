@@ -133,6 +133,13 @@ BROKEN = [
     ("train.jsonl", b'{"question": "a"}\n{"question": "\xff"}\n', r"train\.jsonl, line 2: not JSON in UTF-8"),
     ("train.jsonl", b"[" * 100_000, r"train\.jsonl, line 1: not JSON"),
     ("train.jsonl", b"\n", "no rows in split 'train'"),
+    (
+        "train.jsonl",
+        b'{"question": "a \\ud83d\\ude00"}\n{"question": "b \\ud800"}',
+        r"line 2: .*\\ud800 is half of a surrogate",
+    ),
+    ("train.json", b'[{"question": "b \\ud800"}]', r"train\.json, line 1: .*\\ud800 is half of a surrogate pair"),
+    ("train.csv", b"question,answer,answer\na,1,2\n", r"train\.csv, line 1: two columns are named answer"),
     ("train.json", b'[{"question": "a"},\n{"question": }]', r"train\.json, line 2: not JSON"),
     ("train.json", b'[{"question": "a"}, 3]', r"train\.json, element 1: a int, not an object"),
     ("train.json", b'{"question": "a"}\n{"quest', r"train\.json, line 2: not JSON"),
@@ -211,6 +218,7 @@ def test_an_unreachable_hub_is_a_user_error(hub):
         ({"question": "a?", "ground_truth": {"sql": "x"}, "answer": "7"}, "a?", {"sql": "x"}),
         ({"prompt": [{"role": "user", "content": "a?"}], "ground_truth": "7"}, "a?", {"answer": "7"}),
         ({"prompt": '[{"role": "user", "content": "a?"}]'}, "a?", {}),
+        ({"prompt": '[\n  {"role": "user",\n   "content": "a?"}\n]'}, "a?", {}),
         ({"prompt": '[{"x": 1}]'}, '[{"x": 1}]', {}),
         ({"prompt": "a?", "reward_spec": {"ground_truth": "7"}}, "a?", {"answer": "7"}),
         ({"prompt": "a?", "reward_model": {"ground_truth": {"target": ["7"]}}}, "a?", {"target": ["7"]}),
@@ -230,6 +238,9 @@ def test_columns_become_prompt_and_ground_truth(raw, prompt, ground_truth):
         ({"id": 5, "text": "a", "label": 1}, "row 5 of data.path has no prompt; .* and has id, text, label"),
         ({"prompt": 3}, "row train-0 of data.path has prompt='3'; write text, or a list of messages"),
         ({"prompt": [{"content": "a"}]}, "write text, or a list of messages"),
+        ({"prompt": [{"role": "user", "content": 3}]}, "with role and content, which is text or a list of parts"),
+        ({"prompt": [{"role": "user", "content": {"text": "a"}}]}, "which is text or a list of parts"),
+        ({"prompt": [{"role": "user", "content": None}]}, "which is text or a list of parts"),
         (
             {"id": 5, "prompt": [{"role": "hacker", "content": "a"}]},
             "row 5 of data.path has a message with role='hacker' in prompt; write one of system, user, assistant, tool",
@@ -239,6 +250,19 @@ def test_columns_become_prompt_and_ground_truth(raw, prompt, ground_truth):
 def test_rows_without_a_prompt_are_user_errors(raw, message):
     with pytest.raises(UserError, match=message):
         to_row(raw, "train", 0)
+
+
+def test_keys_that_parquet_adds_to_messages_and_parts_are_left_out(tmp_path):
+    call = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
+    parts = [{"type": "text", "text": "what is this?"}, {"type": "image", "image": "data:image/png;base64,"}]
+    prompt = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": [], "tool_calls": [call]},
+    ]
+    write_parquet(tmp_path / "train.parquet", [{"prompt": prompt}] * 2)
+    raw = read_file(tmp_path / "train.parquet")[0]
+    assert raw["prompt"][0]["content"][0] == {**parts[0], "image": None}
+    assert to_row(raw, "train", 0)["prompt"] == prompt
 
 
 def test_load_rows_with_caps(tmp_path):

@@ -6,9 +6,10 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from mtrl.datasets import Splits, are_messages
+from mtrl.datasets import Splits
 from mtrl.errors import UserError
 from mtrl.types import ROLES
+from mtrl.utils.prompt_column import are_messages
 
 SPLITS = ("train", "test", "validation")
 

@@ -1,13 +1,17 @@
-"""Strict parsing of JSON that a model wrote: ambiguous or malformed JSON is an error, and nothing is repaired."""
+"""Strict parsing of JSON: ambiguous or malformed JSON that a model wrote is an error, and so is text in data that is no
+text. Nothing is repaired."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
 DEEPEST = 100
 """Maximum nesting depth, in levels. The parser accepts far more, but Python's `copy` and dataclasses fail on them."""
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def strict_loads(text: str) -> Any:
@@ -22,6 +26,23 @@ def strict_loads(text: str) -> Any:
     except RecursionError:
         raise ValueError("nested too deep") from None
     check_depth(value)
+    return value
+
+
+def loads_text(text: str) -> Any:
+    """Parse one JSON value, all of whose texts can be written to a file and given to a tokenizer.
+
+    Raises:
+        ValueError: the text is not JSON, or it holds half of a surrogate pair, such as `"\\ud800"`.
+        RecursionError: the value is nested too deep.
+    """
+    value = json.loads(text)
+    if _SURROGATE.search(text):
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = ascii(error.object[error.start])[1:-1]
+            raise ValueError(f"{half} is half of a surrogate pair and no character") from None
     return value
 
 
