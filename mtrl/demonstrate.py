@@ -3,9 +3,9 @@
     mtrl demonstrate experiment=search --out demonstrations.jsonl
     mtrl sft --data demonstrations.jsonl --out warm --model Qwen/Qwen3-0.6B
 
-Every line is `{"messages": […]}`, the format that `mtrl.sft` reads. The episodes are on training rows, repeated if
-there are too few; held-out rows are never used. The demonstrator is weak on purpose: it fails as often as the warm
-start of a run requires.
+Every line is `{"messages": […]}`, with `tools` if the environment offers any: the format that `mtrl.sft` reads. The
+episodes are on training rows, repeated if there are too few; held-out rows are never used. The demonstrator is weak on
+purpose: it fails as often as the warm start of a run requires.
 """
 
 from __future__ import annotations
@@ -52,10 +52,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.out.parent.mkdir(parents=True, exist_ok=True)
     partial = args.out.with_name(f"{args.out.name}.partial")
     with partial.open("w", encoding="utf-8") as file:
-        for messages in demonstrations(
-            task.family, task.make_for_demonstrations, task.splits.train, rng, count, timeout
-        ):
-            file.write(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
+        for chat in demonstrations(task.family, task.make_for_demonstrations, task.splits.train, rng, count, timeout):
+            line = {"messages": chat.messages} | ({"tools": chat.tools} if chat.tools else {})
+            file.write(json.dumps(line, ensure_ascii=False) + "\n")
     partial.rename(args.out)
     print(f"{count} episodes on {min(count, len(task.splits.train))} training rows, written to {args.out}")
     print(f"fine-tune on them with: mtrl sft --data {args.out} --out warm --model MODEL")

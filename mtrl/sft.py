@@ -4,21 +4,24 @@
     mtrl sft --data chats.jsonl --out warm --model Qwen/Qwen3-0.6B
     mtrl train model=hf model.path=warm                           then train with RL from there
 
-Every line of the data is `{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}`. The
-loss is on the tokens of the assistant's messages, including the closing token of each.
+Every line of the data is `{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}`. If
+the prompt shows tools, it also has `"tools": [{"type": "function", "function": {…}}]`. The loss is on the tokens of the
+assistant's messages, including the closing token of each.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mtrl.config.outputs import check_local
 from mtrl.errors import UserError
-from mtrl.types import ROLES, Message
+from mtrl.types import ROLES, Demonstration, Tools
+from mtrl.utils.strict_json import loads_text
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -46,17 +49,25 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
     """Read the data, train, and write the model. Return the loss of each update."""
     args = parse(argv)
     for name in ("epochs", "steps", "batch_size", "lr", "max_tokens"):
-        if (value := getattr(args, name)) is not None and value <= 0:
-            raise UserError(f"--{name.replace('_', '-')}={value} must be more than 0")
+        if (value := getattr(args, name)) is not None and not 0 < value < math.inf:
+            raise UserError(f"--{name.replace('_', '-')}={value} must be a number above 0")
+    if args.model == "tiny" and args.dtype != "float32":
+        raise UserError(f"--dtype={args.dtype} has no effect with --model=tiny, which is float32; leave it out")
+    if args.model != "tiny" and args.tags:
+        raise UserError(
+            f"--tags={args.tags} has no effect with --model={args.model}, whose tokens are fixed; leave it out"
+        )
+    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", args.device):
+        raise UserError(f"--device={args.device} is not known; choose auto, cpu, cuda or cuda:N")
     check_local(f"--out={args.out}", args.out)
     if args.out.exists():
         raise UserError(f"--out={args.out} exists; choose another folder, or delete it first")
-    conversations = read_conversations(args.data)
+    chats = read_conversations(args.data)
     # torch is imported only here, so that --help and errors in the data come without it.
-    return _train(args, conversations)
+    return _train(args, chats)
 
 
-def read_conversations(path: Path) -> list[list[Message]]:
+def read_conversations(path: Path) -> list[Demonstration]:
     """Read the conversations of a JSONL file; empty lines are skipped.
 
     Raises:
@@ -72,10 +83,10 @@ def read_conversations(path: Path) -> list[list[Message]]:
     return conversations
 
 
-def _conversation(line: str, where: str) -> list[Message]:
+def _conversation(line: str, where: str) -> Demonstration:
     try:
-        value = json.loads(line)
-    except json.JSONDecodeError as error:
+        value = loads_text(line)
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{where}: this is not JSON ({error}); write one object per line") from error
     messages = value.get("messages") if isinstance(value, dict) else None
     if not isinstance(messages, list) or not messages:
@@ -89,10 +100,21 @@ def _conversation(line: str, where: str) -> list[Message]:
             )
     if all(message["role"] != "assistant" for message in messages):
         raise UserError(f"{where}: the assistant says nothing, so there is nothing to learn; add its message")
-    return messages
+    return Demonstration(messages, _tools(value.get("tools"), where))
 
 
-def _train(args: argparse.Namespace, conversations: list[list[Message]]) -> list[float]:
+def _tools(tools: Any, where: str) -> Tools:
+    """Return the tools of a line; empty if it has none."""
+    if tools is None:
+        return []
+    if not isinstance(tools, list) or not all(isinstance(each, dict) and "function" in each for each in tools):
+        raise UserError(
+            f'{where}: tools is {tools!r:.60}; it must be a list of {{"type": "function", "function": {{…}}}}'
+        )
+    return tools
+
+
+def _train(args: argparse.Namespace, chats: list[Demonstration]) -> list[float]:
     import random
 
     from mtrl.config.model_schema import TinyConfig
@@ -103,9 +125,9 @@ def _train(args: argparse.Namespace, conversations: list[list[Message]]) -> list
 
     console = Console()
     sizes = TinyConfig()
-    model, tokenizer = _tiny(args, conversations, sizes) if args.model == "tiny" else _pretrained(args)
+    model, tokenizer = _tiny(args, chats, sizes) if args.model == "tiny" else _pretrained(args)
     renderer = make_renderer(tokenizer, args.renderer, "--renderer")
-    examples = [to_example(renderer, messages) for messages in conversations]
+    examples = [to_example(renderer, chat) for chat in chats]
     _check_lengths([len(example.ids) for example in examples], model)
     muon_lr, lr = (2e-2, 2e-3) if args.model == "tiny" else (None, 1e-5)
     optimizer = MixedOptimizer(model, muon_lr, args.lr or lr)
@@ -137,13 +159,13 @@ def _train(args: argparse.Namespace, conversations: list[list[Message]]) -> list
     return losses
 
 
-def _tiny(args: argparse.Namespace, conversations: list[list[Message]], sizes: Any) -> tuple[Any, Any]:
+def _tiny(args: argparse.Namespace, chats: list[Demonstration], sizes: Any) -> tuple[Any, Any]:
     from mtrl.models.tiny import make_model, train_tokenizer
     from mtrl.trainer.loading import pick_device
 
     tags = tuple(tag for tag in args.tags.split(",") if tag)
-    tokenizer = train_tokenizer(conversations, sizes.vocabulary, tags)
-    return make_model(sizes, tokenizer, args.seed).to(pick_device(args.device)), tokenizer
+    tokenizer = train_tokenizer([chat.messages for chat in chats], sizes.vocabulary, tags)
+    return make_model(sizes, tokenizer, args.seed).to(pick_device(args.device, "--device")), tokenizer
 
 
 def _pretrained(args: argparse.Namespace) -> tuple[Any, Any]:
@@ -173,7 +195,7 @@ def _pretrained(args: argparse.Namespace) -> tuple[Any, Any]:
         raise UserError(
             f"--model={args.model} cannot be loaded ({first_line(error)}); give a folder or a Hub name of a causal LM"
         ) from error
-    return model.to(pick_device(args.device)), tokenizer
+    return model.to(pick_device(args.device, "--device")), tokenizer
 
 
 def _check_lengths(lengths: list[int], model: Any) -> None:

@@ -35,6 +35,9 @@ Message = dict[str, Any]
 environments may hold images: their content is then a list of parts, `{"type": "text", "text": "…"}` and
 `{"type": "image", "image": "data:image/png;base64,…"}` (`mtrl.utils.images.image_part`)."""
 
+Tools = list[dict[str, Any]]
+"""Schemas of tools in OpenAI's format: `{"type": "function", "function": {"name": …, "parameters": {…}}}`."""
+
 ROLES = ("system", "user", "assistant", "tool")
 """The roles that a message may have."""
 
@@ -50,6 +53,15 @@ still fits; every code path that accepts a reward refuses a larger one."""
 
 ENVIRONMENT = "environment"
 """Name of the component for the reward that `step` returned. Environments may not use it for another component."""
+
+
+@dataclass(frozen=True)
+class Demonstration:
+    """A conversation that fine-tuning imitates."""
+
+    messages: list[Message]
+    tools: Tools = field(default_factory=list)
+    """Tools that its prompt shows."""
 
 
 class StopReason(StrEnum):

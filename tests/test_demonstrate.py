@@ -16,7 +16,8 @@ def test_every_task_writes_what_sft_reads(experiment, tmp_path, capsys):
     out = tmp_path / "demonstrations.jsonl"
     assert main([f"experiment={experiment}", *FEW, "--out", str(out), "--count", "9"]) == 0
     conversations = read_conversations(out)
-    assert len(conversations) == 9 and all(messages[-1]["role"] == "assistant" for messages in conversations)
+    assert len(conversations) == 9 and all(chat.messages[-1]["role"] == "assistant" for chat in conversations)
+    assert all(bool(chat.tools) == (experiment in ("sop", "service")) for chat in conversations)
     assert "9 episodes on 9 training rows" in capsys.readouterr().out
 
 

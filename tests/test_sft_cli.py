@@ -10,6 +10,7 @@ from transformers import Qwen3VLConfig
 
 from mtrl.errors import UserError
 from mtrl.sft import main
+from mtrl.types import Demonstration
 from tests import forked
 
 pytestmark = pytest.mark.xdist_group("sft")  # one worker trains the model
@@ -105,6 +106,14 @@ GOOD = json.dumps(CHATS[0])
         ('{"messages": [{"role": "user"}]}', "line 3: the content of message 1 is None; it must be text"),
         ('{"messages": [{"role": "user", "content": ["x"]}]}', r"the content of message 1 is \['x'\]; it must be text"),
         ('{"messages": [{"role": "user", "content": "x"}]}', "line 3: the assistant says nothing"),
+        (
+            '{"messages": [{"role": "assistant", "content": "\\ud800"}]}',
+            "line 3: this is not JSON .*half of a surrogate",
+        ),
+        (
+            '{"messages": [{"role": "assistant", "content": "x"}], "tools": ["f"]}',
+            r"line 3: tools is \['f'\]; it must be a",
+        ),
     ],
 )
 def test_an_invalid_line_is_a_user_error(tmp_path, line, sentence):
@@ -120,7 +129,7 @@ def test_a_unicode_separator_does_not_end_a_line(tmp_path):
 
     chat = {"messages": [{"role": "assistant", "content": "a\u2028b\x85c\x0bd"}]}
     (tmp_path / "x.jsonl").write_text(json.dumps(chat, ensure_ascii=False) + "\n", encoding="utf-8")
-    assert read_conversations(tmp_path / "x.jsonl") == [chat["messages"]]
+    assert read_conversations(tmp_path / "x.jsonl") == [Demonstration(chat["messages"])]
 
 
 @pytest.mark.parametrize(
@@ -130,8 +139,17 @@ def test_a_unicode_separator_does_not_end_a_line(tmp_path):
         (["--data", "empty.jsonl"], "--data=.*empty.jsonl holds no conversation"),
         (["--data", "latin.jsonl"], "--data=.*latin.jsonl cannot be read .*; give a JSONL file in UTF-8"),
         (["--data", "good.jsonl", "--out", "good.jsonl"], "--out=.* exists; choose another folder"),
-        (["--data", "good.jsonl", "--steps", "0"], "--steps=0 must be more than 0"),
-        (["--data", "good.jsonl", "--batch-size", "-1"], "--batch-size=-1 must be more than 0"),
+        (["--data", "good.jsonl", "--steps", "0"], "--steps=0 must be a number above 0"),
+        (["--data", "good.jsonl", "--batch-size", "-1"], "--batch-size=-1 must be a number above 0"),
+        (["--data", "good.jsonl", "--lr", "nan"], "--lr=nan must be a number above 0"),
+        (["--data", "good.jsonl", "--epochs", "inf"], "--epochs=inf must be a number above 0"),
+        (["--data", "good.jsonl", "--dtype", "bfloat16"], "--dtype=bfloat16 has no effect with --model=tiny"),
+        (
+            ["--data", "good.jsonl", "--model", "no/such", "--tags", "<a>"],
+            "--tags=<a> has no effect with --model=no/such",
+        ),
+        (["--data", "good.jsonl", "--device", "tpu"], "--device=tpu is not known; choose auto, cpu, cuda or cuda:N"),
+        (["--data", "good.jsonl", "--renderer", "qwen3"], "^--renderer=qwen3 does not fit the tokenizer of the model"),
         (["--data", "good.jsonl", "--model", "no/such"], "--model=no/such cannot be loaded"),
         (["--data", "long.jsonl"], "conversation 2 of --data has .* tokens, more than the 1024 that the model holds"),
     ],

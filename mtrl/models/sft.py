@@ -18,7 +18,7 @@ from mtrl.models.logits import logits_at
 from mtrl.models.logprobs import token_logprobs
 from mtrl.models.packing import Row, pack, partition, shared_prefixes
 from mtrl.models.vision import ImageProcessor, Patches, image_inputs, repeated
-from mtrl.types import images_in
+from mtrl.types import Demonstration, images_in
 
 MAX_TOKENS = 4096
 """Default maximum number of tokens of one forward and backward pass, padding included."""
@@ -35,18 +35,19 @@ class Example:
     """Patches of the images of the conversation, in the order of their placeholders."""
 
 
-def to_example(renderer: Any, messages: list[dict[str, Any]]) -> Example:
+def to_example(renderer: Any, chat: Demonstration) -> Example:
     """Render a conversation; the mask marks the tokens that a model would have sampled."""
-    rendered = renderer.render(messages)
+    messages = chat.messages
+    rendered = renderer.render(messages, tools=chat.tools or None)
     mask = rendered.sampled_mask or [
         messages[i]["role"] == "assistant" if i >= 0 else False for i in rendered.message_indices
     ]
     return Example(rendered.token_ids, list(mask))
 
 
-def to_image_example(renderer: Any, processor: ImageProcessor, messages: list[dict[str, Any]]) -> Example:
+def to_image_example(renderer: Any, processor: ImageProcessor, chat: Demonstration) -> Example:
     """Like `to_example`, for a conversation that may hold images. Placeholders are never trained."""
-    plain, images = to_example(renderer, messages), images_in(messages)
+    plain, images = to_example(renderer, chat), images_in(chat.messages)
     counts = processor.repeats(plain.ids, images)
     patches = tuple(processor.patches(image) for image in images)
     return Example(repeated(plain.ids, counts), repeated(plain.mask, counts), patches)

@@ -16,7 +16,7 @@ from mtrl.environments.family import Family
 from mtrl.environments.players import REPEAT_LAST, demonstrator_moves, no_more_responses
 from mtrl.errors import UserError
 from mtrl.rollout.stepper import Stepper, text_message, text_turn
-from mtrl.types import Message, Row, Trajectory
+from mtrl.types import Demonstration, Row, Trajectory
 from mtrl.utils.images import content_text
 from mtrl.utils.process_guard import guarded
 from mtrl.utils.user_code import reason
@@ -31,22 +31,22 @@ def demonstrations(
     rng: random.Random,
     count: int,
     timeout: float,
-) -> Iterator[list[Message]]:
+) -> Iterator[Demonstration]:
     """Yield the conversations of `count` episodes, cycling over the rows. The episodes run in a thread, so that an
     environment that hangs is detected.
 
     Raises:
         UserError: the environment failed, or one episode took longer than `timeout` seconds.
     """
-    results: queue.Queue[list[Message] | BaseException] = queue.Queue(maxsize=64)
+    results: queue.Queue[Demonstration | BaseException] = queue.Queue(maxsize=64)
     over = threading.Event()
 
     def run() -> None:
         for index in range(count):
             try:
                 with guarded():
-                    messages = demonstrate(family, make_environment, rows[index % len(rows)], rng)
-                results.put(messages)
+                    chat = demonstrate(family, make_environment, rows[index % len(rows)], rng)
+                results.put(chat)
             except BaseException as error:  # a SystemExit would end the thread silently
                 results.put(error)
                 return
@@ -63,7 +63,7 @@ def demonstrations(
             results.get_nowait()
 
 
-def _next(results: queue.Queue[list[Message] | BaseException], row: Row, timeout: float) -> list[Message]:
+def _next(results: queue.Queue[Demonstration | BaseException], row: Row, timeout: float) -> Demonstration:
     where = f"the warm start's demonstration of row {row.get('id')}"
     try:
         episode = results.get(timeout=timeout)
@@ -80,8 +80,9 @@ def _next(results: queue.Queue[list[Message] | BaseException], row: Row, timeout
 
 def demonstrate(
     family: Family, make_environment: Callable[[], BaseEnvironment], row: Row, rng: random.Random
-) -> list[Message]:
-    """Run one episode with the family's demonstrator. Return the messages up to its last response.
+) -> Demonstration:
+    """Run one episode with the family's demonstrator. Return the messages up to its last response, and the tools that
+    the environment offers.
 
     Raises:
         UserError: the demonstrator failed, or has no more responses before the episode is over.
@@ -91,7 +92,7 @@ def demonstrate(
 
 async def _episode(
     family: Family, make_environment: Callable[[], BaseEnvironment], row: Row, rng: random.Random
-) -> list[Message]:
+) -> Demonstration:
     row = copy.deepcopy(row)  # changes that an environment makes to its row stay local
     moves = demonstrator_moves(family, row, rng)
     environment = make_environment()
@@ -111,7 +112,7 @@ async def _episode(
             observation = "".join(content_text(message["content"]) for message in observed)
         while messages[-1]["role"] != "assistant":
             messages.pop()
-        return messages
+        return Demonstration(messages, stepper.tools)
     finally:
         await _call_now(environment.close)
 

@@ -423,8 +423,11 @@ def compute_dtype(config: Config) -> torch.dtype:
     return getattr(torch, config.trainer.fsdp.param_dtype or config.model.dtype)
 
 
-def pick_device(name: str) -> torch.device:
+def pick_device(name: str, key: str = "model.device") -> torch.device:
     """Return the device for the value of `model.device`.
+
+    Args:
+        key: setting that names the device, for error messages.
 
     Raises:
         UserError: a GPU is requested and there is none, or PyTorch cannot use the GPU that there is.
@@ -434,12 +437,12 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         if (evidence := gpu_evidence()) is not None:
             raise UserError(
-                f"{evidence}, and torch {torch.__version__} cannot use it ({_why_no_cuda()}); set model.device=cpu to "
+                f"{evidence}, and torch {torch.__version__} cannot use it ({_why_no_cuda()}); set {key}=cpu to "
                 "train without it"
             )
         return torch.device("cpu")
     if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"model.device={name} needs a GPU, and this machine has none; use model.device=cpu")
+        raise UserError(f"{key}={name} needs a GPU, and this machine has none; use {key}=cpu")
     return torch.device(name)
 
 

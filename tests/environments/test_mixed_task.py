@@ -115,7 +115,7 @@ def test_each_row_is_played_and_scored_by_its_source_and_its_environment_is_clos
     assert (shown, trajectory.reward) == ("look at later/train-0", 1.0), trajectory.error
     assert (trajectory.score, trajectory.answered) == (0.75, None)
     assert CLOSED == ["plain", "later"]
-    messages = demonstrate(task.family, task.make_environment, plain, random.Random(0))
+    messages = demonstrate(task.family, task.make_environment, plain, random.Random(0)).messages
     assert messages[-1] == {"role": "assistant", "content": "plain"}
 
 

@@ -48,7 +48,7 @@ def test_decoys_get_no_reward_and_no_score(splits, tiny_codec):
 
 def test_demonstrations_call_the_tool_in_some_episodes(splits):
     rng = random.Random(0)
-    episodes = [demonstrate(FAMILY, make_environment, row, rng) for row in splits.train]
+    episodes = [demonstrate(FAMILY, make_environment, row, rng).messages for row in splits.train]
     called = [episode for episode in episodes if any(message["role"] == "tool" for message in episode)]
     assert 0.15 < len(called) / len(episodes) < 0.6
     answers = {episode[-1]["content"] for episode in called}

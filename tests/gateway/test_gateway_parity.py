@@ -33,7 +33,7 @@ from mtrl.trainer.data.samples import group_samples
 from mtrl.trainer.update.learner import Learner
 from mtrl.trainer.update.optimizer import Optimizer
 from mtrl.trainer.update.policy import Policy
-from mtrl.types import Group
+from mtrl.types import Demonstration, Group
 
 TURNS, CONTEXT, TEMPERATURE = 3, 200, 0.9
 EPISODES = 12
@@ -58,7 +58,7 @@ def model(tiny_recipe, tiny_codec, rows):
         compute, answer = gold(row)
         reply.append([*row["prompt"], {"role": "assistant", "content": compute}])
         reply.append([*row["prompt"], {"role": "assistant", "content": answer}])
-    examples = [to_example(tiny_codec.renderer, messages) for messages in reply]
+    examples = [to_example(tiny_codec.renderer, Demonstration(messages)) for messages in reply]
     fine_tune(model, batches(examples, 8, random.Random(0)), 100, MixedOptimizer(model, None, 0.02), warmup=1)
     return model.eval()
 

@@ -11,6 +11,8 @@ import transformers as hf
 from mtrl.models import sft
 from mtrl.models.renderer import make_renderer
 from mtrl.models.sft import Example, MixedOptimizer, batches, by_length, fine_tune, to_example, update
+from mtrl.rollout.conversation import Codec
+from mtrl.types import Demonstration
 
 EXAMPLES = [
     Example([1, 2, 3, 4, 5], [False, False, True, True, False]),
@@ -39,7 +41,7 @@ def train(model, examples, steps=1, **options):
 
 def test_an_example_marks_the_assistants_tokens(tiny_tokenizer):
     messages = [{"role": "user", "content": "12"}, {"role": "assistant", "content": "34"}]
-    example = to_example(make_renderer(tiny_tokenizer), messages)
+    example = to_example(make_renderer(tiny_tokenizer), Demonstration(messages))
     assert tiny_tokenizer.decode(example.ids) == "<|user|>12<|end|><|assistant|>34<|end|>"
     assert example.mask == [False] * 5 + [True] * 3
 
@@ -47,9 +49,21 @@ def test_an_example_marks_the_assistants_tokens(tiny_tokenizer):
 @pytest.mark.parametrize("name", ["qwen3", "default"])
 def test_examples_work_with_every_renderer(chatml_tokenizer, name):
     messages = [{"role": "user", "content": "12"}, {"role": "assistant", "content": "<think>\n\n</think>\n\n34"}]
-    example = to_example(make_renderer(chatml_tokenizer, name), messages)
+    example = to_example(make_renderer(chatml_tokenizer, name), Demonstration(messages))
     marked = [i for i, mask in zip(example.ids, example.mask, strict=True) if mask]
     assert chatml_tokenizer.decode(marked).endswith("34<|im_end|>") and "user" not in chatml_tokenizer.decode(marked)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "default"])
+def test_an_example_begins_with_the_prompt_of_training(chatml_tokenizer, name):
+    """The tools of the environment are part of it."""
+    tools = [{"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}]
+    messages = [{"role": "user", "content": "12"}, {"role": "assistant", "content": "<think>\n\n</think>\n\n34"}]
+    renderer = make_renderer(chatml_tokenizer, name)
+    prompt = Codec(chatml_tokenizer, renderer).render(messages[:1], tools)
+    example = to_example(renderer, Demonstration(messages, tools))
+    assert example.ids[: len(prompt)] == prompt and "add" in chatml_tokenizer.decode(prompt)
+    assert example.ids.index(example.ids[len(prompt)], len(prompt)) <= example.mask.index(True)
 
 
 def test_the_loss_is_the_mean_over_the_assistants_tokens(make_tiny_model):

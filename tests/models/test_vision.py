@@ -32,7 +32,7 @@ from mtrl.trainer.data.batching import micro_batches
 from mtrl.trainer.data.samples import trajectory_samples
 from mtrl.trainer.loading import is_vision_model, load_peer
 from mtrl.trainer.update.policy import Policy
-from mtrl.types import FinishReason, Generation, Trajectory, images_in
+from mtrl.types import Demonstration, FinishReason, Generation, Trajectory, images_in
 from mtrl.utils.images import image_part, pixels_of
 from tests.vision_models import FAMILIES, SIZES, codec, conversations, picture, plain_logits, shown, tokenizer
 
@@ -198,7 +198,9 @@ def test_imitation_learns_from_the_image_alone():
     examples = []
     for value, word in ((0, "up"), (255, "down")):
         part = image_part(np.full((16, 24, 3), value, np.uint8))
-        examples.append(to_image_example(renderer, processor, [shown(part), {"role": "assistant", "content": word}]))
+        examples.append(
+            to_image_example(renderer, processor, Demonstration([shown(part), {"role": "assistant", "content": word}]))
+        )
     assert all(sum(example.mask) >= 2 and len(example.ids) == len(example.mask) for example in examples)
     model = make_vision_model(SIZES, tokenizer(), 0)
     optimizer = MixedOptimizer(model, 0.02, 1e-2)

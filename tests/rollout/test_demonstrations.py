@@ -34,11 +34,11 @@ class Scripted:
 
 
 def run(family, environment, **row):
-    return demonstrate(replace(family, demonstrate=Scripted), environment, {**ROW, **row}, random.Random(0))
+    return demonstrate(replace(family, demonstrate=Scripted), environment, {**ROW, **row}, random.Random(0)).messages
 
 
 def test_demonstrate_runs_a_whole_episode(echo):
-    messages = demonstrate(echo, echo.environment, ROW, random.Random(1))
+    messages = demonstrate(echo, echo.environment, ROW, random.Random(1)).messages
     assert [m["role"] for m in messages] == ["user", "assistant", "user", "assistant"]
     assert [m["content"] for m in messages[2:]] == ["no, again", "<say>7</say>"]
     assert echo.environment.closed == 1
@@ -116,7 +116,9 @@ def test_an_environment_with_tools_receives_messages_and_is_truncated(echo):
             return '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 
     received = []
-    messages = demonstrate(replace(echo, demonstrate=Caller), lambda: Tools(max_turns=2), ROW, random.Random(0))
+    chat = demonstrate(replace(echo, demonstrate=Caller), lambda: Tools(max_turns=2), ROW, random.Random(0))
+    messages = chat.messages
+    assert chat.tools == Tools.tools
     assert [m["role"] for m in messages] == ["user", "assistant", "user", "assistant"]
     assert [item[0][0]["function"]["name"] for item in received[:2]] == ["add", "add"] and received[2:] == ["truncated"]
     assert messages[1]["content"] == received[0][1]

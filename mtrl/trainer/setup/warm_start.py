@@ -46,7 +46,7 @@ from mtrl.rollout.demonstrations import demonstrate, demonstrations
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.scoring.heldout import score_groups
 from mtrl.trainer.loading import compute_dtype, fit_attention, load_model
-from mtrl.types import Group, Message, Row
+from mtrl.types import Demonstration, Group, Message, Row
 from mtrl.utils.files import cache_folder, locked, replace_text
 
 KEY_CONVERSATIONS = 256
@@ -137,9 +137,9 @@ def make(config: Config, task: Task, folder: Path, measure: Measure, on_step: On
     """Make the warm start, and write model, tokenizer and record to `folder`. Return the record."""
     settings = config.model.warm_start
     rng = random.Random(config.seed)
-    conversations = list(training_demonstrations(config, task, rng))
+    chats = list(training_demonstrations(config, task, rng))
     if config.model.name == "tiny":
-        model, tokenizer = random_policy(config, conversations, task.family.tokens)
+        model, tokenizer = random_policy(config, [chat.messages for chat in chats], task.family.tokens)
         success = None  # random weights, so not measured
     else:
         model, tokenizer = load_model(config, str(config.model.path))
@@ -151,7 +151,7 @@ def make(config: Config, task: Task, folder: Path, measure: Measure, on_step: On
         folder.mkdir(parents=True, exist_ok=True)
     else:
         renderer = make_renderer(tokenizer, config.model.renderer)
-        examples = to_examples(tokenizer, renderer, conversations)
+        examples = to_examples(tokenizer, renderer, chats)
         imitation = Imitation(config, model, sft.batches(examples, min(settings.batch_size, len(examples)), rng))
         success = imitate(config, imitation, lambda policy: measure(policy, tokenizer), on_step)
         result = WarmStartResult(success, settings.episodes, imitation.steps, band, min_turns=turns)
@@ -171,11 +171,11 @@ def random_policy(config: Config, conversations: Sequence[list[Message]], tags: 
     return tiny_vision.make_policy(sizes, tokenizer, config.seed), tokenizer
 
 
-def to_examples(tokenizer: Any, renderer: Any, conversations: Sequence[list[Message]]) -> list[sft.Example]:
-    """Return the conversations as examples of fine-tuning."""
+def to_examples(tokenizer: Any, renderer: Any, chats: Sequence[Demonstration]) -> list[sft.Example]:
+    """Return conversations as examples of fine-tuning."""
     if (images := processor_of(tokenizer)) is not None:
-        return [sft.to_image_example(renderer, images, messages) for messages in conversations]
-    return [sft.to_example(renderer, messages) for messages in conversations]
+        return [sft.to_image_example(renderer, images, chat) for chat in chats]
+    return [sft.to_example(renderer, chat) for chat in chats]
 
 
 State = tuple[int, list[IO[bytes]]]
@@ -327,7 +327,7 @@ def measured_rows(task: Task, count: int) -> list[Row]:
     return interleaved([[own[index * len(own) // each] for index in range(each)] for own in parts])[:count]
 
 
-def training_demonstrations(config: Config, task: Task, rng: random.Random) -> Iterator[list[Message]]:
+def training_demonstrations(config: Config, task: Task, rng: random.Random) -> Iterator[Demonstration]:
     """Yield the demonstrations, cycling over the training rows."""
     count, timeout = config.model.warm_start.demonstrations, config.environment.step_timeout
     return demonstrations(task.family, task.make_for_demonstrations, task.splits.train, rng, count, timeout)
@@ -354,7 +354,7 @@ def cache_key(config: Config, task: Task) -> str:
         [_source(function) for function in code],
         rows,
         len(task.splits.train),
-        list(islice(training_demonstrations(config, task, random.Random(config.seed)), KEY_CONVERSATIONS)),
+        list(map(asdict, islice(training_demonstrations(config, task, random.Random(config.seed)), KEY_CONVERSATIONS))),
         torch.__version__,
         *([str(dtype)] if (dtype := compute_dtype(config)) != getattr(torch, config.model.dtype) else []),
         *([config.environments] if config.environments else []),
