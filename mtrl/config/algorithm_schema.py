@@ -79,8 +79,8 @@ class AlgorithmConfig:
     compared with the peers that reached it | turn+outcome: the last turn's reward, plus the turn rewards from this turn
     on | null: as the method is published"""
     group_size: int = number(8, at_least=1)
-    norm_by_std: bool = True
-    """grpo, mt_grpo, gigpo: divide by the group's standard deviation."""
+    norm_by_std: bool = setting(True, read_with={"advantage_method": ("grpo", "mt_grpo", "gigpo")})
+    """Divide by the group's standard deviation."""
     gamma: float = number(
         1.0,
         at_least=0,

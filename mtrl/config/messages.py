@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -25,14 +26,18 @@ ELSEWHERE = {"sagemaker": "scripts/launch_sagemaker.py", "managed": "scripts/lau
 
 def check_values(values: Mapping[str, Any]) -> None:
     """Check each of the plain values of a configuration (`keys.plain`) against the bound or the words that the schema
-    declares for its key.
+    declares for its key. A number without a bound must be finite.
 
     Raises:
         UserError: a value does not fit; the message names the key, the value, and what the key takes.
     """
     for path, key in keys.all_keys().items():
-        value = keys.value_at(values, path) if key.bound or key.choices else None
+        value = keys.value_at(values, path)
         if value is None:
+            continue
+        if isinstance(value, float) and not key.bound and not math.isfinite(value):
+            raise UserError(f"{path}={value} must be a finite number")
+        if not key.bound and not key.choices:
             continue
         if value in key.refused:
             raise UserError(f"{path}={value} {key.refused[value]}")

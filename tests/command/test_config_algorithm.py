@@ -313,6 +313,11 @@ OVERLAP = "async_config.max_steps_off_policy=1"
 
 WARNED = [
     (
+        ["algorithm=rloo", "algorithm.norm_by_std=false"],
+        "algorithm.norm_by_std=false has no effect with algorithm.advantage_method=rloo; it is read with "
+        "algorithm.advantage_method=grpo|mt_grpo|gigpo",
+    ),
+    (
         ["algorithm=rloo", "algorithm.gamma=0.9"],
         "algorithm.gamma=0.9 has no effect with algorithm.advantage_method=rloo; it is read with "
         "algorithm.advantage_method=gigpo|turn_gae|gae or algorithm.credit=turn|turn+outcome",

@@ -147,6 +147,9 @@ REFUSED = [
         ["evaluation.rows=0", "evaluation.sampled_rows=0"],
         "evaluation.rows=0 must be at least 1 (every evaluation runs them, greedily)",
     ),
+    (["algorithm.entropy_coef=nan"], "algorithm.entropy_coef=nan must be a finite number"),
+    (["algorithm.turn_advantage_coef=-inf"], "algorithm.turn_advantage_coef=-inf must be a finite number"),
+    (["evaluation.success_threshold=inf"], "evaluation.success_threshold=inf must be a finite number"),
     (["evaluation.endpoint.timeout=0"], "evaluation.endpoint.timeout=0.0 must be above 0"),
     (
         ["~environment", "experiment=null"],
