@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from mtrl.errors import UserError, missing_extra
 from mtrl.types import Row
 from mtrl.utils.arrow_rows import check_json, columns_to_check, is_json_file, read_parquet, write_times
+from mtrl.utils.files import in_home
 from mtrl.utils.hub import is_out_of_reach
 from mtrl.utils.prompt_column import prompt_messages
 from mtrl.utils.strict_json import loads_text
@@ -253,7 +254,7 @@ class _Source(Protocol):
 
 
 def _source(path: str, split: str) -> _Source:
-    local = Path(path).expanduser()
+    local = in_home(path)
     if local.is_dir():
         return _Folder(local)
     if local.is_file():

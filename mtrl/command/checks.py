@@ -37,6 +37,7 @@ from mtrl.config.overrides import CONF
 from mtrl.config.trainer_schema import OptimizerConfig
 from mtrl.engines.endpoints.budget import check_spending
 from mtrl.errors import UserError, missing_extra
+from mtrl.utils.files import in_home
 from mtrl.utils.user_code import load_function, reason
 
 REGISTRIES = (ESTIMATORS, LOSSES, REDUCTIONS, CORRECTIONS, KL_ESTIMATORS)
@@ -86,7 +87,7 @@ def check_training(cfg: DictConfig) -> None:
             model does not exist, or a package that training needs is not installed.
     """
     path = cfg.model.path or ""
-    if path.startswith(("/", ".", "~")) and not Path(path).expanduser().exists():  # not the form of a Hub name
+    if path.startswith(("/", ".", "~")) and not in_home(path).exists():  # not the form of a Hub name
         raise UserError(f"model.path={path} does not exist; name an existing folder, or a Hub name owner/name")
     check_sampling(cfg)
     check_router_replay(cfg)
@@ -194,7 +195,7 @@ def _warm_start(cfg: DictConfig) -> None:
 
 def _data(cfg: DictConfig) -> None:
     path = cfg.data.path
-    if path and not Path(path).exists() and not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(:[\w.-]+)?", path):
+    if path and not in_home(path).exists() and not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*(:[\w.-]+)?", path):
         raise UserError(f"data.path={path} does not exist; write an existing folder or file, or a Hub name owner/name")
 
 

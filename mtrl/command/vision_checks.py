@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -14,6 +13,7 @@ from mtrl.config.derived import distils, in_a_process, overlaps, ranks, runs_age
 from mtrl.config.mixture import source_configs
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
+from mtrl.utils.files import in_home
 
 VISION_TYPES = ("qwen2_5_vl", "qwen3_vl")
 """Model types of the configurations of models that read images in mtrl (`mtrl.models.vision.FAMILIES`)."""
@@ -47,7 +47,7 @@ def reads_images(cfg: DictConfig | Config) -> bool | None:
     path = str(cfg.model.path or "")
     if path.lower().endswith(".gguf"):
         return False
-    file = Path(path) / "config.json"
+    file = in_home(path) / "config.json"
     if not file.is_file():
         return None
     try:

@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 from mtrl.errors import UserError
+from mtrl.utils.files import in_home
 
 TABLE = Path(__file__).with_name("architectures.yaml")
 DENSE = ("llama", "qwen2", "qwen3")
@@ -43,6 +44,8 @@ class Architecture:
     head_dim: int
     num_local_experts: int = 0
     num_experts_per_tok: int = 0
+    attention_bias: bool = False
+    """Whether the linear layers of attention have biases. Those of qwen2 and gpt_oss always have the same ones."""
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], where: str) -> Architecture:
@@ -113,6 +116,8 @@ class Architecture:
         norms = 2 * h
         if self.model_type == "qwen2":
             return matrices + norms + q + 2 * kv
+        if self.attention_bias and self.model_type != "gpt_oss":
+            matrices += q + 2 * kv + h
         if self.model_type in ("qwen3", "qwen3_moe"):
             return matrices + norms + 2 * self.head_dim + self.experts
         if self.model_type == "gpt_oss":
@@ -195,7 +200,7 @@ def find(path: str, key: str = "model.path") -> Architecture:
     Raises:
         UserError: `path` is neither, or its config.json is invalid.
     """
-    config = Path(path) / "config.json"
+    config = in_home(path) / "config.json"
     if config.is_file():
         try:
             fields = json.loads(config.read_text(encoding="utf-8"))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mtrl.errors import UserError
-from mtrl.utils.files import cache_folder, locked
+from mtrl.utils.files import cache_folder, in_home, locked
 from mtrl.utils.text import one_line
 
 SUFFIX = ".gguf"
@@ -45,7 +45,7 @@ def as_folder(path: str | Path, key: str) -> str:
     """
     path = str(path)
     if not path.endswith(SUFFIX):
-        return str(Path(path).expanduser()) if path.startswith("~") else path
+        return str(in_home(path)) if path.startswith("~") else path
     file = _find(path, key)
     if missing := [name for name in READERS if find_spec(name) is None]:
         raise UserError(
@@ -71,7 +71,7 @@ def as_folder(path: str | Path, key: str) -> str:
 
 def _find(path: str, key: str) -> Path:
     """Return the file that `path` names. A file of a package is found without an import of the package."""
-    if (file := Path(path).expanduser()).is_file():
+    if (file := in_home(path)).is_file():
         return file
     package, _, name = path.partition("/")
     if not (package.isidentifier() and name):

@@ -20,6 +20,7 @@ from mtrl.models.weight_files import file_tensors, model_in_files
 from mtrl.record.checksums import changes
 from mtrl.record.run_dir import RunDir
 from mtrl.trainer.first_layers import first_layers
+from mtrl.utils.files import in_home
 from mtrl.utils.gpus import gpu_evidence
 from mtrl.utils.hub import is_out_of_reach, model_options
 
@@ -175,7 +176,7 @@ def check_export(path: str, key: str) -> None:
     Raises:
         UserError: a file is missing or changed.
     """
-    folder = Path(path)
+    folder = in_home(path).absolute()
     if folder.name == RunDir(folder.parent).export.name and (changed := changes(folder.parent, f"{folder.name}/")):
         raise UserError(
             f"{key}={path} has changed since the end of its run ({changed}); give an intact copy or a checkpoint of "

@@ -45,6 +45,15 @@ def locked(file: Path) -> Iterator[None]:
         yield
 
 
+def in_home(path: str | Path) -> Path:
+    """Return a path whose first part may be `~` or `~USER`, with the home folder instead; the path as it is if the
+    machine has no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def cache_folder() -> Path:
     """Return the folder of warm starts and converted models: `MTRL_CACHE`, else that of the user."""
     return Path(os.environ.get("MTRL_CACHE", Path.home() / ".cache" / "mtrl"))

@@ -322,7 +322,7 @@ def test_training_warns_about_keys_of_the_evaluator():
     ]
 
 
-@pytest.mark.parametrize("path", ["/nope", "./nope", "~/nope"])
+@pytest.mark.parametrize("path", ["/nope", "./nope", "~/nope", "~nobody-here/nope"])
 def test_training_needs_the_folder_of_its_model(path):
     cfg = merge(normalise(["model=hf", f"model.path='{path}'"]))
     check(cfg)  # an evaluation of the run's export needs none
@@ -334,6 +334,14 @@ def test_the_folder_of_a_model_may_be_in_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "mine").mkdir()
     check_training(merge(normalise(["model=hf", "model.path='~/mine'"])))
+
+
+def test_the_folder_of_data_may_be_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine").mkdir()
+    check(merge(normalise(["data.path='~/mine'"])))
+    with pytest.raises(UserError, match="data.path=~nobody-here/mine does not exist"):
+        check(merge(normalise(["data.path='~nobody-here/mine'"])))
 
 
 def test_checking_needs_no_torch():

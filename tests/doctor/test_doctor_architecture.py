@@ -53,6 +53,19 @@ def test_fields_that_config_json_may_leave_out():
     assert whole == replace(find("meta-llama/Llama-3.2-1B-Instruct"), num_key_value_heads=32)
 
 
+@pytest.mark.parametrize("name", ["Qwen/Qwen3-0.6B", "meta-llama/Llama-3.2-1B-Instruct", "Qwen/Qwen3-30B-A3B"])
+def test_biases_of_attention_are_counted(name):
+    fields = table()[name] | {"num_hidden_layers": 2, "attention_bias": True}
+    assert Architecture.of(fields, "x").parameters == sum(p.numel() for p in on_meta(fields).parameters())
+
+
+def test_a_folder_may_be_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text(json.dumps(LLAMA))
+    assert find("~/model") == find(str(tmp_path / "model"))
+
+
 LLAMA = table()["meta-llama/Llama-3.2-1B-Instruct"]
 
 

@@ -73,7 +73,7 @@ def test_a_flipped_bit_in_the_checksums_of_a_checkpoint_is_reported(finished, ca
     assert f"checkpoints/{sums.parent.name}: " in output
 
 
-def test_a_changed_export_is_not_loaded(finished, tmp_path):
+def test_a_changed_export_is_not_loaded(finished, tmp_path, monkeypatch):
     run = tmp_path / "run"
     shutil.copytree(finished, run)
     config = compose(["debug=fast"])
@@ -81,6 +81,9 @@ def test_a_changed_export_is_not_loaded(finished, tmp_path):
     flip(run / "export" / "model.safetensors", 8 * 100_000)
     with pytest.raises(UserError, match=r"export has changed since the end of its run \(export/model.safetensors: not"):
         load_model(config, str(run / "export"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(UserError, match=r"model\.path=~/run/export has changed since the end of its run"):
+        load_model(config, "~/run/export")
     (run / SUMS).unlink()
     load_model(config, str(run / "export"))
 
