@@ -43,7 +43,8 @@ def signal_metrics(groups: Sequence[Group], advantages: Sequence[Ragged]) -> dic
     `analysis/lonely_turns`      number of turns that no peer reached
     `analysis/lonely_trajectories` number of groups with a single trajectory, which has no peer to compare with
 
-    In self-play each role of a group counts as a group. The result is empty without trajectories.
+    In self-play each role of a group counts as a group. A summary of the context is no turn here. The result is empty
+    without trajectories.
     """
     groups, advantages = _by_role(groups, advantages)
     rewards = [[earned(trajectory) for trajectory in group.trajectories] for group in groups]
@@ -53,7 +54,8 @@ def signal_metrics(groups: Sequence[Group], advantages: Sequence[Ragged]) -> dic
     if not everything:
         return {}
     zero_groups = informative.count(False)
-    early = [any(turn.reward for turn in t.turns[:-1]) for group in groups for t in group.trajectories]
+    taken = [[[turn.reward for turn in t.environment_turns] for t in group.trajectories] for group in groups]
+    early = [any(rewards[:-1]) for group in taken for rewards in group]
     metrics = {
         "rollout/reward/mean": fmean(everything),
         "rollout/reward/zero_frac": fmean(reward == 0.0 for reward in everything),
@@ -61,7 +63,7 @@ def signal_metrics(groups: Sequence[Group], advantages: Sequence[Ragged]) -> dic
         "analysis/zero_adv_groups": float(zero_groups),
         "analysis/zero_adv_frac": zero_groups / len(groups),
         "analysis/informative_groups": float(informative.count(True)),
-        "analysis/lonely_turns": float(sum(lonely_turns(group_turns) for group_turns in advantages)),
+        "analysis/lonely_turns": float(sum(map(lonely_turns, taken))),
         "analysis/lonely_trajectories": float(sum(len(group.trajectories) == 1 for group in groups)),
     }
     return {**metrics, "rollout/reward/valid_mean": fmean(valid)} if valid else metrics

@@ -54,6 +54,14 @@ def test_equal_outcomes_can_be_informative_per_turn():
     assert metrics(group, method="group_based_per_turn")["analysis/informative_groups"] == 1.0
 
 
+def test_summaries_of_the_context_are_no_turns():
+    group = a_group("folded", [0.0, 0.0, 1.0, 0.0], [0.0, 0.0])
+    for index in (1, 3):
+        group.trajectories[0].turns[index].is_summary = True
+    step = metrics(group, method="group_based_per_turn")
+    assert (step["analysis/lonely_turns"], step["rollout/reward/early_frac"]) == (0.0, 0.0)
+
+
 def test_rewards_before_the_last_turn_are_counted_apart_from_outcomes():
     """Credit per turn has no additional information if only the last turn has a reward."""
     outcomes = a_group("outcomes", [0.0, 0.0, 1.0], [0.0, 0.0], [1.0])
