@@ -17,9 +17,7 @@ CONF = Path(mtrl.__file__).parent.parent / "conf"
 
 _NULL = [path for path, key in keys.all_keys().items() if key.is_section and key.default is None]
 _OVERRIDE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=]+)(?P<value>=.*)?", re.DOTALL)
-_NUMBER_OR_BOOLEAN = re.compile(
-    r"\s*([+-]?(\d[\d_]*\.?[\d_]*|\.\d+)(e[+-]?\d+)?|inf|nan|true|false)\s*", re.IGNORECASE
-)
+_NUMBER_OR_BOOLEAN = re.compile(r"\s*([+-]?(\d[\d_]*\.?[\d_]*|\.\d+)(e[+-]?\d+)?|inf|nan|true|false)\s*", re.IGNORECASE)
 
 
 def normalise(overrides: Sequence[str], config_dir: str | None = None) -> list[str]:
