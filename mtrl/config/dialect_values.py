@@ -162,7 +162,7 @@ VALUES = {
     "algorithm.norm_by_std": {
         "group": "true",
         "none": "false",
-        "batch": "false algorithm.advantage_method=reinforce_pp_baseline",
+        "batch": "true algorithm.advantage_method=reinforce_pp_baseline",
     },
     "algorithm.loss_fn": {
         "regular": "ppo",
