@@ -77,10 +77,9 @@ def test_a_stopped_job_is_queued_again_and_resumes(cluster):
         while len(steps(run)) < 3:
             assert job.poll() is None and time.monotonic() < deadline, logs(cluster)
             time.sleep(0.2)
-        job.send_signal(signal.SIGTERM)  # as --signal=B:TERM@120, which signals only the script
-        said, _ = job.communicate(timeout=120)
     finally:
-        job.kill()
+        job.send_signal(signal.SIGTERM)  # as --signal=B:TERM@120, which signals only the script; else the ranks remain
+        said, _ = job.communicate(timeout=120)
     assert job.returncode == 0 and "saved and queued again" in said, logs(cluster)
     assert (cluster / "requeued").read_text() == f"{os.getpid()}\n"
     assert "sharded over 2 ranks" in logs(cluster)
