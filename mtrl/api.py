@@ -32,6 +32,7 @@ from mtrl.config.outputs import is_address
 from mtrl.config.overrides import CONF, quoted
 from mtrl.errors import UserError
 from mtrl.record.run_dir import RunDir
+from mtrl.utils.files import in_home
 
 PLAIN = re.compile(r"(?!(?i:null|true|false|nan|inf)$)[A-Za-z_][\w./-]*")
 """Pattern of texts that need no quotes in an override."""
@@ -217,7 +218,7 @@ def check_is_run(model: str, argument: str = "recipe") -> None:
     """
     from mtrl.evaluation.sources import HUB_NAME, run_of
 
-    path = Path(model).expanduser()
+    path = in_home(model)
     if run_of(path) is None:
         is_path = "/" in model and "://" not in model and (not HUB_NAME.fullmatch(model) or path.parent.is_dir())
         if is_path and not path.exists():

@@ -19,6 +19,7 @@ from typing import Any
 from mtrl.api import MultiTurnRLEvaluator, MultiTurnRLTrainer, check_is_run
 from mtrl.config.keys import flat
 from mtrl.record.run import Run
+from mtrl.utils.files import in_home
 
 Show = Callable[[str], object]
 
@@ -29,7 +30,7 @@ def load(run: str | Path) -> Run:
     Raises:
         UserError: the folder holds no run, or its files cannot be read.
     """
-    found = Run.open(Path(run).expanduser())
+    found = Run.open(in_home(run))
     found.rows, found.settings  # noqa: B018 - a damaged file is reported here
     return found
 

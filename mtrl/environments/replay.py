@@ -16,6 +16,7 @@ from typing import Any
 from mtrl.environments.tools import Tool, ToolError
 from mtrl.errors import UserError
 from mtrl.types import Row
+from mtrl.utils.files import in_home
 from mtrl.utils.strict_json import canonical, strict_loads
 
 _TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
@@ -48,7 +49,7 @@ class Recordings:
         Raises:
             UserError: the file is missing, or a line is not JSON or is no recording.
         """
-        file = Path(path).expanduser()
+        file = in_home(path)
         if not file.is_file():
             raise UserError(f"recordings {file} do not exist; give a JSONL file with tool, arguments and result")
         with file.open(encoding="utf-8") as stream:

@@ -57,6 +57,7 @@ from mtrl.evaluation.store import LOCK, Lock
 from mtrl.record.run_dir import RunDir
 from mtrl.record.run_log import RunLog
 from mtrl.types import Row
+from mtrl.utils.files import in_home
 from mtrl.utils.text import from_here
 
 BEFORE_ANYTHING = {LOCK, "run.log", f".{MODELS}.part"}
@@ -149,7 +150,7 @@ def output_of(config: Config) -> Path:
     named = config.evaluation.output
     if named is None:
         return Path(claim(f"outputs/evaluations/{config.name}/{datetime.now():%Y-%m-%d_%H-%M-%S}"))
-    folder = Path(named).expanduser()
+    folder = in_home(named)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         others = {path.name for path in folder.iterdir()} - BEFORE_ANYTHING

@@ -24,6 +24,7 @@ from mtrl.evaluation.sources import BASE
 from mtrl.record.run import run_of
 from mtrl.record.run_dir import RunDir, such_as
 from mtrl.types import Row
+from mtrl.utils.files import in_home
 
 READ = (
     "data",
@@ -90,7 +91,7 @@ class Words:
             )
         if not paths:
             return cls(None, None, overrides)
-        run = run_of(Path(paths[0]).expanduser())
+        run = run_of(in_home(paths[0]))
         if run is None:
             if example := such_as(Path(paths[0])):
                 raise UserError(f"{paths[0]} is no run, but holds some; give the folder of one{example}")

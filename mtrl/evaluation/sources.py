@@ -12,6 +12,7 @@ from mtrl.evaluation.rollouts import Source
 from mtrl.record.checkpoints import CHECKPOINT, STATE, checkpoint_step
 from mtrl.record.run import Run, run_of
 from mtrl.record.run_dir import RunDir
+from mtrl.utils.files import in_home
 from mtrl.utils.text import one_line
 
 BASE = "base"
@@ -59,7 +60,7 @@ def source_of(text: str, key: str = "evaluation.model") -> Source:
         raise UserError(f"{key}={text} does not name the model of the endpoint; write MODEL@{text}")
     if (endpoint := ENDPOINT.fullmatch(text)) is not None:
         return _endpoint(text, endpoint["model"], endpoint["url"], key)
-    path = Path(text).expanduser()
+    path = in_home(text)
     if path.parent.name == "checkpoints" and not (path / STATE).is_file():
         return _of_checkpoints(text, path, key)
     if path.is_dir():

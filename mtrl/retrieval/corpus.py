@@ -12,6 +12,7 @@ from urllib.parse import unquote
 
 from mtrl.errors import UserError
 from mtrl.retrieval.passage import Passage, passage_of
+from mtrl.utils.files import in_home
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 
@@ -29,7 +30,7 @@ def load_corpus(path: str | Path) -> list[Passage]:
     Raises:
         UserError: the file is missing, cannot be read or has no passages, a row is malformed, or an id occurs twice.
     """
-    file = Path(path).expanduser()
+    file = in_home(path)
     if not file.name.endswith(SUFFIXES):
         raise UserError(f"corpus {file} must end in one of {', '.join(SUFFIXES)}")
     try:

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from mtrl.errors import UserError
 from mtrl.retrieval.passage import Passage
+from mtrl.utils.files import in_home
 
 
 class IndexFolder:
@@ -29,7 +30,7 @@ class IndexFolder:
         self._count = len(passages)
         self._about = {"passages": len(passages), "corpus": corpus_hash(passages), "encoder": fingerprint}
         name = hashlib.sha256(json.dumps(self._about, sort_keys=True).encode()).hexdigest()[:32]
-        self.path = Path(folder).expanduser() / name
+        self.path = in_home(folder) / name
 
     def read(self) -> tuple[Any, dict[str, np.ndarray]] | None:
         """Read the FAISS index and the encoder's state; None if they do not exist.

@@ -45,6 +45,7 @@ from mtrl.errors import RunEndedError, UserError
 from mtrl.rewards.checked import checked_by
 from mtrl.rewards.judge_settings import JudgeSettings
 from mtrl.types import Message, Row
+from mtrl.utils.files import in_home
 from mtrl.utils.strict_json import canonical, strict_loads
 
 log = logging.getLogger(__name__)
@@ -348,7 +349,7 @@ class Judge:
 
     def _path(self, key: str) -> Path | None:
         folder = self.settings.cache
-        return None if folder is None else Path(folder).expanduser() / key[:2] / f"{key}.json"
+        return None if folder is None else in_home(folder) / key[:2] / f"{key}.json"
 
     def _read(self, key: str, read: Callable[[Any], Any]) -> Any:
         """Return the verdict in the cache; None if there is none."""

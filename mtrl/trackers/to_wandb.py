@@ -18,6 +18,7 @@ from mtrl.scoring.measures import episode_tokens
 from mtrl.trackers.backend import BackendInputs, RefusedItemError
 from mtrl.trackers.items import Artifact, Ended, MetricsRow, RunSettings, SentTrajectory, conversation, step_of
 from mtrl.trackers.receipts import Receipts
+from mtrl.utils.files import in_home
 from mtrl.utils.text import one_line
 
 INIT_SECONDS = 30.0
@@ -148,6 +149,6 @@ def _has_key(settings: Any) -> bool:
     host = urlsplit(settings.base_url).hostname or ""
     for name in (os.environ.get("NETRC"), "~/.netrc", "~/_netrc"):
         with suppress(OSError, netrc.NetrcParseError):
-            if name and netrc.netrc(Path(name).expanduser()).authenticators(host):
+            if name and netrc.netrc(in_home(name)).authenticators(host):
                 return True
     return False
