@@ -15,7 +15,7 @@ from mtrl.errors import UserError
 from mtrl.gateway.server import Gateway
 from mtrl.gateway.session import Session
 from mtrl.rollout.rollouts import stream_seed
-from mtrl.types import StopReason, Trajectory, write_jsonl
+from mtrl.types import FAILED, StopReason, Trajectory, write_jsonl
 
 SECONDS_FOR_REWARD = 2.0
 """Seconds to wait for the reward of a trajectory that was completed without one: SageMaker's SDK reports it right
@@ -85,7 +85,7 @@ class SessionManager:
         trajectory = Trajectory(
             session.name, session.name, 0, session.turns(), stop_reason, metrics=dict(session.metrics)
         )
-        trajectory.trainable = stop_reason != StopReason.ABORTED
+        trajectory.trainable = stop_reason not in (StopReason.ABORTED, *FAILED)
         trajectory.error = session.error
         if not trajectory.turns:
             self.note(f"{session.name}: no call was answered, so nothing is written")

@@ -175,6 +175,7 @@ class TestSessionManager:
         assert live.ask("POST", "/update-reward", {**about, "Rewards": [0.5]}, message["token"])[0] == 200
         (trajectory,) = self.finished(manager)
         assert (trajectory.task_id, trajectory.stop_reason) == ("mine", StopReason.DONE)
+        assert trajectory.trainable
         assert trajectory.rewards == [0.0, 0.5]
         assert [turn.text for turn in trajectory.turns] == ["mine 0", "mine 1"]
 
@@ -264,6 +265,7 @@ class TestSessionManager:
         assert live.ask("POST", "/complete-rollout", report, KEY)[0] == 200
         (trajectory,) = self.finished(manager)
         assert (trajectory.task_id, trajectory.error) == ("mine", "no ?")
+        assert (trajectory.stop_reason, trajectory.trainable) == (StopReason.ENV_ERROR, False)
 
     def test_a_lost_engine_ends_the_gateway(self, manager, monkeypatch):
         async def generate(*_):
@@ -293,7 +295,7 @@ class TestSessionManager:
         message = manager.live.ask("POST", "/trajectories", {"id": "slow"}, KEY)[2]
         assert manager.live.ask("POST", "/v1/chat/completions", {"messages": HELLO}, message["token"])[0] == 200
         (trajectory,) = self.finished(manager)
-        assert trajectory.stop_reason == StopReason.TIMEOUT
+        assert (trajectory.stop_reason, trajectory.trainable) == (StopReason.TIMEOUT, False)
 
     def test_the_name_seeds_the_random_stream(self, manager):
         session = manager.live.call(manager.open, "x")
