@@ -5,7 +5,7 @@ from transformers import LlamaConfig, Phi3Config
 
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
-from mtrl.trainer.setup.connect import context_limit
+from mtrl.trainer.setup.connect import check_context, context_limit
 
 LONGROPE = Phi3Config(
     hidden_size=32,
@@ -37,3 +37,9 @@ def test_frequencies_of_each_type_of_layer_count():
     plain, longrope = {"rope_type": "default"}, {"rope_type": "longrope", "original_max_position_embeddings": 48}
     model.rope_parameters = {"sliding_attention": plain, "full_attention": longrope}
     assert context_limit(limited(None), model) == 48
+
+
+def test_a_teacher_or_opponent_holds_the_conversations_of_the_policy():
+    check_context(LONGROPE, 32, "distillation.teacher.path=long")
+    with pytest.raises(UserError, match=r"path=long takes at most the 32 tokens after which .* up to 33; set gen.*=32"):
+        check_context(LONGROPE, 33, "distillation.teacher.path=long")

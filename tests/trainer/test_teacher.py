@@ -56,7 +56,9 @@ def test_teachers_that_cannot_score_the_policys_tokens_are_refused(make_tiny_mod
     short = make_tiny_model(1)
     short.config.max_position_embeddings = 100
     save(short, tiny_tokenizer, tmp_path / "short")
-    with pytest.raises(UserError, match=r"holds 100 tokens and .* up to 256; set generator.max_context_length=100"):
+    with pytest.raises(
+        UserError, match=r"takes at most the 100 tokens that .* up to 256; set generator.max_context_length=100"
+    ):
         teacher_model(config_of(tmp_path / "short"), policy, tiny_tokenizer)
     config = config_of(tmp_path / "short")
     config.distillation.top_k = 10_000

@@ -173,14 +173,38 @@ def context_limit(config: Config, model_config: Any) -> int:
     Raises:
         UserError: the configured limit is larger than the model's.
     """
-    text = model_config.get_text_config()
-    holds, reason = getattr(text, "max_position_embeddings", None) or 4096, "that the model holds"
-    if (steady := steady_positions(text)) is not None and steady < holds:
-        holds, reason = steady, "after which the model's longrope changes the frequencies of all tokens of a batch"
+    holds, reason = positions(model_config)
     wanted = config.generator.max_context_length
     if wanted is not None and wanted > holds:
         raise UserError(f"generator.max_context_length={wanted} is more than the {holds} tokens {reason}; lower it")
     return wanted or holds
+
+
+def positions(model_config: Any) -> tuple[int, str]:
+    """Return the maximum number of tokens of a conversation with a model, and what limits it."""
+    text = model_config.get_text_config()
+    holds = getattr(text, "max_position_embeddings", None) or 4096
+    if (steady := steady_positions(text)) is not None and steady < holds:
+        return steady, "after which the model's longrope changes the frequencies of all tokens of a batch"
+    return holds, "that the model holds"
+
+
+def check_context(model_config: Any, context: int, where: str) -> None:
+    """Check that a second model, such as a teacher, holds the conversations of the policy.
+
+    Args:
+        context: maximum length of a conversation of the policy, in tokens.
+        where: key and value that name the second model.
+
+    Raises:
+        UserError: the model holds fewer tokens.
+    """
+    holds, reason = positions(model_config)
+    if holds < context:
+        raise UserError(
+            f"{where} takes at most the {holds} tokens {reason}, and a conversation of the policy has up to {context}; "
+            f"set generator.max_context_length={holds}"
+        )
 
 
 def steady_positions(text_config: Any) -> int | None:

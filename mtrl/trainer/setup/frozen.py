@@ -10,6 +10,7 @@ from mtrl.engines.local.frozen import FrozenEngine
 from mtrl.environments.roles import SELF_PLAY
 from mtrl.errors import UserError
 from mtrl.trainer.loading import cast_parameters, compute_dtype, load_model, load_tokenizer, pick_device
+from mtrl.trainer.setup.connect import check_context
 from mtrl.types import Row
 
 PATH = "environment.opponent_path"
@@ -35,6 +36,7 @@ def _make(config: Config, start: str, context: int) -> FrozenEngine:
                 "such as the export of a run with the same start"
             )
     model, tokenizer = load_model(config, path, PATH, device="cpu")
+    check_context(model.config, context, f"{PATH}={path}")
     model = cast_parameters(model, compute_dtype(config)).to(pick_device(config.model.device))
     return FrozenEngine(model.requires_grad_(False), tokenizer, context, config.generator.local.fused)
 

@@ -13,6 +13,7 @@ from mtrl.engines.endpoints.prompt_logprobs import PromptScorer
 from mtrl.errors import UserError
 from mtrl.models.tokenizer_difference import difference
 from mtrl.trainer.loading import compute_dtype, load_beside, load_tokenizer, vocabulary
+from mtrl.trainer.setup.connect import check_context, context_limit
 from mtrl.trainer.update.distillation import Distillation, LocalTeacher, ServedTeacher
 from mtrl.trainer.update.learner import Learners
 
@@ -54,18 +55,8 @@ def teacher_model(config: Config, policy: Any, tokenizer: Any) -> Any:
         )
     if own < (top_k := config.distillation.top_k):
         raise UserError(f"distillation.top_k={top_k} is more than the {own} tokens that {PATH}={path} has; lower it")
-    context, wanted = positions(teacher), config.generator.max_context_length or positions(policy)
-    if context < wanted:
-        raise UserError(
-            f"{PATH}={path} holds {context} tokens and a conversation of the policy up to {wanted}; set "
-            f"generator.max_context_length={context}"
-        )
+    check_context(teacher.config, context_limit(config, policy.config), f"{PATH}={path}")
     return teacher.eval().requires_grad_(False)
-
-
-def positions(model: Any) -> int:
-    """Return the maximum number of tokens of a conversation with this model."""
-    return getattr(model.config.get_text_config(), "max_position_embeddings", None) or 4096
 
 
 def served_teacher(config: Config, tokenizer: Any) -> ServedTeacher | None:
