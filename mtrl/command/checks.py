@@ -33,7 +33,7 @@ from mtrl.config.derived import runs_agent
 from mtrl.config.messages import check_values, did_you_mean, unknown_choice
 from mtrl.config.mixture import in_source, source_configs
 from mtrl.config.outputs import check_local
-from mtrl.config.overrides import CONF
+from mtrl.config.overrides import CONF, key_of
 from mtrl.config.trainer_schema import OptimizerConfig
 from mtrl.engines.endpoints.budget import check_spending
 from mtrl.errors import UserError, missing_extra
@@ -53,7 +53,7 @@ def ready(cfg: DictConfig, overrides: Sequence[str] = ()) -> list[str]:
         UserError: the configuration cannot run.
         NotImplementedError: the backend does not support a setting.
     """
-    warnings = [*settle(cfg), *check(cfg), *training_hints(cfg), *mixture_hints(cfg, overrides)]
+    warnings = [*settle(cfg), *check(cfg), *training_hints(cfg), *ignored(cfg, overrides)]
     check_training(cfg)
     return warnings
 
@@ -314,6 +314,34 @@ def _environment(cfg: DictConfig) -> list[str]:
             "prompt"
         )
     return warnings
+
+
+def ignored(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
+    """Return warnings about overrides of the command that have no effect on the environments."""
+    return [*mixture_hints(cfg, overrides), *_ignored_keys(cfg.environment, overrides)]
+
+
+def _ignored_keys(environment: DictConfig, overrides: Sequence[str]) -> list[str]:
+    """Return a warning about overrides of `environment.config` that an environment class without a constructor of its
+    own ignores. Only overrides are examined, because an experiment sets keys of the task that the class replaces."""
+    from mtrl.datasets import load_rows
+    from mtrl.environments.family import get_family
+
+    section = "environment.config."
+    if not environment.target or not any(f"{key_of(override)}.".startswith(section) for override in overrides):
+        return []
+    family = get_family(environment.name, environment.target)
+    constructor: Any = getattr(family.environment, "__init__", None)
+    is_inherited = getattr(constructor, "__module__", None) in ("mtrl.environments.base", "mtrl.environments.tools")
+    if not is_inherited or family.load is not load_rows:
+        return []
+    taken = [section + name for name in inspect.signature(constructor).parameters]
+    return [
+        f"{override.lstrip('+')} has no effect: {family.name} has neither an __init__ nor a load that takes it; write "
+        "one, or leave the key out"
+        for override in overrides
+        if f"{key_of(override)}.".startswith(section) and key_of(override) not in taken
+    ]
 
 
 def _unknown_config_key(name: str, family: str, known: Sequence[str]) -> UserError:

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from mtrl.command.checks import check
+from mtrl.command.checks import check, ignored
 from mtrl.command.compose import merge
-from mtrl.command.hints import mixture_hints
 from mtrl.command.stored import THEIRS, of_run
 from mtrl.config.derived import runs_agent, serves
 from mtrl.config.mixture import source_of
@@ -119,7 +118,7 @@ def configuration(words: Words, config_dir: str | None = None) -> tuple[DictConf
         cfg = of_run(words.run, words.overrides, (*THEIRS, *CHOSEN_HERE))
     if cfg.evaluation.model is None:
         cfg.evaluation.model = words.model or BASE
-    return cfg, [*check(cfg), *mixture_hints(cfg, words.overrides), *idle(words.overrides)]
+    return cfg, [*check(cfg), *ignored(cfg, words.overrides), *idle(words.overrides)]
 
 
 def check_servers(config: Config, sources: Sequence[Source]) -> None:

@@ -5,11 +5,13 @@ import sys
 
 import pytest
 
-from mtrl.command.checks import check, check_training
+from mtrl.command.checks import check, check_training, ignored
 from mtrl.command.compose import compose, merge
 from mtrl.command.hints import training_hints
 from mtrl.config.overrides import normalise
+from mtrl.datasets import load_rows
 from mtrl.environments.base import BaseEnvironment
+from mtrl.environments.tools import ToolEnvironment
 from mtrl.errors import UserError
 
 
@@ -32,6 +34,30 @@ def test_components_beside_a_success_by_the_reward_give_a_warning():
     assert any("has no scorer of its own" in text and "all of reward.components" in text for text in found)
     assert not any("scorer" in text for text in check(merge(target)))
     assert not any("scorer" in text for text in warnings("experiment=gsm8k", "+reward.components.turn_penalty=0.01"))
+
+
+class Calculating(ToolEnvironment):
+    """An environment with the constructor of `ToolEnvironment`."""
+
+
+class Reading(WithoutScorer):
+    """An environment whose rows depend on `environment.config`."""
+
+    @staticmethod
+    def load(data, seed, **config):
+        return load_rows(data, seed)
+
+
+def test_keys_that_an_own_class_ignores_give_a_warning():
+    def found(name, *overrides):
+        words = ["environment.name=x", f"environment.target={__name__}.{name}", *overrides]
+        return ignored(merge(words), words)
+
+    (text,) = found("WithoutScorer", "+environment.config.stpes=3")
+    assert text.startswith("environment.config.stpes=3 has no effect: WithoutScorer has neither an __init__ nor a load")
+    (text,) = found("Calculating", "+environment.config.max_tool_calls=3", "+environment.config.more={a:3}")
+    assert text.startswith("environment.config.more={a:3} has no effect")
+    assert found("Reading", "+environment.config.stpes=3") == found("WithoutScorer") == []
 
 
 def test_sglang_without_conversations_raises_the_error_of_the_guide():
