@@ -48,6 +48,9 @@ class PartialTurn:
         self.logprobs += answer.logprobs
         for version, count in answer.version_spans:
             self._add_span(version, count)
+        # SGLang reports the limit, or an abort, where the last token is a stop token as well.
+        if self.token_ids and self.token_ids[-1] in self.sampling.stop_token_ids:
+            return self._whole(FinishReason.STOP)
         if answer.finish != FinishReason.ABORT:
             return self._whole(answer.finish)
         return self._whole(FinishReason.LENGTH) if len(self.token_ids) >= self.max_tokens else None

@@ -98,8 +98,12 @@ def version_body(version: int) -> Json:
     return {"new_version": str(version), "abort_all_requests": False}
 
 
-def read_turn(answer: Any, url: str) -> Generation:
+def read_turn(answer: Any, url: str, stop: Sequence[str] = ()) -> Generation:
     """Parse the answer of `/generate`.
+
+    Args:
+        stop: the stop strings of the request. SGLang looks for them only below the limit of tokens, so a turn whose
+            last allowed token completes one has the finish reason `length` in the answer, and `STOP` here.
 
     Raises:
         ServerError: the answer is not a turn.
@@ -113,6 +117,8 @@ def read_turn(answer: Any, url: str) -> Generation:
         if not all(map(math.isfinite, logprobs)):
             raise ValueError("a log-prob is not a finite number")
         finish = FinishReason(meta["finish_reason"]["type"])
+        if finish == FinishReason.LENGTH and any(text in str(answer.get("text") or "") for text in stop):
+            finish = FinishReason.STOP
         return Generation(ids, logprobs, finish, _spans(meta, len(ids)), int(meta.get("cached_tokens") or 0))
     except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise ServerError(f"{url}: the answer is not a turn ({one_line(f'{type(error).__name__}: {error}')})") from None

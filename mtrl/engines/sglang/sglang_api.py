@@ -160,7 +160,8 @@ class SglangApi:
             pending.is_sent = True
             seed = turn_seed(request) if self._has_seeds else None
             body = bodies.turn_body(request, pending.rid, seed)
-            return bodies.read_turn(await self._http.request("POST", "/generate", body, seconds=seconds), self.url)
+            answer = await self._http.request("POST", "/generate", body, seconds=seconds)
+            return bodies.read_turn(answer, self.url, request.sampling.stop)
         finally:
             self._gate.leave()
 

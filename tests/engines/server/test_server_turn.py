@@ -39,6 +39,14 @@ def test_parts_become_one_turn(parts, room):
     assert whole.finish == (FinishReason.STOP if is_last else FinishReason.LENGTH)
 
 
+@pytest.mark.parametrize("finish", [FinishReason.LENGTH, FinishReason.ABORT])
+def test_a_turn_that_ends_with_a_stop_token_has_stopped(finish):
+    """SGLang tests the limit and aborts before stop tokens, so its answers have these finish reasons."""
+    turn = PartialTurn(PROMPT, SamplingParams(stop_token_ids=(9,)), 2 if finish == FinishReason.LENGTH else 8)
+    whole = turn.add(Generation([4, 9], [-0.5, -1.0], finish, [(0, 2)]))
+    assert whole is not None and whole.token_ids == [4, 9] and whole.finish == FinishReason.STOP
+
+
 GOOD = Generation([1, 2], [-0.5, -1.0], FinishReason.STOP, [(0, 2)])
 
 

@@ -37,6 +37,13 @@ def test_an_answer_is_parsed():
     assert turn.finish is FinishReason.LENGTH and turn.version_spans == [(2, 1), (3, 2)] and turn.cached_tokens == 5
 
 
+@pytest.mark.parametrize(
+    ("text", "finish"), [("a</sql>", FinishReason.STOP), ("a</sql", FinishReason.LENGTH), (None, FinishReason.LENGTH)]
+)
+def test_a_stop_string_that_ends_at_the_limit_ends_the_turn(text, finish):
+    assert read_turn(answer([7, 8], finish="length") | {"text": text}, URL, ("</sql>",)).finish is finish
+
+
 def test_an_answer_with_one_version_is_parsed():
     assert read(answer([7, 8])).version_spans == [(3, 2)]
 
