@@ -255,12 +255,15 @@ class EpisodeLoop(BaseLoop[str]):
         """Like `_sample`, without a fold."""
         trajectory = stepper.trajectory
         context = self.limits_of(trajectory).max_context_length
-        if conversation.prompt_tokens >= context:
+        room = context - conversation.prompt_tokens
+        if room <= 0:
             if not trajectory.turns:
                 raise PromptTooLongError(conversation.prompt_tokens, context)
             trajectory.stop_reason = StopReason.CONTEXT_LIMIT
             await stepper.truncate()
             return None
+        # The engine knows the limit of the run, and that of a source of a mixture may be lower.
+        sampling = replace(sampling, max_generate_length=min(sampling.max_generate_length, room))
         start = time.perf_counter()
         with self.sampling_clock:
             generation = await engine.generate(trajectory_id, conversation.prompt, sampling)

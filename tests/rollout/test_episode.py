@@ -68,6 +68,16 @@ def test_a_source_of_a_mixture_has_limits_of_its_own(make_loop, sampling, steppi
     assert len(counting.made) == 4 and play("long").metrics == {"attempts": 1}
 
 
+def test_no_turn_exceeds_the_context_of_a_source(make_loop, sampling, counting):
+    """The engine's own limit is that of the run, 200 tokens."""
+    loop = make_loop(counting, respond=["abcdefghij" * 3] * 3)
+    loop.limits_of_sources = {"short": replace(loop.limits, max_context_length=20)}
+    row = {"id": "short/1", "prompt": [{"role": "user", "content": "Q"}], "ground_truth": {}}
+    trajectory = asyncio.run(loop.run(row, "g", 0, sampling))
+    assert trajectory.stop_reason == StopReason.CONTEXT_LIMIT
+    assert trajectory.context_tokens == 20 and trajectory.turns[-1].finish == FinishReason.LENGTH
+
+
 def test_done_ends_the_episode(make_loop, run_episode, stepping, counting):
     environment = stepping(lambda self, response, truth: (1.0, None, response == "b"))
     trajectory = run_episode(make_loop(environment))
