@@ -19,7 +19,7 @@ from mtrl.command.agent_checks import check_agent
 from mtrl.command.algorithm_checks import check_algorithm, check_router_replay
 from mtrl.command.context_checks import check_context
 from mtrl.command.distillation_checks import check_distillation
-from mtrl.command.engine_checks import check_engines, check_sampling
+from mtrl.command.engine_checks import check_engines, check_sampling, check_sampling_params
 from mtrl.command.hints import hints, mixture_hints, training_hints
 from mtrl.command.mixture_checks import check_mixture
 from mtrl.command.rollout_checks import check_local_replicas, check_resources, check_rollouts
@@ -385,6 +385,7 @@ _PARTS: tuple[Callable[[DictConfig], Sequence[str] | None], ...] = (
     _batches,
     _optimizers,
     _lengths,
+    check_sampling_params,
     _evaluation,
     _trackers,
     _replaced,

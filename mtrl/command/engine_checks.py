@@ -14,6 +14,8 @@ from mtrl.errors import UserError
 PAUSE_MODES = {"vllm": ("keep", "wait", "abort"), "sglang": ("retract", "in_place", "abort", "wait")}
 STARTED = ("python", "replicas", "tensor_parallel_size", "devices", "prefix_caching", "args", "env", "colocate")
 """Keys that only have an effect when mtrl starts a server."""
+COLDEST = 0.01
+"""Smallest temperature above 0 at which vLLM samples."""
 
 
 def check_engines(cfg: DictConfig) -> list[str]:
@@ -30,7 +32,7 @@ def check_engines(cfg: DictConfig) -> list[str]:
         raise unknown_choice(f"{section}.pause_mode", settings.pause_mode, PAUSE_MODES[name])
     idle = settings.lora == "adapter" and cfg.model.lora_rank == 0
     warnings = [f"{section}.lora=adapter has no effect with model.lora_rank=0"] if idle else []
-    warnings += _check_delta(section, settings, cfg)
+    warnings += [*_check_delta(section, settings, cfg), *_idle_transports(section, settings, cfg)]
     if settings.colocate and overlaps(cfg):
         raise UserError(
             f"{section}.colocate=true lets the servers sleep while the policy learns, and async_config."
@@ -46,6 +48,28 @@ def check_engines(cfg: DictConfig) -> list[str]:
     changed = [key for key in STARTED if settings[key] != keys.all_keys()[f"{section}.{key}"].default]
     idle_keys = [f"{section}.{key} has no effect with {section}.urls, whose servers run already" for key in changed]
     return [*warnings, *idle_keys]
+
+
+def check_sampling_params(cfg: DictConfig) -> None:
+    """Check settings of the sampling of turns that an engine would take in another sense, or refuse.
+
+    Raises:
+        UserError: a stop string is empty, or vLLM cannot sample at a temperature.
+    """
+    for section in ("sampling_params", "eval_sampling_params"):
+        sampling = cfg.generator[section]
+        if sampling is None:
+            continue
+        if "" in sampling.stop:
+            raise UserError(
+                f"generator.{section}.stop has the empty text '', which is in every text, so that a turn would end "
+                "with its first token; leave it out"
+            )
+        if cfg.generator.backend == "vllm" and 0 < sampling.temperature < COLDEST:
+            raise UserError(
+                f"generator.{section}.temperature={sampling.temperature} is too low for vLLM, which samples at "
+                f"{COLDEST} instead; set it to {COLDEST} or more, or use generator=sglang"
+            )
 
 
 def check_sampling(cfg: DictConfig) -> None:
@@ -92,6 +116,31 @@ def _check_delta(section: str, settings: DictConfig, cfg: DictConfig) -> list[st
             f"set trainer.fsdp.param_dtype=bfloat16, or {section}.sync_delta=false"
         ]
     return []
+
+
+def _idle_transports(section: str, settings: DictConfig, cfg: DictConfig) -> list[str]:
+    """Return warnings about settings of the transport of weights that the other settings leave without effect."""
+    sends_adapters = settings.lora == "adapter" and cfg.model.lora_rank > 0
+    idle = []
+    if sends_adapters:
+        reason = f"has no effect with {section}.lora=adapter"
+        if settings.weight_sync != "disk":
+            idle.append(f"{section}.weight_sync={settings.weight_sync} {reason}, since adapters are sent as files")
+        if settings.pause_mode is not None:
+            idle.append(f"{section}.pause_mode={settings.pause_mode} {reason}, since nothing is paused for adapters")
+        if overlaps(cfg) and cfg.async_config.in_flight == "drain":
+            idle.append(f"async_config.in_flight=drain {reason}, since turns go on with the adapter of their beginning")
+    elif settings.sync_folder is not None and settings.weight_sync != "disk":
+        idle.append(
+            f"{section}.sync_folder={settings.sync_folder} has no effect with "
+            f"{section}.weight_sync={settings.weight_sync}"
+        )
+    if not settings.urls and settings.api_key_env != keys.all_keys()[f"{section}.api_key_env"].default:
+        idle.append(
+            f"{section}.api_key_env={settings.api_key_env} has no effect without {section}.urls, since each server "
+            "that mtrl starts gets a token of its own"
+        )
+    return idle
 
 
 def _devices(section: str, settings: DictConfig) -> None:

@@ -46,6 +46,14 @@ REFUSED = [
         ["generator.vllm.colocate=true", "async_config.max_steps_off_policy=1"],
         "generator.vllm.colocate=true lets the servers sleep while the policy learns, and async_config.max_steps_off",
     ),
+    (
+        ["generator.sampling_params.stop=['</a>','']"],
+        "generator.sampling_params.stop has the empty text '', which is in every text, so that a turn would end with",
+    ),
+    (
+        ["generator.eval_sampling_params.temperature=0.001"],
+        "generator.eval_sampling_params.temperature=0.001 is too low for vLLM, which samples at 0.01 instead; set it",
+    ),
     (["generator.vllm.urls=[localhost:8000]"], "generator.vllm.urls has localhost:8000, which is no address"),
     (["generator.vllm.urls=[http://host:1/v1]"], "generator.vllm.urls has http://host:1/v1, which is no address"),
 ]
@@ -110,8 +118,33 @@ ADAPTERS = ["model.lora_rank=4", "generator.vllm.lora=adapter"]
 )
 def test_changes_of_weights_that_save_nothing_are_told(words, told):
     warnings = check(compose(["generator=vllm", *HERE[:1], "generator.vllm.sync_delta=true", *words]))
+    warnings = [warning for warning in warnings if "sync_delta" in warning]
     assert len(warnings) == (told is not None)
     assert told is None or told in warnings[0]
+
+
+OVERLAP = "async_config.max_steps_off_policy=1"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([DISTRIBUTED], []),
+        (["generator.vllm.sync_folder=/shared"], []),
+        (["generator.vllm.sync_folder=/shared", *ADAPTERS], []),
+        (["async_config.in_flight=drain", OVERLAP], []),
+        (["generator.vllm.api_key_env=KEY", "generator.vllm.python=null", *SERVED], []),
+        ([DISTRIBUTED, "generator.vllm.sync_folder=/shared"], ["sync_folder=/shared"]),
+        (
+            [DISTRIBUTED, "generator.vllm.pause_mode=abort", "async_config.in_flight=drain", OVERLAP, *ADAPTERS],
+            ["weight_sync=distributed", "pause_mode=abort", "in_flight=drain"],
+        ),
+        (["generator.vllm.api_key_env=KEY"], ["api_key_env=KEY"]),
+    ],
+)
+def test_settings_of_the_transport_without_effect_are_told(words, told):
+    warnings = check(compose(["generator=vllm", *HERE[:1], *words]))
+    assert [warning.split()[0].rpartition(".")[2] for warning in warnings if "has no effect" in warning] == told
 
 
 def test_the_interpreter_of_an_engine_is_found_or_its_installer_is_named(tmp_path, monkeypatch):

@@ -158,7 +158,8 @@ def truncated(probs: Tensor, top_p: Tensor | None, top_k: Tensor | None) -> Tens
         limit = torch.where(top_k > 0, top_k, torch.full_like(top_k, probs.shape[-1]))
         keep &= torch.arange(probs.shape[-1], device=probs.device) < limit[:, None]
     if top_p is not None:
-        # top-p applies to the probability mass that top-k has left, as in Hugging Face's warpers, vLLM and SGLang.
+        # top-p applies to the probability mass that top-k has left, as in Hugging Face's warpers and vLLM. SGLang
+        # applies it to the whole mass.
         left = ranked * keep
         before = left.cumsum(-1) - left
         # A row with top_p >= 1 keeps every token, even where rounding pushes the sum past 1, so that its draws do not
