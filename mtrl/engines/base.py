@@ -48,6 +48,16 @@ class EngineStats:
     sampled_tokens: int = 0
     extra: dict[str, float] = field(default_factory=dict)
 
+    def __add__(self, other: EngineStats) -> EngineStats:
+        """Return the sums of two statistics; those of `extra` key by key, zeros too."""
+        sums = {name: self.extra.get(name, 0.0) + other.extra.get(name, 0.0) for name in {**self.extra, **other.extra}}
+        return EngineStats(
+            self.prompt_tokens + other.prompt_tokens,
+            self.cached_tokens + other.cached_tokens,
+            self.sampled_tokens + other.sampled_tokens,
+            sums,
+        )
+
 
 class TurnSampler(Protocol):
     """The part of an engine that samples turns."""

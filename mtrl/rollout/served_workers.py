@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
@@ -14,7 +13,7 @@ from mtrl.engines.base import EngineStats, SamplingParams
 from mtrl.engines.server.engine import ServerEngine
 from mtrl.rollout.processes import Cluster, WorkerLostError
 from mtrl.rollout.worker import Failure
-from mtrl.rollout.workers import Workers, added
+from mtrl.rollout.workers import Workers
 from mtrl.types import Generation
 
 
@@ -53,9 +52,7 @@ class ServedWorkers(Workers):
     def stats(self) -> EngineStats:
         """Sums over the workers and the leader's own requests; `extra` has the keys of `Workers.stats` and of
         `ServerEngine.stats`."""
-        own = self.servers.stats
-        total = added(super().stats, own)
-        return replace(total, extra={**own.extra, **total.extra})
+        return super().stats + self.servers.stats
 
     async def load_weights(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Load weights into the servers as policy `version`. It returns when at least one server samples under them,

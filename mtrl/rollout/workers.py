@@ -6,8 +6,6 @@ import asyncio
 import itertools
 import logging
 import pickle
-from collections import Counter
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +24,9 @@ log = logging.getLogger(__name__)
 MAX_DEATHS = 3
 """Number of workers that may die while they play a group, before the group counts as failed; and number of consecutive
 failed starts of a worker after which the run ends."""
+WAITING = "waiting"
+"""Name of the only number in the statistics of a worker's engine that is no total since its start: the number of turns
+in its queue, which ends with the worker."""
 ROOM_SECONDS = 1.0
 """Seconds between two looks for room in the cluster, while a lost worker has none."""
 
@@ -123,7 +124,7 @@ class Workers:
         """Sums over all workers. `extra` also has `workers` (those that play groups) and `worker_restarts`."""
         total = self._earlier
         for worker in self._workers:
-            total = added(total, worker.stats)
+            total += worker.stats
         live = sum(worker.is_live for worker in self._workers)
         return replace(total, extra={**total.extra, "workers": float(live), "worker_restarts": float(self._restarts)})
 
@@ -402,7 +403,8 @@ class Workers:
         log.warning("%s is lost (%s); its %d groups are run again", worker.name, reason, len(worker.groups))
         worker.is_live = False
         self._end_process(worker)
-        self._earlier, worker.stats = added(self._earlier, worker.stats), EngineStats()
+        totals = {name: value for name, value in worker.stats.extra.items() if name != WAITING}
+        self._earlier, worker.stats = self._earlier + replace(worker.stats, extra=totals), EngineStats()
         lost, worker.groups = list(worker.groups.values()), {}
         for pending in lost:
             pending.deaths += 1
@@ -462,14 +464,3 @@ def placed(trajectories: list[Trajectory], place: str) -> list[Trajectory]:
         if trajectory.error:
             trajectory.error = f"{place}: {trajectory.error}"
     return trajectories
-
-
-def added(one: EngineStats, other: EngineStats) -> EngineStats:
-    """Return the sums of two statistics, key by key."""
-    extra: Mapping[str, float] = Counter(one.extra) + Counter(other.extra)
-    return EngineStats(
-        one.prompt_tokens + other.prompt_tokens,
-        one.cached_tokens + other.cached_tokens,
-        one.sampled_tokens + other.sampled_tokens,
-        dict(extra),
-    )

@@ -90,6 +90,7 @@ def test_groups_are_those_of_one_process(monkeypatch, replicas):
     (one, _), (three, run) = played(1), played(3)
     assert tokens(one) == tokens(three) and versions(three) == {0}
     assert run.processes.is_closed and not run.machine.up
+    assert run.workers.stats.extra["worker_restarts"] == run.workers.stats.extra["restarts"] == 0
 
 
 @pytest.mark.parametrize("in_flight", ["continue", "drain", "abort"])

@@ -8,7 +8,7 @@ import pytest
 from digits import Digits
 from in_memory import InMemoryCluster
 
-from mtrl.engines.base import EngineLostError, SamplingParams
+from mtrl.engines.base import EngineLostError, EngineStats, SamplingParams
 from mtrl.errors import UserError
 from mtrl.rollout import workers as module
 from mtrl.rollout.rollouts import Rollouts
@@ -121,6 +121,31 @@ def test_a_group_that_kills_its_workers_fails_alone():
     report, stats = collect(cluster, Digits(), 1, groups=4)
     assert {t.group_id for t in report.failures} == {"step0/3"} and len(report.failures) == 2
     assert f"lost {MAX_DEATHS} times" in report.failures[0].error and stats.extra["worker_restarts"] == MAX_DEATHS
+
+
+def test_statistics_of_lost_workers_are_kept_without_their_queues():
+    """Each engine reports one retry and five turns in its queue; the second worker takes the place of the first."""
+
+    class Queued(Digits):
+        def __init__(self):
+            super().__init__()
+            self.engine.stats = EngineStats(10, extra={"retries": 1.0, "waiting": 5.0, "idle": 0.0})
+
+    async def play():
+        cluster = InMemoryCluster(Queued)
+        workers = Workers(cluster, 1, timeout=60)
+        await workers.start()
+        rollouts = WorkerRollouts(Digits(), 0, 0.5, workers=workers)
+        try:
+            await rollouts.collect("step0", rows(1), 2, SAMPLING)
+            cluster.kill(cluster.alive[0])
+            await rollouts.collect("step1", rows(1), 2, SAMPLING)
+            return workers.stats
+        finally:
+            await workers.close()
+
+    extra = {"workers": 1, "worker_restarts": 1, "retries": 2, "waiting": 5, "idle": 0}
+    assert asyncio.run(play()) == EngineStats(20, extra=extra)
 
 
 def test_a_version_counts_when_every_worker_has_confirmed_it(monkeypatch):

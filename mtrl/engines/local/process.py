@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -231,7 +230,7 @@ class ProcessEngine:
         match message:
             case TurnAnswer(number, generation, stats):
                 self._deaths = 0
-                self.stats = add_stats(self._earlier_stats, stats)
+                self.stats = self._earlier_stats + stats
                 if (pending := self._turns.get(number)) and not pending.future.done():
                     pending.future.set_result(generation)
             case Loaded(number):
@@ -257,7 +256,7 @@ class ProcessEngine:
     def _on_exit(self) -> None:
         """Handle the death of the child: start a new one, or give up after `MAX_DEATHS` deaths."""
         how = self._child.end()
-        self._earlier_stats = add_stats(self.stats, EngineStats(extra={"restarts": 1}))
+        self._earlier_stats = self.stats + EngineStats(extra={"restarts": 1})
         self._deaths += 1
         if self._deaths >= MAX_DEATHS:
             self._give_up(
@@ -334,12 +333,3 @@ class ProcessEngine:
             if not future.done():
                 future.set_exception(error)
                 future.exception()  # marks it as retrieved: asyncio would warn where no caller waits any more
-
-
-def add_stats(one: EngineStats, other: EngineStats) -> EngineStats:
-    return EngineStats(
-        one.prompt_tokens + other.prompt_tokens,
-        one.cached_tokens + other.cached_tokens,
-        one.sampled_tokens + other.sampled_tokens,
-        dict(Counter(one.extra) + Counter(other.extra)),
-    )

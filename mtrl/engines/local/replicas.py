@@ -9,12 +9,13 @@ import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial, reduce
+from operator import add
 
 from torch import Tensor
 
 from mtrl.engines.base import EngineStats, SamplingParams
 from mtrl.engines.local.memory import EngineMemory
-from mtrl.engines.local.process import ProcessEngine, add_stats
+from mtrl.engines.local.process import ProcessEngine
 from mtrl.types import Generation
 
 
@@ -65,7 +66,7 @@ class ReplicatedEngine:
 
     @property
     def stats(self) -> EngineStats:
-        return reduce(add_stats, (replica.stats for replica in self._replicas))
+        return reduce(add, (replica.stats for replica in self._replicas))
 
     def open(self, trajectory_id: str) -> None:
         self._of(trajectory_id).open(trajectory_id)
