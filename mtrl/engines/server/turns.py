@@ -60,12 +60,13 @@ class Servers(Protocol):
 class _PendingTurn:
     """A turn that a caller waits for."""
 
-    def __init__(self, trajectory_id: str, loop: asyncio.AbstractEventLoop):
-        self.trajectory_id = trajectory_id
-        self.ended: asyncio.Future[Generation] = loop.create_future()
+    def __init__(self, trajectory_id: str, sampled: asyncio.Task[Generation]):
+        self.trajectory_id, self.sampled = trajectory_id, sampled
+        self.ended: asyncio.Future[Generation] = sampled.get_loop().create_future()
         """Future that is done when the turn was aborted or has failed; its caller then need not wait for a server."""
 
     def abort(self) -> None:
+        self.sampled.cancel()  # else a retry would take a slot before the caller sees the end
         if not self.ended.done():
             self.ended.set_result(Generation([], [], FinishReason.ABORT, []))
 
@@ -121,14 +122,14 @@ class ServedTurns:
             ServerRefusedError: the server reports that the request is wrong.
             TurnLostError: no server sampled the turn, after all retries.
         """
-        loop = asyncio.get_running_loop()
         if len(prompt) >= self.context:
             return Generation([], [], FinishReason.LENGTH, [])
         check_ids(trajectory_id, prompt, self.vocabulary)
         room = min(sampling.max_generate_length, self.context - len(prompt))
-        pending = _PendingTurn(trajectory_id, loop)
+        sampling_turn = self._sample(trajectory_id, PartialTurn(prompt, sampling, room))
+        sampled = asyncio.get_running_loop().create_task(sampling_turn)
+        pending = _PendingTurn(trajectory_id, sampled)
         self._pending.add(pending)
-        sampled = loop.create_task(self._sample(trajectory_id, PartialTurn(prompt, sampling, room)))
         try:
             # A server that hangs must not block the caller of an aborted turn.
             await asyncio.wait((sampled, pending.ended), return_when=asyncio.FIRST_COMPLETED)

@@ -110,6 +110,23 @@ def test_release_ends_the_turn_of_a_hanging_server(make, cluster):
     run_engine(engine, go())
 
 
+def test_a_trajectory_that_is_released_before_a_retry_is_not_assigned_again(make, cluster):
+    engine = make(replicas=2)
+
+    class Releasing(list):
+        def pop(self, index):
+            asyncio.get_running_loop().call_soon(engine.release, "g/0")
+            return super().pop(index)
+
+    async def go():
+        for server in cluster.up:
+            server.faults = Releasing([ServerUnreachableError("connection reset")])
+        assert (await ask(engine)).finish == FinishReason.ABORT
+        assert [replica.load.trajectories for replica in engine.server_group.replicas] == [0, 0]
+
+    run_engine(engine, go())
+
+
 def test_a_cancelled_turn_frees_its_slot(make, cluster):
     engine = make(max_num_seqs=1)
 
