@@ -18,6 +18,8 @@ BUSY = frozenset({429, 503})
 """HTTP statuses of an overloaded server."""
 NO_CREDIT = ("insufficient_quota", "billing")
 """Words in the body of a 429 whose account has no credit left."""
+MAX_DOUBLINGS = 64
+"""Number of retries after which a pause is no longer doubled, since a float cannot hold 2^1024."""
 MAX_MESSAGE_CHARACTERS = 300
 """Maximum number of characters of a server's message in an error of mtrl."""
 MESSAGE_KEYS = ("error", "message", "detail", "error_message", "msg")
@@ -54,7 +56,8 @@ def exponential_pause(retry: int, first: float, longest: float) -> float:
     Args:
         retry: number of retries before this one; 0 for the first.
     """
-    return min(first * 2**retry * random.uniform(0.5, 1.5), longest)
+    doubled = 2.0 ** min(retry, MAX_DOUBLINGS)
+    return min(first * doubled * random.uniform(0.5, 1.5), longest)
 
 
 def linear_pause(retry: int, first: float) -> float:

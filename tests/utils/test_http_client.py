@@ -42,6 +42,7 @@ def test_a_429_without_credit_is_not_retried():
 def test_exponential_pauses_double_up_to_their_maximum(retry):
     pause = exponential_pause(retry, 0.5, 30.0)
     assert min(0.25 * 2**retry, 30.0) <= pause <= min(0.75 * 2**retry, 30.0)
+    assert exponential_pause(2000 + retry, 0.5, 30.0) == 30.0
 
 
 def test_linear_pauses_grow_by_the_first_one():
