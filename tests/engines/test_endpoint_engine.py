@@ -15,7 +15,7 @@ from mtrl.config.schema import EndpointConfig
 from mtrl.engines.base import SamplingParams
 from mtrl.engines.endpoints import chat_client
 from mtrl.engines.endpoints import engine as endpoint
-from mtrl.engines.endpoints.engine import Address, EndpointEngine, EndpointError, EndpointRefusedError
+from mtrl.engines.endpoints.engine import Address, EndpointEngine, EndpointError, EndpointRefusedError, read_answer
 from mtrl.engines.endpoints.wire import ChatPrompt
 from mtrl.errors import UserError
 from mtrl.types import FinishReason
@@ -121,6 +121,21 @@ def test_the_removed_stop_string_is_restored(text, expected):
     with ChatServer(always(chat_reply(text))) as server:
         answer, _ = ask(server.url, sampling=SamplingParams(7, 0.0, stop=("</answer>", "</sql>")))
     assert answer.content == expected
+
+
+@pytest.mark.parametrize(
+    ("report", "expected"),
+    [
+        ({"stop_reason": "</sql>"}, "<sql>a</sql>"),
+        ({"stop_reason": None}, "<sql>a"),  # vLLM, at the model's end token
+        ({"matched_stop": "</sql>"}, "<sql>a</sql>"),
+        ({"matched_stop": 7}, "<sql>a"),  # SGLang, at the model's end token
+        ({"stop_reason": "end_turn"}, "<sql>a</sql>"),  # another server's word, which says nothing
+    ],
+)
+def test_a_turn_that_the_model_ended_itself_gets_no_stop_string(report, expected):
+    body = chat_reply("<sql>a").body
+    assert read_answer({**body, "choices": [body["choices"][0] | report]}, ("</sql>",)).content == expected
 
 
 def test_unpaired_surrogates_are_replaced():

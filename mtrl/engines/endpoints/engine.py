@@ -218,14 +218,17 @@ def read_answer(answer: dict[str, Any], stop: tuple[str, ...]) -> ChatGeneration
 
 
 def with_stop(content: str, choice: dict[str, Any], stop: tuple[str, ...]) -> str:
-    """Return the content with the stop string at its end.
+    """Return the content with the stop string at its end, if one was reached.
 
-    The engines of mtrl keep the stop string, whereas APIs remove it. vLLM and SGLang report which one was reached; for
-    other servers it is guessed.
+    The engines of mtrl keep the stop string, whereas APIs remove it. vLLM and SGLang report which one was reached, or
+    that the model ended the turn itself, by null and by the id of its end token; for other servers it is guessed.
     """
-    reached = choice.get("stop_reason") or choice.get("matched_stop")
-    if isinstance(reached, str) and reached in stop:
-        return content if content.endswith(reached) else content + reached
+    reports = [choice[key] for key in ("stop_reason", "matched_stop") if key in choice]
+    for reached in reports:
+        if isinstance(reached, str) and reached in stop:
+            return content if content.endswith(reached) else content + reached
+    if any(reached is None or isinstance(reached, int) for reached in reports):
+        return content
     return closed(content, stop)
 
 
