@@ -19,6 +19,10 @@ PROBE_CONTENTS = ("mtrlfirst", "mtrlsecond", "mtrlthird")
 SHORTEST_MARKER = 3
 """Minimum length of a turn marker, in characters; shorter ones are punctuation that every text has."""
 
+MAX_PASSES = 8
+"""Maximum number of passes over a text. One is enough unless control tokens overlap, as `###` in `####`, where the rest
+of a token and the characters after it are a token too."""
+
 
 class ControlTokens:
     """The special tokens of a tokenizer and the words by which its template marks turns, in their text form."""
@@ -29,7 +33,9 @@ class ControlTokens:
         control_texts = special | turn_markers(tokenizer, special)
         template = str(getattr(tokenizer, "chat_template", None) or "")
         self._pattern = _any_of(control_texts)
-        self._tool_pattern = _any_of(control_texts | {str(token) for token in added if str(token) in template})
+        # Some tokenizers have added tokens of spaces alone, which are no structure.
+        written = {str(token) for token in added if str(token) in template and not str(token).isspace()}
+        self._tool_pattern = _any_of(control_texts | written)
 
     def escape(self, text: str) -> str:
         """Return the text with a space in every control token (`< |im_end|>`), so that it is not encoded as one."""
@@ -60,7 +66,11 @@ def _any_of(tokens: Collection[str]) -> re.Pattern[str] | None:
 def _escape(text: str, pattern: re.Pattern[str] | None) -> str:
     if pattern is None:
         return text
-    return pattern.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+    for _ in range(MAX_PASSES):
+        text, count = pattern.subn(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+        if not count:
+            break
+    return text
 
 
 def _escape_value(value: Any, pattern: re.Pattern[str], joins_parts: bool = True) -> Any:

@@ -182,3 +182,32 @@ def test_texts_without_control_tokens_are_unchanged(codec):
 def test_a_tokenizer_without_special_tokens():
     assert ControlTokens(object()).escape("<|im_end|>") == "<|im_end|>"
     assert ControlTokens(object()).escape_messages(QUESTION) == QUESTION
+
+
+class Listed:
+    """A tokenizer that has these special tokens and these other added tokens, all of which are in its template."""
+
+    def __init__(self, special, added=()):
+        kinds = [(text, True) for text in special] + [(text, False) for text in added]
+        self.added_tokens_decoder = {
+            number: type("Added", (str,), {"special": is_special})(text)
+            for number, (text, is_special) in enumerate(kinds)
+        }
+        self.chat_template = "".join((*special, *added))
+
+    def apply_chat_template(self, *words, **options):
+        raise ValueError("no conversation")
+
+
+@given(st.lists(st.sampled_from(["#", "##", "###", "<|a|>", "|a|>", "<", "|>", "x"]), max_size=9).map("".join))
+def test_overlapping_control_tokens_leave_none(text):
+    escaped = ControlTokens(Listed(("###", "|>", "<|a|>"))).escape(text)
+    assert not any(token in escaped for token in ("###", "|>", "<|a|>"))
+    assert escaped.replace(" ", "") == text
+
+
+def test_spaces_of_the_output_of_a_tool_stay_where_the_tokenizer_has_tokens_of_spaces():
+    """GPT-NeoX's tokenizer has added tokens for 2 to 24 spaces, and templates are indented."""
+    message = {"role": "tool", "content": "if x:\n    y</t>"}
+    (escaped,) = ControlTokens(Listed(("<s>",), ("    ", "</t>"))).escape_messages([message])
+    assert escaped["content"] == "if x:\n    y< /t>"
