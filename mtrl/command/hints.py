@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 
 from mtrl.command.algorithm_checks import credit_of
 from mtrl.config import keys
-from mtrl.config.algorithm_schema import PUBLISHED_BOUNDS
+from mtrl.config.algorithm_schema import PUBLISHED_BOUNDS, WITH_CRITIC
 from mtrl.config.derived import (
     engine_installation,
     is_deterministic,
@@ -35,6 +35,10 @@ Values = dict[str, Any]
 
 def _has_kl(c: DictConfig) -> bool:
     return bool(c.algorithm.kl_loss_coef or c.algorithm.kl_reward_coef)
+
+
+def _has_critic(c: DictConfig) -> bool:
+    return c.algorithm.advantage_method in WITH_CRITIC["advantage_method"]
 
 
 AGENT_KEYS = (
@@ -76,6 +80,21 @@ IDLE: list[tuple[tuple[str, ...], Condition, str]] = [
     ),
     (("algorithm.kl_horizon",), lambda c: _has_kl(c) and c.algorithm.kl_target is None, "algorithm.kl_target=null"),
     (("trainer.optimizer.min_lr_ratio",), lambda c: c.trainer.optimizer.schedule == "constant", "a constant schedule"),
+    (
+        ("algorithm.critic.optimizer.min_lr_ratio",),
+        lambda c: _has_critic(c) and c.algorithm.critic.optimizer.schedule == "constant",
+        "a constant schedule",
+    ),
+    (
+        ("trainer.optimizer.warmup_steps",),
+        lambda c: _has_critic(c) and c.trainer.optimizer.warmup_steps <= c.algorithm.critic.warmup_steps,
+        "algorithm.critic.warmup_steps of as many steps or more, in which the policy is not trained",
+    ),
+    (
+        ("trainer.profile_step",),
+        lambda c: c.trainer.epochs is None and (c.trainer.profile_step or 0) > c.trainer.max_steps,
+        "fewer steps (trainer.max_steps)",
+    ),
     (
         ("trainer.recomputed_layers", "trainer.activation_offload"),
         lambda c: not c.trainer.gradient_checkpointing,
@@ -183,6 +202,12 @@ CONDITIONAL: list[tuple[Condition, str]] = [
         lambda c: c.model.name == "hf" and c.model.lora_rank > 0 and c.trainer.optimizer.lr > 1e-3,
         "trainer.optimizer.lr={c.trainer.optimizer.lr} is high for adapters (model.lora_rank={c.model.lora_rank}) of a "
         "pretrained model, which usually take 1e-5",
+    ),
+    (
+        lambda c: c.trainer.epochs is None and 0 < c.trainer.max_steps < c.trainer.optimizer.warmup_steps,
+        "trainer.optimizer.warmup_steps={c.trainer.optimizer.warmup_steps} is more than trainer.max_steps="
+        "{c.trainer.max_steps}, so the learning rate stays below trainer.optimizer.lr={c.trainer.optimizer.lr}; lower "
+        "the first or raise the second",
     ),
     (
         lambda c: c.model.lora_rank > 0 and not 1 / 32 <= c.model.lora_alpha / c.model.lora_rank <= 32,

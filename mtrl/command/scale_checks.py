@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 from omegaconf import DictConfig
 
 from mtrl.command.algorithm_checks import method_of
@@ -22,10 +20,6 @@ def check_scale(cfg: DictConfig) -> None:
         raise UserError(
             f"placement={name} takes its numbers from the model's own table, and model.path={cfg.model.path} has none "
             "for it; choose one of conf/model that has, such as model=qwen3_8b, or leave placement out"
-        )
-    if not math.isfinite(cfg.placement.gpu_memory):
-        raise UserError(
-            f"placement.gpu_memory={cfg.placement.gpu_memory} is no size; write the GiB of a GPU, such as 79"
         )
     if overlaps(cfg) and cfg.generator.local.deterministic and not serves(cfg):
         raise UserError(

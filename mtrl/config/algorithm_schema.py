@@ -56,8 +56,8 @@ class DppoConfig:
 
     divergence: str = one_of("tv", "kl")
     """Divergence of the binary distribution "this token or another". tv: total variation | kl: KL divergence"""
-    delta_low: float = number(0.2, above=0)
-    delta_high: float = number(0.2, above=0)
+    delta_low: float = number(0.2, above=0, may_be_infinite=True)
+    delta_high: float = number(0.2, above=0, may_be_infinite=True)
 
 
 @dataclass
@@ -109,12 +109,21 @@ class AlgorithmConfig:
     )
     """Lower bound on the probability ratio."""
     clip_high_threshold: float = number(
-        1.2, at_least=1, why="it is a bound on the probability ratio, 1.2 for an epsilon of 0.2", read_with=CLIPPED
+        1.2,
+        at_least=1,
+        why="it is a bound on the probability ratio, 1.2 for an epsilon of 0.2",
+        may_be_infinite=True,
+        read_with=CLIPPED,
     )
-    """Upper bound on the probability ratio."""
+    """Upper bound on the probability ratio; inf: none."""
     dual_clip: float | None = number(None, at_least=1, read_with={"loss_fn": ("ppo", "gspo", "decoupled_ppo")})
-    is_cap: float = number(2.0, above=0, read_with={"loss_fn": ("importance_sampling", "dppo", "decoupled_ppo")})
-    """importance_sampling, dppo: cap on the ratio; decoupled_ppo: cap on the behaviour weight."""
+    is_cap: float = number(
+        2.0,
+        above=0,
+        may_be_infinite=True,
+        read_with={"loss_fn": ("importance_sampling", "dppo", "decoupled_ppo")},
+    )
+    """importance_sampling, dppo: cap on the ratio; decoupled_ppo: cap on the behaviour weight; inf: none."""
     sapo: SapoConfig = setting(factory=SapoConfig, read_with={"loss_fn": ("sapo",)})
     dppo: DppoConfig = setting(factory=DppoConfig, read_with={"loss_fn": ("dppo",)})
     loss_reduction: str = function(
@@ -152,8 +161,10 @@ class AlgorithmConfig:
     """Correction for the difference between the log-probs of engine and trainer."""
     correction_low: float | None = number(None, at_least=0, read_with={"off_policy_correction": (*PUBLISHED_BOUNDS,)})
     """Lower bound of the correction; null: the value of its paper."""
-    correction_high: float | None = number(None, above=0, read_with={"off_policy_correction": (*PUBLISHED_BOUNDS,)})
-    """Upper bound of the correction; null: the value of its paper."""
+    correction_high: float | None = number(
+        None, above=0, may_be_infinite=True, read_with={"off_policy_correction": (*PUBLISHED_BOUNDS,)}
+    )
+    """Upper bound of the correction; null: the value of its paper; inf: none."""
     drop_zero_advantage: bool = True
     """Leave trajectories without advantage out of the update; denominators still count them."""
     dynamic_sampling_rounds: int = number(0, at_least=0)

@@ -116,9 +116,9 @@ class AgentConfig:
     """Maximum number of model calls in an episode; null: generator.max_turns."""
     max_calls_at_once: int = number(8, at_least=1)
     """Maximum number of model calls of one episode that are sampled at the same time; further calls wait."""
-    max_requests_per_second: float = number(100.0, above=0)
+    max_requests_per_second: float = number(100.0, above=0, may_be_infinite=True)
     """Maximum number of requests of one episode per second; further requests are refused with status 429 and can be
-    retried."""
+    retried. inf: no maximum."""
     leave_out: list[str] = field(default_factory=list)
     """Kinds of model calls that become no turns and are not trained: `side` (a conversation of one request beside the
     main one, such as that for a title), `sub_agent` (another conversation of several requests), `retried` (a call of

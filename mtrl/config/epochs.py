@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 from mtrl.config.schema import Config
 from mtrl.errors import UserError
@@ -41,7 +42,8 @@ def with_steps(config: Config, rows: int) -> Config:
     trainer = config.trainer
     if trainer.epochs is None:
         return config
-    steps = max(1, math.ceil(trainer.epochs * rows / trainer.prompts_per_step))
+    draws = Fraction(str(trainer.epochs)) * rows  # exact, since a rounding error of 1.1 * 100 would add a step
+    steps = max(1, math.ceil(draws / trainer.prompts_per_step))
     critic = config.algorithm.critic
     if critic is not None and critic.warmup_steps >= steps:
         raise UserError(

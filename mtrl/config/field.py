@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -11,10 +12,13 @@ Word = TypeVar("Word", bound=str | None)
 Readers = Mapping[str, tuple[str, ...]]
 """Name of another key of the same section -> its words with which a key is read; one matching word is enough."""
 
+FINITE = "a finite number"
+"""Words for what an infinite number violates."""
+
 
 @dataclass(frozen=True)
 class Bound:
-    """Bounds of a number; None: no such bound."""
+    """Bounds of a number; None: no such bound. A number is finite unless `may_be_infinite`."""
 
     at_least: float | None = None
     above: float | None = None
@@ -22,16 +26,20 @@ class Bound:
     below: float | None = None
     why: str = ""
     """Reason that the error message adds in parentheses."""
+    may_be_infinite: bool = False
+    """Whether infinity is a value, which leaves out the limit that the number sets."""
 
     def broken_by(self, value: float) -> str | None:
-        """Return the bound that a value violates, in words (`at least 1`); None if it violates none."""
+        """Return what a value violates, in words (`at least 1`, `a finite number`); None if it violates nothing."""
         if self.at_least is not None and not value >= self.at_least:
             return f"at least {self.at_least}"
         if self.above is not None and not value > self.above:
             return f"above {self.above}"
         if self.at_most is not None and not value <= self.at_most:
             return f"at most {self.at_most}"
-        return f"below {self.below}" if self.below is not None and not value < self.below else None
+        if self.below is not None and not value < self.below:
+            return f"below {self.below}"
+        return None if self.may_be_infinite or math.isfinite(value) else FINITE
 
 
 def number(
@@ -42,6 +50,7 @@ def number(
     at_most: float | None = None,
     below: float | None = None,
     why: str = "",
+    may_be_infinite: bool = False,
     **more: Any,
 ) -> T:
     """Return a field for a number within bounds (see `Bound`), or for null where the type allows it.
@@ -49,7 +58,7 @@ def number(
     Args:
         more: the other arguments of `setting`.
     """
-    return setting(default, bound=Bound(at_least, above, at_most, below, why), **more)
+    return setting(default, bound=Bound(at_least, above, at_most, below, why, may_be_infinite), **more)
 
 
 def one_of(default: Word, *others: str, refused: Mapping[str, str] | None = None, **more: Any) -> Word:

@@ -166,8 +166,10 @@ def takes(path: str, value: str) -> bool:
             OmegaConf.update(_tree(), path, typed_value)
     except (HydraException, OmegaConfBaseException):
         return False
-    bound = all_keys()[path].bound if path in all_keys() else None
-    return bound is None or not isinstance(typed_value, int | float) or bound.broken_by(typed_value) is None
+    key = all_keys().get(path)
+    if key is None or not isinstance(typed_value, int | float):
+        return True
+    return (key.bound or Bound()).broken_by(typed_value) is None
 
 
 @cache

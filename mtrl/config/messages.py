@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from yaml import YAMLError
 
 from mtrl.config import foreign, keys
 from mtrl.config.dialects import SECTIONS
+from mtrl.config.field import FINITE, Bound
 from mtrl.errors import UserError, missing_extra
 
 ELSEWHERE = {"sagemaker": "scripts/launch_sagemaker.py", "managed": "scripts/launch_managed_rl.py"}
@@ -26,7 +26,7 @@ ELSEWHERE = {"sagemaker": "scripts/launch_sagemaker.py", "managed": "scripts/lau
 
 def check_values(values: Mapping[str, Any]) -> None:
     """Check each of the plain values of a configuration (`keys.plain`) against the bound or the words that the schema
-    declares for its key. A number without a bound must be finite.
+    declares for its key. A number must be finite, also without a bound, unless its bound allows infinity.
 
     Raises:
         UserError: a value does not fit; the message names the key, the value, and what the key takes.
@@ -35,16 +35,16 @@ def check_values(values: Mapping[str, Any]) -> None:
         value = keys.value_at(values, path)
         if value is None:
             continue
-        if isinstance(value, float) and not key.bound and not math.isfinite(value):
-            raise UserError(f"{path}={value} must be a finite number")
-        if not key.bound and not key.choices:
+        bound = key.bound or (Bound() if isinstance(value, float) else None)
+        if not bound and not key.choices:
             continue
         if value in key.refused:
             raise UserError(f"{path}={value} {key.refused[value]}")
         if key.choices and value not in key.choices:
             raise unknown_choice(path, value, key.choices)
-        if key.bound and (broken := key.bound.broken_by(value)):
-            raise UserError(f"{path}={value} must be {broken}{f' ({key.bound.why})' if key.bound.why else ''}")
+        if bound and (broken := bound.broken_by(value)):
+            why = f" ({bound.why})" if bound.why and broken != FINITE else ""
+            raise UserError(f"{path}={value} must be {broken}{why}")
 
 
 def unknown_key(path: str, value: str | None = None, where: str = "") -> UserError:

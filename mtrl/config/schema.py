@@ -87,7 +87,7 @@ class EnvironmentConfig:
     """Time limit of a whole episode, of loading the rows, and of scoring one episode, in seconds each."""
     retries: int = number(1, at_least=0)
     """Maximum number of retries of an episode after an environment error, before the whole group is replaced."""
-    max_failed_share: float = number(0.5, at_most=1)
+    max_failed_share: float = number(0.5, at_least=0, at_most=1)
     """Maximum share of failed episodes in a step; above it the run stops. In `environments` it holds for the last
     groups of each source, which is paused above it."""
     max_workers: int = number(16, at_least=1, affects_policy=False)

@@ -12,9 +12,10 @@ from mtrl.config.model_schema import NO_FLOAT16
 class OptimizerConfig:
     lr: float = number(1e-6, above=0)
     betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-8
+    eps: float = number(1e-8, above=0, why="with 0 a weight without a gradient becomes NaN")
     weight_decay: float = number(0.0, at_least=0)
-    max_grad_norm: float = number(1.0, above=0)
+    max_grad_norm: float = number(1.0, above=0, may_be_infinite=True)
+    """Maximum norm of the whole gradient, which is scaled down to it; inf: no maximum."""
     schedule: str = one_of("constant", "linear", "cosine")
     warmup_steps: int = number(0, at_least=0)
     min_lr_ratio: float = number(0.0, at_least=0, at_most=1)

@@ -321,6 +321,21 @@ WARNED = [
         "evaluation.samples_per_row=8 has no effect with evaluation.sampled_rows=0, which samples no row",
     ),
     (["tracker.wandb.entity=x"], "tracker.wandb.entity=x has no effect with tracker.report_to=[]"),
+    (["trainer.profile_step=101"], "trainer.profile_step=101 has no effect with fewer steps (trainer.max_steps)"),
+    (
+        ["trainer.optimizer.warmup_steps=101"],
+        "trainer.optimizer.warmup_steps=101 is more than trainer.max_steps=100, so the learning rate stays below "
+        "trainer.optimizer.lr=0.0004; lower the first or raise the second",
+    ),
+    (
+        ["algorithm=gae", "algorithm.critic.optimizer.min_lr_ratio=0.5"],
+        "algorithm.critic.optimizer.min_lr_ratio=0.5 has no effect with a constant schedule",
+    ),
+    (
+        ["algorithm=gae", "algorithm.critic.warmup_steps=9", "trainer.optimizer.warmup_steps=9"],
+        "trainer.optimizer.warmup_steps=9 has no effect with algorithm.critic.warmup_steps of as many steps or more, "
+        "in which the policy is not trained",
+    ),
     (
         ["objective=sucess_after"],
         "objective=sucess_after is not one of the keys that every summary.json holds; did you mean success_after?",

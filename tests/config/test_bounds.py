@@ -1,5 +1,7 @@
 """Every number of the schema is checked against the bound that its field states."""
 
+import math
+
 import pytest
 from omegaconf import OmegaConf
 
@@ -13,7 +15,6 @@ BOUNDED = {path: key.bound for path, key in all_keys().items() if key.bound}
 FREE = (
     *("seed", "algorithm.turn_advantage_coef", "algorithm.entropy_coef", "generator.sampling_params.top_k"),
     *("generator.eval_sampling_params.top_p", "generator.eval_sampling_params.top_k"),
-    *("trainer.optimizer.eps", "algorithm.critic.optimizer.eps"),
     *("evaluation.success_threshold", "evaluation.claim_threshold"),
 )
 """Numbers without a bound."""
@@ -89,6 +90,26 @@ def test_bounds_of_every_kind_and_of_sections_that_are_used_twice(path, value, s
 def test_greedy_is_for_evaluations_only():
     assert refusal("generator.eval_sampling_params.temperature", 0) is None
     assert "teach nothing" in refusal("generator.sampling_params.temperature", 0)
+
+
+UNLIMITED = (
+    *(f"{section}.optimizer.max_grad_norm" for section in ("trainer", "algorithm.critic")),
+    *("algorithm.clip_high_threshold", "algorithm.is_cap", "algorithm.correction_high"),
+    *("algorithm.dppo.delta_low", "algorithm.dppo.delta_high", "generator.agent.max_requests_per_second"),
+)
+"""Numbers that may be infinite, which leaves out the limit that they set."""
+
+
+def test_only_limits_that_can_be_left_out_may_be_infinite():
+    """An infinite rate or time limit was accepted, and the run trained weights that are not numbers or ended with a
+    traceback."""
+    numbers = [path for path, key in all_keys().items() if key.type is float]
+    said = {path: refusal(path, math.inf) for path in numbers}
+    upper = {path for path in numbers if (bound := BOUNDED.get(path)) and (bound.at_most or bound.below) is not None}
+    assert {path for path, words in said.items() if words is None} == {*UNLIMITED}
+    refused = [path for path in numbers if path not in (*UNLIMITED, *upper)]
+    assert [said[path] for path in refused] == [f"{path}=inf must be a finite number" for path in refused]
+    assert not takes("trainer.optimizer.lr", "inf") and takes("trainer.optimizer.max_grad_norm", "inf")
 
 
 def test_null_is_within_every_bound():

@@ -24,6 +24,11 @@ def test_it_is_the_fewest_steps_that_draw_each_row_so_often(epochs, rows, steps)
     assert steps * 8 >= epochs * rows and (steps == 1 or (steps - 1) * 8 < epochs * rows)
 
 
+def test_a_rounding_error_adds_no_step():
+    """1.1 * 100 is 110.00000000000001 in floats."""
+    assert with_steps(made(1.1, per_step=10), 100).trainer.max_steps == 11
+
+
 def test_without_epochs_the_steps_stay():
     config = made(None)
     assert with_steps(config, 64) is config

@@ -25,13 +25,14 @@ class Section:
 @pytest.mark.parametrize(
     ("bound", "within", "broken"),
     [
-        (Bound(at_least=1), (1, 1.0, inf), {0: "at least 1", 0.99: "at least 1", nan: "at least 1"}),
+        (Bound(at_least=1), (1, 1.0), {0: "at least 1", 0.99: "at least 1", nan: "at least 1", inf: "a finite number"}),
         (Bound(above=0), (1e-9, 5), {0: "above 0", -1: "above 0", nan: "above 0"}),
-        (Bound(at_most=1), (-5, 1), {1.01: "at most 1", nan: "at most 1"}),
+        (Bound(at_most=1), (-5, 1), {1.01: "at most 1", nan: "at most 1", -inf: "a finite number"}),
         (Bound(at_least=0, at_most=1), (0, 0.5, 1), {-0.1: "at least 0", 2: "at most 1"}),
         (Bound(above=0, at_most=1), (0.1, 1), {0: "above 0", 2: "at most 1"}),
         (Bound(above=0, below=1), (0.01, 0.99), {0: "above 0", 1: "below 1", nan: "above 0"}),
-        (Bound(), (-inf, nan), {}),
+        (Bound(), (-1e300, 0), {-inf: "a finite number", nan: "a finite number"}),
+        (Bound(above=0, may_be_infinite=True), (1, inf), {0: "above 0", -inf: "above 0", nan: "above 0"}),
     ],
     ids=str,
 )

@@ -364,7 +364,7 @@ def test_a_plan_is_json():
         (["model=qwen3_8b", "nonsense.key=1"], "nonsense.key"),
         (["model=qwen3_8b", "trainer.fsdp.replicas=0"], "trainer.fsdp.replicas=0 must be at least 1"),
         (["model=qwen3_8b", "placement.machines=0"], "placement.machines=0 must be at least 1"),
-        (["model=qwen3_8b", "placement.gpu_memory=inf"], "placement.gpu_memory=inf is no size"),
+        (["model=qwen3_8b", "placement.gpu_memory=inf"], "placement.gpu_memory=inf must be a finite number"),
         (["model=qwen3_8b", "generator.max_context_length=1000000"], "more than the 40960 tokens that the model holds"),
         (
             ["model=qwen3_8b", "placement=8_gpus", "trainer.recomputed_layers=37"],
