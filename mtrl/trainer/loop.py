@@ -123,8 +123,6 @@ class Trainer:
         self.checkpoints = Checkpoints(run.checkpoints, settings.keep_last, settings.keep_best)
         self.saved_step = 0
         """Step of the newest checkpoint. Step 0 is never saved, since a new run can repeat it."""
-        self.trained_step = 0
-        """Step of the trainer's weights."""
         self.thresholds = Thresholds.of(config.evaluation)
         # With a critic there is no MFU: its FLOPs are not counted, but its time is.
         peak = None if parts.learner.critic else peak_flops(parts.policy.device, compute_dtype(config))
@@ -182,7 +180,6 @@ class Trainer:
         except StoppedError:
             await self.save()
         except RunEndedError:
-            self.progress.step = self.trained_step  # counts a step whose weights did not reach the engine
             await self.save()  # so that a run with other settings can resume
             raise
 
@@ -268,7 +265,7 @@ class Trainer:
         torch.set_rng_state(checkpoint.rng["torch"])
         known = {"start": self.progress.start, "rows": self.progress.rows}
         self.progress = RunProgress(**checkpoint.state | known)
-        self.saved_step = self.trained_step = self.progress.step
+        self.saved_step = self.progress.step
         if self.kl.target is not None:  # a fixed coefficient is that of the command
             self.kl.coefficient = self.progress.kl_coefficient or self.kl.coefficient
         self.rows.drawn = self.progress.rows_drawn
@@ -297,7 +294,12 @@ class Trainer:
             self.on_evaluation(self.progress.step, row)
 
     async def _step(self) -> dict[str, Any]:
-        """Make one training step and return its metrics."""
+        """Make one training step and return its metrics.
+
+        Raises:
+            RunEndedError: the step cannot be made, or its weights do not reach the engine; then the step counts and its
+                metrics are recorded.
+        """
         step, number = self.progress.step, self.progress.step + 1
         if self.rows.pauses is not None:
             self.rows.pauses.begin_step(step)
@@ -313,11 +315,17 @@ class Trainer:
                     raise
             with self.timeline.span("update", number) as updating:
                 update, learned = await self.work_thread.do(self._learn, credited, step)
-            self.trained_step, self.progress.score = number, None
+            self.progress.score = None
+            self.experience.trained()
             self._note_rows()
+        canary: dict[str, float] = {}
+        unsent: RunEndedError | None = None
         with self.timeline.span("sync", number) as syncing:
-            canary = await self.publisher.publish(number)
-            self.experience.publish(number)
+            try:
+                canary = await self.publisher.publish(number)
+                self.experience.publish(number)
+            except RunEndedError as error:
+                unsent = error
         self.progress.step = number
         self.row_results.write(number)
         spans = {waiting: collecting, "credit": crediting, "update": updating, "sync": syncing}
@@ -327,6 +335,10 @@ class Trainer:
         self._adapt_kl(row, sum(self.experience.group_size(group.row) for group in experience.groups))
         await self.work_thread.do(self._write_trajectories, experience, credited, update)
         self.console.step({"step": self.progress.step, **row})
+        self.progress.silent_steps = 0 if row.get("analysis/informative_groups") else self.progress.silent_steps + 1
+        if unsent is not None:
+            self._record(row)
+            raise unsent
         return row
 
     def _credit(self, groups: list[Group]) -> tuple[Credited, dict[str, float]]:
@@ -402,12 +414,11 @@ class Trainer:
             self.progress.kl_coefficient = self.kl.coefficient
 
     def _check_signal(self, row: dict[str, Any]) -> None:
-        """Count steps without an advantage.
+        """End the run if it learns nothing.
 
         Raises:
-            NoSignalError: there were `trainer.max_steps_without_signal` such steps in a row.
+            NoSignalError: there were `trainer.max_steps_without_signal` steps without an advantage in a row.
         """
-        self.progress.silent_steps = 0 if row.get("analysis/informative_groups") else self.progress.silent_steps + 1
         limit = self.config.trainer.max_steps_without_signal
         if self.progress.silent_steps >= limit:
             mean = row.get("rollout/reward/mean", 0.0)

@@ -124,6 +124,7 @@ async def train(stream, steps, start=0, update=0.002, close=True):
 
 
 def publish(stream, version):
+    stream.trained()
     stream.rollouts.version = version
     stream.publish(version)
 

@@ -13,7 +13,7 @@ from mtrl.algorithms.signal import is_informative
 from mtrl.config.schema import Config, RewardConfig
 from mtrl.rewards.compose import RewardComposer
 from mtrl.rollout.rollouts import RolloutReport
-from mtrl.trainer.data.experience import Collector, NoSignalError
+from mtrl.trainer.data.experience import Collector, NoSignalError, Unused
 from mtrl.trainer.data.samples import group_samples
 from mtrl.types import FinishReason, Group, StopReason
 
@@ -172,3 +172,14 @@ def test_the_success_of_a_row_has_the_tolerance_of_evaluations():
     found.family = replace(FAMILY, score=lambda trajectory, row: next(scores))
     asyncio.run(found.collect(0))
     assert noted == [0.5] * 4
+
+
+def test_prompts_of_an_earlier_run_are_not_trained_twice_if_weights_do_not_reach_the_engine():
+    """Then the step counts, and `publish` is not called."""
+    found, _ = collector(lambda n: True)
+    stored = [Unused(number, 0, Group(f"step0/{number}", {"n": -number}, [])).to_dict() for number in range(1, 6)]
+    found.restore(stored)
+    assert {group.row["n"] for group in asyncio.run(found.collect(0)).groups} == {-1, -2, -3, -4}
+    assert found.state() == stored, "an update that fails leaves them to the next run"
+    found.trained()
+    assert found.state() == stored[4:]

@@ -282,6 +282,7 @@ def test_a_lost_engine_loses_no_step(undisturbed, tmp_path, loses, step):
     assert [path.name for path in (run_dir / "checkpoints").glob("step_*")] == [f"step_{step:06}"]
     finish(start(run_dir, *words, "resume=latest"))
     assert weights_of(run_dir) == weights_of(undisturbed)
+    assert [row["step"] for row in rows_of(run_dir)] == [*range(1, 9)], "a step that was not published is recorded"
 
 
 def test_the_single_message_layout_trains_without_a_break(tmp_path):

@@ -90,7 +90,7 @@ class Unused:
 class Producer(ABC):
     """Source of the loop's experience: base class with the computation of rewards and scores.
 
-    The loop calls `collect`, trains, loads the new weights into the engine, and calls `publish`.
+    The loop calls `collect`, trains, calls `trained`, loads the new weights into the engine, and calls `publish`.
     """
 
     config: Config
@@ -122,6 +122,10 @@ class Producer(ABC):
             NoSignalError: dynamic sampling does not find enough groups with an advantage.
             UserError: too many episodes fail, or a reward or a scorer fails or returns an invalid value.
         """
+
+    def trained(self) -> None:  # noqa: B027
+        """Note that the groups that `collect` has returned last are trained. `state` no longer stores them, also if the
+        new weights do not reach the engine."""
 
     @abstractmethod
     def publish(self, version: int) -> None:
@@ -218,11 +222,14 @@ class Collector(Producer):
                 found.rounds += 1
         return found
 
-    def publish(self, version: int) -> None:
-        """See `Producer.publish`. The groups of `_resumed` that the step used are removed."""
+    def trained(self) -> None:
+        """See `Producer.trained`. The groups of `_resumed` that the step used are removed."""
         for _ in range(self._resumed_used):
             self._resumed.popleft()
         self._resumed_used = 0
+
+    def publish(self, version: int) -> None:
+        """Do nothing, since no group is sampled before the next `collect`."""
 
     def take_back(self, groups: Sequence[Group]) -> None:
         """Do nothing: rows count as drawn only after the update, so a resumed run samples the same groups again."""
