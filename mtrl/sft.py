@@ -6,7 +6,8 @@
 
 Every line of the data is `{"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}`. If
 the prompt shows tools, it also has `"tools": [{"type": "function", "function": {…}}]`. The loss is on the tokens of the
-assistant's messages, including the closing token of each.
+assistant's messages, including the closing token of each. Control tokens in other text have a space (`< |im_end|>`), as
+in the prompts of RL.
 """
 
 from __future__ import annotations
@@ -120,14 +121,15 @@ def _train(args: argparse.Namespace, chats: list[Demonstration]) -> list[float]:
     from mtrl.config.model_schema import TinyConfig
     from mtrl.console.console import Console
     from mtrl.models.renderer import make_renderer
-    from mtrl.models.sft import MixedOptimizer, batches, fine_tune, to_example
+    from mtrl.models.sft import MixedOptimizer, batches, fine_tune
     from mtrl.models.tiny import save
+    from mtrl.trainer.setup.warm_start import to_examples
 
     console = Console()
     sizes = TinyConfig()
     model, tokenizer = _tiny(args, chats, sizes) if args.model == "tiny" else _pretrained(args)
     renderer = make_renderer(tokenizer, args.renderer, "--renderer")
-    examples = [to_example(renderer, chat) for chat in chats]
+    examples = to_examples(tokenizer, renderer, chats)
     _check_lengths([len(example.ids) for example in examples], model)
     muon_lr, lr = (2e-2, 2e-3) if args.model == "tiny" else (None, 1e-5)
     optimizer = MixedOptimizer(model, muon_lr, args.lr or lr)
@@ -173,29 +175,25 @@ def _pretrained(args: argparse.Namespace) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from mtrl.models.gguf import as_folder
-    from mtrl.trainer.loading import UNREADABLE, check_export, first_line, folder_reads_images, pick_device, whole_model
+    from mtrl.trainer import loading
     from mtrl.utils.hub import is_out_of_reach, model_options
 
-    check_export(args.model, "--model")
+    loading.check_export(args.model, "--model")
     folder = as_folder(args.model, "--model")
-    if folder_reads_images(folder, trust_remote_code=False):
+    if loading.folder_reads_images(folder, trust_remote_code=False):
         raise UserError(f"--model={args.model} reads images, and mtrl sft trains on text; give a model of text only")
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=is_out_of_reach(folder))
-        model = whole_model(
-            AutoModelForCausalLM,
-            folder,
-            f"--model={args.model}",
-            dtype=getattr(torch, args.dtype),
-            **model_options(folder),
+        loaded = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, args.dtype), **loading.REPORTED, **model_options(folder)
         )
-    except UserError:  # of `whole_model`
-        raise
-    except UNREADABLE as error:
+    except loading.UNREADABLE as error:
         raise UserError(
-            f"--model={args.model} cannot be loaded ({first_line(error)}); give a folder or a Hub name of a causal LM"
+            f"--model={args.model} cannot be loaded ({loading.first_line(error)}); give a folder or a Hub name of a "
+            "causal LM"
         ) from error
-    return model.to(pick_device(args.device, "--device")), tokenizer
+    model = loading.whole_model(loaded, f"--model={args.model}")
+    return model.to(loading.pick_device(args.device, "--device")), tokenizer
 
 
 def _check_lengths(lengths: list[int], model: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from mtrl.config.derived import LOGITS
+from mtrl.errors import UserError
 from mtrl.models.attention import OWN, attention_of
 from mtrl.models.logits import logits_at
 from mtrl.models.logprobs import token_logprobs
@@ -122,6 +124,9 @@ def update(
 
     Returns:
         The mean loss per assistant token, before the update.
+
+    Raises:
+        UserError: the loss or the gradient norm is not finite; the weights are those before the update.
     """
     model.train()
     packs = attention_of(model) == OWN
@@ -133,7 +138,12 @@ def update(
         loss = _token_losses(model, grid, images, max_logits or LOGITS.get(model.device.type, 2**27)).sum() / total
         loss.backward()
         loss_sum += loss.item()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
+    norm = torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM).item()
+    if not (math.isfinite(loss_sum) and math.isfinite(norm)):
+        raise UserError(
+            f"fine-tuning has a loss of {loss_sum} and a gradient norm of {norm}; lower the learning rate, --lr of "
+            "mtrl sft or model.warm_start.lr and model.warm_start.muon_lr of a run"
+        )
     optimizer.step(scale)
     return loss_sum
 

@@ -184,21 +184,23 @@ def check_export(path: str, key: str) -> None:
         )
 
 
-def whole_model(kind: Any, path: str, setting: str, body_only: bool = False, **options: Any) -> Any:
-    """Return the module of `kind.from_pretrained`, all of whose weights come from the model's files. Transformers would
-    give random values to weights that the files lack, and only log it.
+REPORTED = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+"""Arguments of `from_pretrained` with which it returns the module and the report that `whole_model` checks."""
+
+
+def whole_model(loaded: tuple[Any, Any], setting: str, body_only: bool = False) -> Any:
+    """Return a module that was loaded, all of whose weights come from the model's files. Transformers gives random
+    values to weights that the files lack, and only logs it.
 
     Args:
-        kind: class of Transformers such as `AutoModelForCausalLM`.
+        loaded: result of `from_pretrained` with `REPORTED`.
         setting: key and value that name the model, for error messages.
         body_only: whether only the body of the model is used, so that the files may lack the weights of its head.
-        options: other arguments of `from_pretrained`.
 
     Raises:
         UserError: the files lack weights, or have weights of other shapes.
-        Exception: one of `UNREADABLE`, if there is no model.
     """
-    model, report = kind.from_pretrained(path, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+    model, report = loaded
     body = {id(value) for value in model.base_model.parameters()}
     unread = {name for name, value in model.named_parameters() if body_only and id(value) not in body}
     if absent := sorted({*report["missing_keys"]} - unread):
@@ -226,18 +228,14 @@ def _load_module(
     if sees := folder_reads_images(path, config.model.trust_remote_code):
         check_vision(config, f"{key}={path}")
     try:
-        model = whole_model(
-            AutoModelForImageTextToText if sees else AutoModelForCausalLM,
+        loaded = (AutoModelForImageTextToText if sees else AutoModelForCausalLM).from_pretrained(
             path,
-            f"{key}={path}",
-            body_only,
             dtype=dtype,
             attn_implementation=attention,
             trust_remote_code=config.model.trust_remote_code,
+            **REPORTED,
             **model_options(path),
         )
-    except UserError:  # of `whole_model`
-        raise
     except UNREADABLE as error:
         if "attn_implementation" in str(error):  # the message names Transformers' argument, not the key of mtrl
             raise UserError(
@@ -250,6 +248,7 @@ def _load_module(
                 "its package, or set model.attn_implementation=sdpa"
             ) from error
         raise _cannot_load(key, path, error, otherwise) from error
+    model = whole_model(loaded, f"{key}={path}", body_only)
     if sees:
         prepare_vision(model, config.model.freeze_vision)
     return model.eval()

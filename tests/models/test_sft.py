@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers as hf
 
+from mtrl.errors import UserError
 from mtrl.models import sft
 from mtrl.models.renderer import make_renderer
 from mtrl.models.sft import Example, MixedOptimizer, batches, by_length, fine_tune, to_example, update
@@ -141,6 +142,14 @@ def test_an_optimizer_continues_from_its_state(make_tiny_model, muon):
         ends.append(copy.deepcopy(model.state_dict()))
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in weights)
     assert any(not torch.equal(ends[0][name], weights[name]) for name in weights)
+
+
+def test_an_update_without_a_finite_loss_is_refused(make_tiny_model):
+    """A learning rate that is too high gives weights that are not numbers, and these were written as a model."""
+    model = make_tiny_model()
+    optimizer = MixedOptimizer(model, None, 1e30)
+    with pytest.raises(UserError, match=r"fine-tuning has a loss of \S+ and a gradient norm of \S+; lower"):
+        fine_tune(model, lambda: EXAMPLES, 5, optimizer, warmup=1)
 
 
 def test_gradients_are_clipped(make_tiny_model, monkeypatch):

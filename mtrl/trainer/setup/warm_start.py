@@ -42,6 +42,7 @@ from mtrl.models.renderer import TinyRenderer, make_renderer
 from mtrl.models.vision import processor_of
 from mtrl.record.checksums import SUMS, changes, write_checksums
 from mtrl.rewards.mixture import make_composer
+from mtrl.rollout.control_tokens import ControlTokens
 from mtrl.rollout.demonstrations import demonstrate, demonstrations
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.scoring.heldout import score_groups
@@ -172,10 +173,21 @@ def random_policy(config: Config, conversations: Sequence[list[Message]], tags: 
 
 
 def to_examples(tokenizer: Any, renderer: Any, chats: Sequence[Demonstration]) -> list[sft.Example]:
-    """Return conversations as examples of fine-tuning."""
+    """Return conversations as examples of fine-tuning. The text that the model does not write is encoded as in the
+    prompts of RL, in which control tokens of a message or of a tool's schema have a space."""
+    control = ControlTokens(tokenizer)
+    chats = [_escaped(chat, control) for chat in chats]
     if (images := processor_of(tokenizer)) is not None:
         return [sft.to_image_example(renderer, images, chat) for chat in chats]
     return [sft.to_example(renderer, chat) for chat in chats]
+
+
+def _escaped(chat: Demonstration, control: ControlTokens) -> Demonstration:
+    messages = [
+        message if message["role"] == "assistant" else control.escape_messages([message])[0]
+        for message in chat.messages
+    ]
+    return Demonstration(messages, control.escape_tools(chat.tools) or [])
 
 
 State = tuple[int, list[IO[bytes]]]
