@@ -46,7 +46,8 @@ Row = dict[str, Any]
 all other columns of the data stay beside them and reach the environment."""
 
 EPSILON = 1e-9
-"""Tolerance of thresholds, because a sum of rewards that should be 1 may be below it by rounding."""
+"""Tolerance of thresholds and of equal rewards, because a sum of rewards that should be 1 may be below it by
+rounding."""
 LARGEST_REWARD = 1e12
 """Limit of a reward's magnitude. Training computes in float32, and the sum of the squares of a batch of such rewards
 still fits; every code path that accepts a reward refuses a larger one."""

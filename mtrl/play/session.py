@@ -19,11 +19,10 @@ from mtrl.play.keyboard import Keyboard, PlayerCommand
 from mtrl.play.players import Moves, gold_moves, moves_of
 from mtrl.play.screen import Screen
 from mtrl.rewards.mixture import make_composer
-from mtrl.types import Row, Trajectory, write_jsonl
+from mtrl.types import EPSILON, Row, Trajectory, write_jsonl
 from mtrl.utils.images import content_text
 
 T = TypeVar("T")
-EPSILON = 1e-6
 
 
 class Loop:

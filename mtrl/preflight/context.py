@@ -22,15 +22,13 @@ from mtrl.preflight.responses import FUZZ, final_answers, nonsense
 from mtrl.preflight.stage import Moves, Script, ScriptedEpisode, Stage, scripted
 from mtrl.rewards.compose import RewardComposer
 from mtrl.scoring.agreement import Thresholds
-from mtrl.types import ENVIRONMENT, Row
+from mtrl.types import ENVIRONMENT, EPSILON, Row
 from mtrl.utils.process import usable_cores
 
 T = TypeVar("T")
 
 TOOL_RESPONSES = 4
 """Maximum number of different tool calls that checks repeat."""
-EPSILON = 1e-6
-"""Maximum difference between rewards that count as equal."""
 REPEATED = 12
 """Number of gold episodes, and of demonstrator episodes, that are repeated in addition to the fuzz."""
 BASELINES = 100

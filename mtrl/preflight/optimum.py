@@ -13,10 +13,11 @@ from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mtrl.preflight.context import EPSILON, CheckContext, lacks
+from mtrl.preflight.context import CheckContext, lacks
 from mtrl.preflight.responses import IDLE, LONG, nonsense, padded
 from mtrl.preflight.result import CheckResult, failed, passed, skipped, warned
 from mtrl.preflight.stage import Script, scripted
+from mtrl.types import EPSILON
 
 FIX = (
     "reward the task alone; or subtract the reward for partial progress at the end of an episode that does not solve "

@@ -17,13 +17,13 @@ from mtrl.config.derived import distils
 from mtrl.config.mixture import source_of
 from mtrl.config.schema import Config, RolloutsConfig
 from mtrl.preflight.agreement import compare
-from mtrl.preflight.context import EPSILON, CheckContext
+from mtrl.preflight.context import CheckContext
 from mtrl.preflight.optimum import compare as compare_with_unsolved
 from mtrl.preflight.result import CheckResult, failed, passed, skipped, warned
 from mtrl.preflight.sources import with_settings
 from mtrl.preflight.stage import Script, ScriptedEpisode, scripted
 from mtrl.scoring.measures import is_completed, is_cut
-from mtrl.types import Group, Row, StopReason, Trajectory
+from mtrl.types import EPSILON, Group, Row, StopReason, Trajectory
 
 if TYPE_CHECKING:
     from mtrl.trainer.setup.warm_start import OnStep

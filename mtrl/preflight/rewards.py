@@ -8,11 +8,11 @@ from collections import defaultdict
 from mtrl.environments.players import REPEAT_LAST, no_more_responses
 from mtrl.errors import UserError
 from mtrl.preflight.agreement import changed_gold
-from mtrl.preflight.context import EPSILON, CheckContext, at_most, lacks
+from mtrl.preflight.context import CheckContext, at_most, lacks
 from mtrl.preflight.responses import IDLE, LONG, padded
 from mtrl.preflight.result import CheckResult, failed, passed, skipped, warned
 from mtrl.preflight.stage import SCORED, Script, ScriptedEpisode, Stage, scripted
-from mtrl.types import StopReason
+from mtrl.types import EPSILON, StopReason
 
 NOT_FINITE = "a finite number"
 """Common part of the error messages about rewards and scores that are NaN, infinite or text."""

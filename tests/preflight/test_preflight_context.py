@@ -132,3 +132,9 @@ def test_a_demonstrator_without_a_further_response_is_no_fault_of_the_environmen
 
 def passes(context):
     return passed("")
+
+
+def test_scores_are_judged_with_the_tolerance_of_training():
+    judge = SimpleNamespace(config=composed())
+    scores = {1.0: True, sum([0.1] * 10): True, 1 - 1e-7: False}
+    assert {score: CheckContext.succeeds(judge, SimpleNamespace(score=score)) for score in scores} == scores
