@@ -104,7 +104,7 @@ class Watch:
         if not self._path.exists():
             return []
         found = []
-        for line in self._path.read_text(encoding="utf-8").splitlines():
-            with suppress(ValueError):  # a kill may have left a half-written line
+        for line in self._path.read_bytes().split(b"\n"):  # in text, more characters would end a line
+            with suppress(ValueError):  # a kill may have left a half-written line, or half of a character
                 found.append(json.loads(line))
         return found

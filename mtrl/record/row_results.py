@@ -13,8 +13,9 @@ class RowResults:
     """Writes the results of the rows of a run.
 
     Each start of the run writes a line with `sources`, which has the settings of the sampler of each source, by name;
-    the name is empty in a run on one task. Each step writes a line with `results`, pairs of the id of a row and the
-    share of the episodes of a group on it that succeeded by the scorer, 0 to 1, in the order of their scoring.
+    the name is empty in a run on one task. Each step in which groups were scored writes a line with `results`, pairs of
+    the id of a row and the share of the episodes of a group on it that succeeded by the scorer, 0 to 1, in the order of
+    their scoring.
     """
 
     def __init__(self, path: Path):
@@ -31,9 +32,10 @@ class RowResults:
         self._results.append((row_id, success))
 
     def write(self, step: int) -> None:
-        """Write the results since the last line, as those of training step `step` (from 1)."""
-        self._log.log(step, {"results": self._results})
-        self._results = []
+        """Write the results since the last line, if there are any, as those of training step `step` (from 1)."""
+        if self._results:
+            self._log.log(step, {"results": self._results})
+            self._results = []
 
     def close(self) -> None:
         self._log.close()

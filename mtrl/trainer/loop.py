@@ -480,6 +480,7 @@ class Trainer:
             folder = self.checkpoints.begin(self.progress.step)
             if overlaps(self.config):  # rows drawn since the last update are stored as groups, so they must count here
                 self._note_rows()
+                self.row_results.write(self.progress.step)  # of stored groups, which are not scored again
             state, groups, rng = vars(self.progress).copy(), self.experience.state(), {"torch": torch.get_rng_state()}
             commit = partial(self.checkpoints.commit, folder, state, groups, rng)
             await self.work_thread.do(self.learners.save, folder, commit)

@@ -117,6 +117,16 @@ def test_a_half_written_alarm_of_a_killed_run_is_ignored(run):
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
 
+def test_an_alarm_with_a_line_separator_outlives_a_resumption_after_a_half_written_character(run):
+    """Alarms quote conversations, and JSON does not escape U+2028."""
+    path = run.path / "alarms.jsonl"
+    alarm = json.dumps({"step": 3, "rule": "collapse", "severity": "alarm", "title": "a\u2028b"}, ensure_ascii=False)
+    path.write_bytes(f"{alarm}\n{alarm[:-3]}".encode() + "é".encode()[:1])
+    MetricsLog(run.metrics).log(3, COLLAPSE[3])
+    Watch(config(), run)
+    assert path.read_text(encoding="utf-8") == alarm + "\n"
+
+
 def test_the_watch_never_raises_and_logs_one_failure(run, caplog):
     watch = Watch(config(), run)
     with caplog.at_level(logging.WARNING, logger="mtrl.diagnose"):

@@ -7,6 +7,7 @@ import pytest
 
 from mtrl.config.schema import Config
 from mtrl.errors import JobLost
+from mtrl.record.metrics import MetricsLog
 from mtrl.record.row_results import RowResults
 from mtrl.record.timeline import Timeline
 from mtrl.trainer.loop import Trainer
@@ -53,6 +54,15 @@ def test_rows_of_an_unfinished_step_are_drawn_again(trainer, lag, drawn):
     asyncio.run(trainer.save())
     (state,) = [call for call in trainer.calls if isinstance(call, dict)]
     assert state["rows_drawn"] == drawn
+
+
+@pytest.mark.parametrize(("lag", "written"), [(0, []), (1, [{"step": 3, "results": [["a", 1.0]]}])])
+def test_results_of_groups_that_a_checkpoint_stores_are_written_with_it(trainer, lag, written):
+    """The resumed run scores them no more, and they were lost. Without overlap they are scored again."""
+    trainer.config.async_config.max_steps_off_policy = lag
+    trainer.row_results.note("a", 1.0)
+    asyncio.run(trainer.save())
+    assert MetricsLog(trainer.config.run_dir + "/rows.jsonl").read() == written
 
 
 async def close(trainer, error=None):
