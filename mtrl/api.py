@@ -14,7 +14,6 @@ GPU is free again when the process has ended.
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import signal
 import subprocess
@@ -29,13 +28,11 @@ from omegaconf import OmegaConf
 
 from mtrl.command.runs import claim
 from mtrl.config.outputs import is_address
-from mtrl.config.overrides import CONF, quoted
+from mtrl.config.overrides import CONF, written
 from mtrl.errors import UserError
 from mtrl.record.run_dir import RunDir
 from mtrl.utils.files import in_home
 
-PLAIN = re.compile(r"(?!(?i:null|true|false|nan|inf)$)[A-Za-z_][\w./-]*")
-"""Pattern of texts that need no quotes in an override."""
 Overrides = Mapping[str, Any]
 """Configuration keys, such as `trainer.max_steps`, and their values."""
 
@@ -295,17 +292,7 @@ def command(module: str, keys: Overrides) -> list[str]:
 
 def override(key: str, value: Any) -> str:
     """Return `key=value` in Hydra's grammar, with texts quoted so that Hydra reads them unchanged."""
-    return f"{key}={_written(value)}"
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{_written(of_key)}" for key, of_key in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(map(_written, value)) + "]"
-    if isinstance(value, str | Path) and not PLAIN.fullmatch(str(value)):
-        return quoted("", str(value))[1:]
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return f"{key}={written(value)}"
 
 
 def run_command(words: list[str], show: Callable[[str], object]) -> None:

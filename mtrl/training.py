@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
@@ -14,16 +14,17 @@ if TYPE_CHECKING:
     from mtrl.trainer.hooks import OnEvaluation
 
 
-def start(cfg: DictConfig, on_evaluation: OnEvaluation | None = None) -> float | None:
+def start(cfg: DictConfig, on_evaluation: OnEvaluation | None = None, overrides: Sequence[str] = ()) -> float | None:
     """Check the composed configuration of a run, then train. Return the objective as `run` does.
 
     Args:
         on_evaluation: function that is called after each evaluation.
+        overrides: the overrides of the run, for warnings about those without an effect.
 
     Raises:
         UserError: the configuration cannot run, or the run ended with an error of the user's.
     """
-    warn(ready(cfg))
+    warn(ready(cfg, overrides))
     return run(cfg, on_evaluation)
 
 

@@ -324,19 +324,27 @@ the engine and the folding of contexts."""
 
 
 def mixture_hints(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
-    """Return warnings about overrides of keys that every source of a mixture replaces.
+    """Return warnings about overrides of keys, and a choice of a task, that every source of a mixture replaces.
 
     Only overrides are examined, because an experiment may set such a key for sources that are added later.
     """
     environments = keys.plain(cfg.environments)
-    return [
-        f"{override.lstrip('+')} has no effect with environments, since {' and '.join(environments)} replace it; set "
+    names = " and ".join(environments)
+    replaced = [
+        f"{override.lstrip('+')} has no effect with environments, since {names} replace it; set "
         f"environments.NAME.{path}"
         for override in overrides
         if (path := key_of(override)) not in READ_BY_THE_RUN
         and any(f"{path}.".startswith(f"{section}.{own}.") for section, each in OWN.items() for own in each)
         and is_replaced(environments, path)
     ]
+    tasks = [  # a group's other keys, such as limits on time, may still have an effect
+        f"{override} chooses the task of no episode, since {names} name their own; set "
+        "environments.NAME.environment.name"
+        for override in overrides
+        if override.startswith("environment=") and is_replaced(environments, "environment.name")
+    ]
+    return replaced + tasks
 
 
 def _unread(cfg: DictConfig, values: Values) -> Iterator[str]:

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException
 from yaml import YAMLError
@@ -153,3 +154,9 @@ def _has_header(file: Path) -> bool:
     lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
     first = next((line for line in lines if line.strip()), "")
     return not first or first.lstrip().removeprefix("#").split()[:1] == ["@package"]
+
+
+def config_dir_flags() -> list[str]:
+    """Return the flag `--config-dir` of this command; empty without one."""
+    sources = HydraConfig.get().runtime.config_sources
+    return [f"--config-dir={source.path}" for source in sources if source.provider.endswith("command-line")]

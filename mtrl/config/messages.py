@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import typing
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -188,7 +189,10 @@ def _of_hydra(error: BaseException) -> str:
     if text.startswith("Ambiguous value for argument"):
         setting = text.split("'")[1].lstrip("+")
         key, _, value = setting.partition("=")
-        return f"{setting} is several values; add -m for one run each, or write {key}=[{value}] for a list"
+        known = keys.find(key)
+        takes_list = known is not None and (known.is_open or typing.get_origin(known.type) is list)
+        as_list = f", or write {key}=[{value}] for a list" if takes_list else ""
+        return f"{setting} is several values; add -m for one run each{as_list}"
     if "Could not load 'hydra/launcher/submitit" in text:
         return str(missing_extra("hydra/launcher=slurm", "sweep"))
     if missing := re.search(r"Could not load '(.+)/(.+)'", text):  # one of a list, for which Hydra tells no options

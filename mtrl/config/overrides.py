@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import mtrl
 from mtrl.config import keys, messages
@@ -17,6 +18,8 @@ CONF = Path(mtrl.__file__).parent.parent / "conf"
 
 _NULL = [path for path, key in keys.all_keys().items() if key.is_section and key.default is None]
 _OVERRIDE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=]+)(?P<value>=.*)?", re.DOTALL)
+_PLAIN = re.compile(r"(?!(?i:null|true|false|nan|inf)\Z)(\.{0,2}/|[A-Za-z_])[\w./-]*", re.ASCII)
+"""Pattern of texts that need no quotes in an override."""
 _NUMBER_OR_BOOLEAN = re.compile(r"\s*([+-]?(\d[\d_]*\.?[\d_]*|\.\d+)(e[+-]?\d+)?|inf|nan|true|false)\s*", re.IGNORECASE)
 
 
@@ -69,7 +72,7 @@ def _choice(override: str, group: str, value: str) -> str:
     group needs its `+`.
 
     Raises:
-        UserError: the choice is a file outside the config groups, which would not be checked.
+        UserError: the choice is a file outside the config groups, which would not be checked, or there are several.
     """
     if "../" in value:
         raise UserError(
@@ -82,9 +85,15 @@ def _choice(override: str, group: str, value: str) -> str:
         return f"~{group}"
     # Hydra takes no number and no boolean for a group; quoted it is a name, which Hydra looks for.
     names = re.fullmatch(r"=\s*\[(.*)\]\s*", value)
-    if names:
-        return f"{group}=[{','.join(_name(name.strip()) for name in names[1].split(','))}]"
-    return f"{group}={_name(value[1:])}"
+    if names is None:
+        return f"{group}={_name(value[1:])}"
+    choices = [name.strip() for name in names[1].split(",") if name.strip()]
+    if len(choices) > 1:  # Hydra would merge the files
+        raise UserError(
+            f"{group}{value} makes {len(choices)} choices for one part of the run; choose one of them, for example "
+            f"{group}={choices[0]}; mtrl train -m {group}={','.join(choices)} makes a run of each"
+        )
+    return f"{group}=[{','.join(map(_name, choices))}]"
 
 
 def _name(word: str) -> str:
@@ -108,7 +117,19 @@ def key_of(override: str) -> str:
 
 def quoted(key: str, value: str) -> str:
     """Return an override that sets `key` to exactly this text, with special characters escaped."""
-    return f"{key}='" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    doubled = re.sub(r"\\+(?='|\Z)", lambda match: 2 * match[0], value)  # Hydra reads all other backslashes unchanged
+    return f"{key}='" + doubled.replace("'", "\\'") + "'"
+
+
+def written(value: Any) -> str:
+    """Return a value in Hydra's grammar, with texts quoted so that Hydra reads them unchanged."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{written(of_key)}" for key, of_key in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(written, value)) + "]"
+    if value is None or isinstance(value, bool | int | float):
+        return keys.typed(value)
+    return str(value) if _PLAIN.fullmatch(str(value)) else quoted("", str(value))[1:]
 
 
 def dashed(word: str) -> UserError:

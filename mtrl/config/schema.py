@@ -231,7 +231,7 @@ class Config:
     """A run."""
 
     name: str = "gsm8k"
-    seed: int = number(0, at_least=-(2**63), at_most=2**64 - 1, why="PyTorch's generators take 64 bits")
+    seed: int = number(0, at_least=0, at_most=2**63 - 1)
     run_dir: str = setting("outputs/${name}/${now:%Y-%m-%d_%H-%M-%S}", affects_policy=False)
     """Folder of the run; in a multirun the folder of the sweep, with one folder per job in it."""
     resume: str = setting("none", affects_policy=False)

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from mtrl.command.compose import merge
 from mtrl.config import keys
-from mtrl.config.overrides import CONF, normalise, quoted
+from mtrl.config.overrides import CONF, normalise, written
 
 OWN = ("run_dir", "resume", "parent")
 """Keys that are not copied to a new run."""
@@ -71,13 +71,4 @@ def _same(first: Any, second: Any) -> bool:
 
 
 def _word(key: str, value: Any) -> str:
-    return f"{key}={_typed(value)}"
-
-
-def _typed(value: Any) -> str:
-    """Format a value as Hydra reads it: text in quotes unless it is a plain word."""
-    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z_./][\w./-]*", value):
-        return quoted("", value)[1:]
-    if isinstance(value, list | tuple):
-        return f"[{','.join(map(_typed, value))}]"
-    return keys.typed(value)
+    return f"{key}={written(value)}"

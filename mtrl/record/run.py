@@ -27,6 +27,9 @@ LARGEST_JSON = 2**20
 """Maximum size of summary.json and of the state of a checkpoint, in bytes."""
 LONGEST_STATUS = 100
 """Maximum size of status.txt, in bytes."""
+ABANDONED = 3600.0
+"""Number of seconds without a write after which a run without a process on this machine is over. A run of another
+machine may write nothing for many minutes, for example during its first evaluation."""
 SILENCE = 120.0
 """Seconds without a write after which a run counts as stopped; or ten steps, if those take longer."""
 REPORT = "report.json"
@@ -69,6 +72,8 @@ class Run:
             UserError: The folder does not exist, or has no config.yaml.
         """
         run = cls(path)
+        if run.path.is_file():
+            raise UserError(f"{run.path} is a file; give the folder of a run, such as {run.path.parent}")
         if not run.path.is_dir():
             raise UserError(f"{run.path} does not exist; give the folder of a run, such as outputs/gsm8k/TIME")
         if not run.dir.config.is_file():
@@ -279,14 +284,22 @@ class Run:
         return (updated is not None and time.time() - updated < patience) or is_held(self.dir)
 
     @property
+    def was_killed(self) -> bool:
+        """Whether status.txt reports a running run, which has no process."""
+        return self._status_file() == "running" and not self.is_alive
+
+    @property
     def is_over(self) -> bool:
-        """Whether status.txt reports the end, or the file that is written last is not older than the last row. The
-        summary of a run is that of an earlier end while the resumed run makes its first step."""
+        """Whether status.txt reports the end, or the file that is written last is not older than the last row, or a
+        run that was killed has written nothing for an hour. The summary of a run is that of an earlier end while the
+        resumed run makes its first step."""
         if self.final_status is not None:
             return True
         resumed = self._status_file() == "running" and self.is_alive
         files = [self.path / REPORT, *([] if resumed else [self.dir.summary])]
-        return any((modified(path) or -1.0) >= (modified(self.dir.metrics) or 0.0) for path in files)
+        if any((modified(path) or -1.0) >= (modified(self.dir.metrics) or 0.0) for path in files):
+            return True
+        return self.was_killed and time.time() - (self.updated or 0.0) > ABANDONED
 
     def problems(self) -> list[str]:
         """Return sentences about the files that cannot be read."""

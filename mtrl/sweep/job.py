@@ -11,6 +11,7 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from mtrl.config.config_dir import config_dir_flags
 from mtrl.errors import Interrupted, PrunedError, UserError
 from mtrl.sweep.outcome import JobResult, own, read_outcome
 from mtrl.sweep.workers import WORKER, is_worker
@@ -46,7 +47,7 @@ def run_job(cfg: DictConfig) -> float:
     before = read_outcome(folder)
     if before is not None and before.status in ("running", "interrupted") and cfg.resume == "none":
         cfg.resume = "latest"  # restarted by its scheduler; otherwise `check_jobs` would have rejected the folder
-    overrides = [str(word) for word in OmegaConf.to_container(hydra.overrides.task)]
+    overrides = [*config_dir_flags(), *map(str, OmegaConf.to_container(hydra.overrides.task))]
     if before is not None and before.is_done and cfg.resume == "latest" and before.overrides == own(overrides):
         return math.nan if before.value is None else before.value
     direction = hydra.sweeper.get("direction") or "maximize"
@@ -54,7 +55,7 @@ def run_job(cfg: DictConfig) -> float:
     outcome = JobResult.begin(hydra.job.num, overrides, cfg.objective, str(direction), taken)
     try:
         outcome.write(folder)
-        value = start(cfg, pruner_of(cfg))
+        value = start(cfg, pruner_of(cfg), overrides)
         outcome.end("finished", value=value)
     except PrunedError as pruned:
         outcome.end("pruned", str(pruned), pruned.score)

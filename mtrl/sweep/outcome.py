@@ -31,7 +31,7 @@ class JobResult:
 
     number: int
     overrides: list[str]
-    """The overrides of this job, without its folder."""
+    """The overrides of this job, without its folder; the flag `--config-dir` of the sweep, if it has one, is first."""
     objective: str
     """The key of summary.json that the sweep optimises."""
     direction: str = "maximize"

@@ -150,7 +150,10 @@ class Folder:
 
     def _ended(self) -> Item:
         status = self.run.final_status
-        finished = self.run.is_over and not self._is_short() if status is None else status == "finished"
+        if status is None:
+            finished = self.run.is_over and not (self.run.was_killed or self._is_short())
+        else:
+            finished = status == "finished"
         return Ended("end", f"{'finished' if finished else 'stopped'} at step {self._rows.last_step}", finished)
 
 

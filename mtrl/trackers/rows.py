@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
 from mtrl.record.growing import GrowingFile
+from mtrl.record.records import finite
 from mtrl.trackers.items import Item, MetricsRow, UnreadableItem, digest, row_digest
 
 SECONDS = ("time/step", "time/evaluate")
 """Metrics with the seconds of a step, and of the evaluation after it."""
+
+MOST_SECONDS = 1e10
+"""Upper bound of the seconds of a run, since a row may hold any number and trackers take times as whole numbers."""
 
 
 class RowReader:
@@ -58,11 +61,11 @@ class RowReader:
             return UnreadableItem(
                 f"{self._file.path.name}, line {number}", digest(line), f"{error} is wrong in this row"
             )
-        self._seconds += sum(numbers.get(name, 0.0) for name in SECONDS)
+        self._seconds = min(self._seconds + sum(numbers.get(name, 0.0) for name in SECONDS), MOST_SECONDS)
         again = f", line {number}" if step in self.times else ""
         self.times[step] = self.started + round(1000 * self._seconds)
         return MetricsRow(f"{self._file.path.name}:{step}{again}", row_digest(row), step, numbers, self.times[step])
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and finite(value) is not None

@@ -66,6 +66,11 @@ def follow(run: RunDir, tracker: TrackerConfig, warn: Callable[[str], Any]) -> l
         while opened and not opened[0].folder.run.is_over:
             time.sleep(FOLLOW_SECONDS)
             followers.poke()
+        if opened and opened[0].folder.run.was_killed:
+            warn(
+                f"{run} counts as killed, since it has no process on this machine and no longer writes; "
+                "if it goes on, repeat the command"
+            )
     except KeyboardInterrupt:
         pass
     followers.close()

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from mtrl.config.config_dir import config_dir_flags
 from mtrl.config.derived import prompt_of, serves
 from mtrl.config.epochs import with_steps
 from mtrl.config.mixture import described_tasks
@@ -352,12 +353,6 @@ def command(config: Config, *changes: str) -> str:
     changed = {"run_dir", "resume", "sweep", *(key(change) for change in changes)}
     unchanged = [override for override in task if key(override) not in changed]
     return shlex.join([*launcher(), *flags, *unchanged, *changes])
-
-
-def config_dir_flags() -> list[str]:
-    """Return the flag `--config-dir` of this command; empty without one."""
-    sources = HydraConfig.get().runtime.config_sources
-    return [f"--config-dir={source.path}" for source in sources if source.provider.endswith("command-line")]
 
 
 def launcher() -> list[str]:

@@ -20,8 +20,9 @@ trajectories without `.jsonl`, and LINE counts from 0. Each of them is percent-e
     interrupted | stopped, said}], the best first, seeds: [{settings, mean, deviation, count}], best: {number, command}
     or null}]}`. A sweep is the runs of one folder that are jobs (mtrl/sweep).
 `/api/runs/R/config`: `{text, flat: {key: value}}`.
-`/api/runs/R/metrics?keys=a,b/*&since=STEP&points=2000`: `{last_step, rows, keys, columns: {key: {steps, values}},
-    thinned: [key], problems}`. A NaN or infinite value is null. `thinned` curves still have their extremes.
+`/api/runs/R/metrics?keys=a&keys=b/*&since=STEP&points=2000`: `{last_step, rows, keys, columns: {key: {steps,
+    values}}, thinned: [key], problems}`. `keys` is repeated, because a name may hold a comma; without it all keys are
+    answered. A NaN or infinite value is null. `thinned` curves still have their extremes.
 `/api/runs/R/timeline?from_step=&to_step=`: `{spans: [{step, name, lane, start, end}], total, shown, problems}`.
 `/api/runs/R/alarms`: `{alarms: [in the format of mtrl/diagnose/finding.py], problems}`.
 `/api/runs/R/rows`: `{sources: [{name (empty: the only task), sampler, rows (number), band: [low, high] or null, tried,
@@ -206,7 +207,7 @@ class Api:
     def metrics(self, run: Run, query: Query) -> Json:
         query.check(("keys", "since", "points"))
         points = query.integer("points", MOST_POINTS, 2, MOST_POINTS)
-        found = curves(run.metrics.refresh(), query.words("keys"), query.optional("since"), points)
+        found = curves(run.metrics.refresh(), query.all("keys"), query.optional("since"), points)
         return {**found, "problems": run.metrics.problems}
 
     def timeline(self, run: Run, query: Query) -> Json:

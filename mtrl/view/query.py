@@ -38,10 +38,6 @@ class Query:
     def text(self, name: str, default: str = "") -> str:
         return self._values.get(name, [default])[-1]
 
-    def words(self, name: str) -> list[str]:
-        """Return the values of a name, split at commas."""
-        return [word for value in self.all(name) for word in value.split(",") if word]
-
     def integer(self, name: str, default: int, low: int, high: int) -> int:
         if name not in self._values:
             return default

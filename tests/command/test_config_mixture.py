@@ -75,6 +75,13 @@ BOTH = "has no effect with environments, since words and sql replace it; set env
         (["environment.config={operations: 3}"], [f"environment.config={{operations: 3}} {BOTH}environment.config"]),
         (["environment.retries=2"], []),
         (
+            ["environment=sop"],
+            [
+                "environment=sop chooses the task of no episode, since words and sql name their own; set "
+                "environments.NAME.environment.name"
+            ],
+        ),
+        (
             [f"environments.{name}.generator.max_context_length=400" for name in ("words", "sql")]
             + ["generator.max_context_length=500"],
             [],  # the engine has room for it

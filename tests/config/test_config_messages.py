@@ -321,13 +321,21 @@ def test_wrong_types(override, said):
             for value in ("quick", "1", "-.5", "1e-6", "nan", "true")
         ),
         ("debug=[1]", "debug=1 does not exist"),
-        ("debug=[fast, true]", "debug=true does not exist"),
+        (
+            "generator=[local, vllm]",
+            "generator=[local, vllm] makes 2 choices for one part of the run; choose one of them, for example "
+            "generator=local; mtrl train -m generator=local,vllm makes a run of each",
+        ),
         (
             "hydra/sweeper=ax",
             "hydra/sweeper=ax is not installed; pip install hydra-ax-sweeper, or leave it out",
         ),
         ("gsm8k", "'gsm8k' is not a setting; write key=value, for example experiment=gsm8k"),
-        ("seed=0,1", "seed=0,1 is several values; add -m for one run each, or write seed=[0,1] for a list"),
+        (
+            "evaluation.pass_k_values=1,8",
+            "evaluation.pass_k_values=1,8 is several values; add -m for one run each, or write "
+            "evaluation.pass_k_values=[1,8] for a list",
+        ),
         (
             "~trainer.max_steps",
             "~trainer.max_steps: a key of the schema cannot be removed; write trainer.max_steps=100",
@@ -338,6 +346,11 @@ def test_wrong_types(override, said):
 )
 def test_other_wrong_inputs(override, said):
     assert sentence(override).startswith(said)
+
+
+@pytest.mark.parametrize("override", ["seed=0,1", "generator=vllm,local"])
+def test_several_values_of_a_key_that_takes_no_list(override):
+    assert sentence(override) == f"{override} is several values; add -m for one run each"
 
 
 @pytest.mark.parametrize(

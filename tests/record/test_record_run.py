@@ -51,6 +51,20 @@ def test_a_resumed_run_is_not_over_before_its_first_row(run):
     assert Run(run).is_over and Run(run).status == "stopped"
 
 
+def test_a_first_run_that_was_killed_is_over_after_a_while(run):
+    (run / "status.txt").write_text("running\n")
+    (run / "summary.json").unlink()
+    assert not Run(run).is_over
+    for file in ("metrics.jsonl", "config.yaml"):
+        os.utime(run / file, (1, 1))
+    assert Run(run).is_over and Run(run).was_killed and Run(run).status == "stopped"
+
+
+def test_a_file_is_no_run(run):
+    with pytest.raises(UserError, match=r"config.yaml is a file; give the folder of a run, such as .*run$"):
+        Run.open(run / "config.yaml")
+
+
 def test_changed_files_are_read_again(run):
     found = Run(run)
     assert found.last_step == 2 and found.settings["seed"] == 3

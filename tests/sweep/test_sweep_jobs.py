@@ -50,6 +50,16 @@ def test_typed_keys_have_priority_over_a_prepared_sweep(trained, tmp_path, capsy
     assert capsys.readouterr().out.splitlines()[-1] == "  mtrl train algorithm=grpo seed=7"
 
 
+def test_the_command_of_the_best_job_finds_the_users_own_groups(trained, tmp_path, capsys):
+    (tmp_path / "conf" / "experiment").mkdir(parents=True)
+    (tmp_path / "conf" / "experiment" / "mine.yaml").write_text("# @package _global_\nname: mine\n")
+    main_module.cli(["--config-dir", "conf", "-m", "experiment=mine", "seed=1,2", "run_dir=sweep"])
+    again = capsys.readouterr().out.splitlines()[-1].split()
+    assert again[:2] == ["mtrl", "train"] and again[3:] == ["experiment=mine", "seed=2"]
+    main_module.cli([*again[2:], "run_dir=again"])
+    assert (trained.cfgs[-1].name, trained.cfgs[-1].seed) == ("mine", 2)
+
+
 def test_a_job_that_fails_loses_no_other(trained, tmp_path, capsys):
     def train(cfg, on_evaluation):
         if cfg.seed == 0:
@@ -65,6 +75,13 @@ def test_a_job_that_fails_loses_no_other(trained, tmp_path, capsys):
     assert "job 0 failed: data.path=x holds no rows; name another" in shown.out
     assert "job 1 failed: ZeroDivisionError: a bug" in shown.out and "in train" in shown.err
     assert "best: job 2 in sweep/2" in shown.out
+
+
+def test_each_job_warns_of_overrides_without_an_effect(trained, tmp_path, capsys):
+    main_module.cli(["-m", "experiment=mixture", "environment.config.operations=2,3", "run_dir=sweep"])
+    printed = capsys.readouterr().err
+    for value in (2, 3):
+        assert printed.count(f"warning: environment.config.operations={value} has no effect with environments") == 1
 
 
 def test_a_job_without_its_objective_is_not_the_best(trained, tmp_path, capsys):

@@ -170,6 +170,14 @@ def test_values_that_are_not_numbers_are_left_out(tmp_path):
     assert store[-1].metrics == {"c": 1.0, "d": 2.0}
 
 
+def test_numbers_that_are_too_large_end_no_follower(tmp_path):
+    run, store = make_run(tmp_path / "run"), []
+    rows = ({"step": n, "huge": 10**400, "fine": 1.0, "time/step": 1e308} for n in range(3))
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    follow(run, store).advance()
+    assert [item.metrics for item in store if hasattr(item, "metrics")] == 3 * [{"fine": 1.0, "time/step": 1e308}]
+
+
 def test_the_clock_of_a_row_is_that_of_the_run(tmp_path):
     run, store = make_run(tmp_path / "run"), []
     for step in range(3):

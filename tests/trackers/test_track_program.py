@@ -161,6 +161,15 @@ def test_it_follows_a_run_until_its_end(run):
     assert output.split()[:5] == ["tensorboard", "sent", "13", "left", "0"]
 
 
+def test_following_a_killed_run_ends_and_says_why(run, capsys):
+    run.status.write_text("running\n")
+    for file in run.path.rglob("*"):
+        os.utime(file, (1, 1))
+    assert main([str(run), "--to", "tensorboard", "--follow"]) == 0
+    printed = capsys.readouterr()
+    assert "counts as killed, since it has no process on this machine" in printed.err and "left      0" in printed.out
+
+
 @pytest.mark.slow
 def test_following_ends_by_ctrl_c(run):
     command = [sys.executable, "-m", "mtrl.track", str(run), "--to", "tensorboard", "--follow"]

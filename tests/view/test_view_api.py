@@ -393,21 +393,23 @@ def test_curves(api_of, tmp_path):
     path = make_run(tmp_path / "run")
     rows = [
         {"step": n, "a/x": n, "a/y": -n, "b": None if n == 2 else 1.5, "text": "no", "flag": True, "huge": 10**400}
+        | {"c,d": 1}
         for n in range(5)
     ]
     (path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 5, "a/x": NaN}\n')
     api = api_of(path)
     (run,) = api.library.runs
-    found = json.loads(to_strict_json(api.metrics(run, Query([("keys", "a/*,b")]))))
+    found = json.loads(to_strict_json(api.metrics(run, Query([("keys", "a/*"), ("keys", "b")]))))
     assert (found["last_step"], found["rows"]) == (5, 6)
     assert found["columns"]["a/x"] == {"steps": [0, 1, 2, 3, 4, 5], "values": [0, 1, 2, 3, 4, None]}
     assert found["columns"]["b"]["values"] == [1.5, 1.5, None, 1.5, 1.5]
     assert api.metrics(run, Query([("keys", "huge")]))["columns"]["huge"]["values"] == [None] * 5
+    assert set(api.metrics(run, Query([("keys", "c,d")]))["columns"]) == {"c,d"}
     assert set(found["columns"]) == {"a/x", "a/y", "b"} and "text" in found["keys"]
     later = api.metrics(run, Query([("since", "3"), ("keys", "a/y")]))
     assert later["columns"] == {"a/y": {"steps": [4], "values": [-4.0]}}
     few = api.metrics(run, Query([("points", "2")]))
-    assert few["thinned"] == ["a/x", "a/y", "b", "flag", "huge"] and len(few["columns"]["a/x"]["steps"]) == 2
+    assert few["thinned"] == ["a/x", "a/y", "b", "c,d", "flag", "huge"] and len(few["columns"]["a/x"]["steps"]) == 2
     assert "text" not in few["columns"]
 
 

@@ -24,7 +24,7 @@ class Source {
   runs() { return this.get(path("runs")); }
   sweeps() { return this.get(path("sweeps")); }
   config(run) { return this.get(path("runs", run, "config")); }
-  metrics(run, keys) { return this.get(path("runs", run, "metrics"), { keys: keys && keys.join(",") }); }
+  metrics(run, keys) { return this.get(path("runs", run, "metrics"), { keys }); }
   timeline(run) { return this.get(path("runs", run, "timeline")); }
   rows(run) { return this.get(path("runs", run, "rows")); }
   alarms(run) { return this.get(path("runs", run, "alarms")); }
@@ -87,7 +87,8 @@ class Exported extends Source {
   async get(address, values) {
     const answer = this.exported.routes[address];
     if (answer === undefined) throw new Error("The exported file does not contain this; open the run itself.");
-    if (address.endsWith("/metrics") && values && values.keys) return this.columns(answer, values.keys.split(","));
+    const keys = (address.endsWith("/metrics") && values && values.keys) || [];
+    if (keys.length) return this.columns(answer, keys);
     return answer;
   }
 
