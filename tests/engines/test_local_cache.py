@@ -56,7 +56,7 @@ def test_rows_survive_growth_shrinking_and_moves(cache, data):
                     cache.write(layer, torch.tensor([[row]]), at, new[None, :, 0] + layer, new[None, :, 1] + layer)
                 held[row] = [*held[row], *new]
             case "reserve":
-                cache.reserve(data.draw(st.integers(1, 2 * ROWS)), data.draw(st.integers(1, 200)))
+                cache.reserve(data.draw(st.integers(ROWS, 2 * ROWS)), data.draw(st.integers(1, 200)))
             case "fit":
                 cache.fit(ROWS, longest + 1)
                 assert cache.capacity == cache.rounded(longest + 1)
@@ -73,6 +73,21 @@ def test_rows_survive_growth_shrinking_and_moves(cache, data):
                 found = store[layer][row, :, : len(tokens)].transpose(0, 1)
                 expected = torch.stack([token[i] for token in tokens]) + layer if tokens else found
                 assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("cache", CACHES)
+def test_rows_that_nothing_holds_do_not_grow(cache):
+    """A long conversation at the end of a step takes the memory of its own row, and not of all rows."""
+    cache = make(cache)
+    cache.reserve(8, 100)
+    cache.keys[0][:2] = 7.0
+    cache.reserve(5, 200)
+    assert cache.slots == 8, "more than half of the rows are held"
+    for longer in (cache.reserve, cache.fit):
+        longer(2, cache.capacity + 1)
+        assert cache.slots == 2 and (cache.keys[0][:, :, :100] == 7.0).all()
+    cache.reserve(3, 1)
+    assert cache.slots == 3 and (cache.keys[0][:2, :, :100] == 7.0).all()
 
 
 @given(tokens=st.integers(1, 5000))

@@ -21,15 +21,22 @@ class SlotCache:
         self.values: list[Tensor] = [torch.empty(0)] * layers
 
     def reserve(self, slots: int, capacity: int) -> None:
-        """Make room for at least `slots` rows of `capacity` tokens."""
-        if slots > self.slots or capacity > self.capacity:
-            self._resize(max(slots, self.slots), max(self.rounded(capacity), self.capacity))
+        """Make room for at least `slots` rows of `capacity` tokens. Rows after the first `slots` may be discarded where
+        rows become longer: near the end of a step few trajectories are left, and they are the longest."""
+        if capacity > self.capacity:
+            self._resize(self._rows_for(slots), self.rounded(capacity))
+        elif slots > self.slots:
+            self._resize(slots, self.capacity)
 
     def fit(self, slots: int, capacity: int) -> None:
         """Like `reserve`, but also shrink the rows to `capacity` tokens; no row may hold more tokens than that."""
-        slots, capacity = max(slots, self.slots), self.rounded(capacity)
-        if (slots, capacity) != (self.slots, self.capacity):
-            self._resize(slots, capacity)
+        if slots > self.slots or self.rounded(capacity) != self.capacity:
+            self._resize(self._rows_for(slots), self.rounded(capacity))
+
+    def _rows_for(self, slots: int) -> int:
+        """Return the number of rows of a new block: `slots`, or as many as now if `slots` are more than half of them,
+        so that trajectories that come and go do not change it each time."""
+        return slots if slots > self.slots or 2 * slots <= self.slots else self.slots
 
     def rounded(self, capacity: int) -> int:
         """Return the allocated capacity, in tokens, of rows that need `capacity` tokens."""
@@ -48,7 +55,7 @@ class SlotCache:
         return slots
 
     def _resize(self, slots: int, capacity: int) -> None:
-        old_slots, copied = self.slots, min(capacity, self.capacity)
+        rows, copied = min(slots, self.slots), min(capacity, self.capacity)
         self.slots, self.capacity = slots, capacity
         heads, dim = self.shape
         for store in (self.keys, self.values):
@@ -56,8 +63,8 @@ class SlotCache:
                 # Zeros, not empty: uninitialized memory may be NaN, and a masked weight of 0 times NaN is NaN.
                 shape = (self._allocated(slots), heads, capacity, dim)
                 store[layer] = torch.zeros(shape, dtype=self.dtype, device=self.device)
-                if old_slots:
-                    store[layer][:old_slots, :, :copied] = old[:old_slots, :, :copied]
+                if rows:
+                    store[layer][:rows, :, :copied] = old[:rows, :, :copied]
 
     def move(self, sources: list[int], targets: list[int], length: int) -> None:
         """Copy the first `length` tokens of each row `sources[i]` to row `targets[i]`, as they were before the call."""

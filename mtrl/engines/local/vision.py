@@ -36,7 +36,7 @@ class PositionedCache(SlotCache):
 
     def _resize(self, slots: int, capacity: int) -> None:
         super()._resize(slots, capacity)
-        old = self.following[:, :capacity]
+        old = self.following[:slots, :capacity]
         self.following = torch.zeros(slots, capacity, dtype=torch.int64, device=self.device)
         self.following[: len(old), : old.shape[1]] = old
 
