@@ -12,6 +12,7 @@ retried, because another query may be the cause, and files are copied into memor
 
 from __future__ import annotations
 
+import os
 import re
 import sqlite3
 import threading
@@ -27,7 +28,6 @@ from urllib.parse import quote
 
 from mtrl.errors import UserError
 from mtrl.sandbox.sql_functions import FormatError, bounded_printf, freeze_clock
-from mtrl.utils.files import in_home
 
 COPY_LIMIT = 8 * 2**20
 """Maximum size in bytes of files that are copied into memory. Larger files are read in place, also read-only, because
@@ -141,7 +141,7 @@ class SqlSandbox:
         Raises:
             UserError: the file is missing or is not an SQLite database.
         """
-        file = in_home(path)
+        file = Path(os.path.expanduser(path))  # unlike the method of Path, it keeps a `~USER` without such a user
         if not file.is_file():
             raise UserError(f"database {file} does not exist; check the row's path and environment.config.db_path")
         stat = file.stat()

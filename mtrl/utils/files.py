@@ -48,10 +48,7 @@ def locked(file: Path) -> Iterator[None]:
 def in_home(path: str | Path) -> Path:
     """Return a path whose first part may be `~` or `~USER`, with the home folder instead; the path as it is if the
     machine has no such user."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        return Path(path)
+    return Path(os.path.expanduser(path))
 
 
 def cache_folder() -> Path:

@@ -19,6 +19,7 @@ FEW = ("experiment=service", "data.synthetic_train_rows=8", "data.synthetic_test
 def online(monkeypatch):
     """Configuration and task with a customer behind a server, and the server."""
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(at_start, "LIMIT", 60.0)  # the machine may be busy
     with ChatServer(always(chat_reply("Yes."))) as server:
         settings = f"environment.config.endpoint={{url:'{server.url}',model:m}}"
         config = OmegaConf.to_object(compose([*FEW, "environment.config.customer=endpoint", settings]))

@@ -91,7 +91,7 @@ def test_get_reward_is_called_when_the_turns_run_out(play, counter, row):
     [
         ({}, StopReason.DONE),
         ({"max_turns": 2}, StopReason.MAX_TURNS),
-        ({"max_context_length": 2000}, StopReason.CONTEXT_LIMIT),
+        ({"max_context_length": 1700}, StopReason.CONTEXT_LIMIT),
     ],
 )
 def test_get_reward_counts_once_however_the_episode_ends(play, row, limits, stop_reason):
