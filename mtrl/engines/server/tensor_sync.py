@@ -64,7 +64,7 @@ class TensorSync:
             was_read = False
             self.sent_bytes += sum(value.nbytes for value in shared.tensors.values())
             try:
-                digest = await asyncio.to_thread(checksum, shared.tensors)
+                digest = await asyncio.to_thread(shared.checksum)
                 payloads = {server.url: shared.payloads(self._workers) for server in steps.remaining}
                 await steps.each(
                     lambda server, payloads=payloads, digest=digest: server.receive_tensors(  # type: ignore[misc]
@@ -124,6 +124,11 @@ class SharedTensors:
             name: part.view(value.dtype).reshape(value.shape)
             for (name, value), part in zip(tensors.items(), parts, strict=True)
         }
+
+    def checksum(self) -> str:
+        """Return the checksum of all tensors. A thread that computed it keeps no tensor: it may hold the arguments of
+        its last call for a moment longer, and tensors among them would keep `close` from freeing the memory."""
+        return checksum(self.tensors)
 
     def payloads(self, readers: int) -> list[str]:
         """Return a payload for each of `readers` processes: base64 of the `ForkingPickler` output for

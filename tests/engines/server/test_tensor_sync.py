@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,30 @@ def test_memory_is_freed_if_a_server_did_not_read_it(fault, words, seconds):
             assert list(caught.value.failed) == [sick.url]
             assert await healthy.state() == (3, checksum(WEIGHTS))
             assert shared_files() == before
+
+    asyncio.run(scenario())
+
+
+class ForgetsNothing(ThreadPoolExecutor):
+    """Keeps the functions and arguments of all calls, as a thread does for a moment after each call."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = []
+
+    def submit(self, *call, **settings):
+        self.calls.append(call)
+        return super().submit(*call, **settings)
+
+
+def test_a_slow_thread_does_not_keep_unread_memory():
+    async def scenario():
+        before = shared_files()
+        asyncio.get_running_loop().set_default_executor(ForgetsNothing())
+        async with WeightServer("127.0.0.1:1", "refuse", "receive_tensors") as sick:
+            with pytest.raises(SyncError, match="I refuse"):
+                await make_sync().send([sick], WEIGHTS, 3)
+        assert shared_files() == before
 
     asyncio.run(scenario())
 
