@@ -182,7 +182,7 @@ class Trajectory:
     turns: list[Turn] = field(default_factory=list)
     stop_reason: StopReason = StopReason.ABORTED
     final_observation: list[Message] = field(default_factory=list)
-    """Messages of the environment after the last action; never tokenised."""
+    """Messages of the environment after the last action, which no action answers; never tokenised."""
     metrics: dict[str, float] = field(default_factory=dict)
     score: float | None = None
     """Score by the scorer (1.0 is success), independent of the reward; `None` if the trajectory was not scored."""

@@ -18,7 +18,7 @@ from mtrl.utils.text import cut
 SHOWN = 60
 """Number of characters to show of each of two observations that differ."""
 OPEN_ENDED = (StopReason.CONTEXT_LIMIT, StopReason.ABORTED)
-"""Stop reasons that the environment did not cause, after which its last observation was not stored."""
+"""Stop reasons that the environment did not cause. Recordings of earlier versions have no last observation there."""
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,8 @@ def _end_differs(episode: TextEpisode, before: Trajectory, where: str) -> str | 
         return f"{where}: the recording ends here, and the environment continues"
     if ends and not ended:
         return f"{where}: the environment ends here, and the recording continues ({before.stop_reason})"
-    if before.stop_reason not in OPEN_ENDED and episode.observation != before.final_observation:
+    is_recorded = bool(before.final_observation) or before.stop_reason not in OPEN_ENDED
+    if is_recorded and episode.observation != before.final_observation:
         return f"{where}: another last observation: {_both(before.final_observation, episode.observation)}"
     return None
 

@@ -55,7 +55,7 @@ class Side(Stepper):
 
     async def act(self, turn: Turn) -> None:
         """Apply a turn of this role."""
-        self.waiting = turn
+        self.waiting, self.trajectory.final_observation = turn, []
         await self.call(self.environment.act, self.role, turn.text)
 
     async def settle(self) -> None:

@@ -99,7 +99,9 @@ class Stepper:
 
     async def take(self, turn: Turn) -> tuple[StepResult, list[Message]]:
         """Apply a turn and set its reward, components, metrics and the environment's seconds. Return the result and the
-        observation as messages. After the last turn the trajectory's stop reason and final observation are set."""
+        observation as messages. The observation is the trajectory's final one until the next turn; after the last turn
+        its stop reason is set as well."""
+        self.trajectory.final_observation = []  # the turn holds the one before it
         begun = time.perf_counter()
         value = await self._step(turn)
         with exit_as_error():
@@ -108,6 +110,7 @@ class Stepper:
         turn.seconds_environment = time.perf_counter() - begun
         turn.reward, turn.components = result.reward, result.components
         turn.metrics.update(result.metrics)
+        self.trajectory.final_observation = observation
         self._taken += 1
         last = self._taken >= self.max_turns
         if result.done:
@@ -116,7 +119,7 @@ class Stepper:
             cut = turn.finish == FinishReason.LENGTH
             self.trajectory.stop_reason = StopReason.TURN_TOKEN_LIMIT if cut else StopReason.MAX_TURNS
         if result.done or last:
-            self.over, self.trajectory.final_observation = True, observation
+            self.over = True
             if not result.done:
                 await self.truncate()
         return result, observation

@@ -138,6 +138,21 @@ def test_the_context_limit_ends_the_episode(make_loop, run_episode, stepping):
     trajectory = run_episode(make_loop(environment, max_context_length=60, max_turns=9))
     assert trajectory.stop_reason == StopReason.CONTEXT_LIMIT and trajectory.trainable
     assert len(trajectory.turns) == 2 and trajectory.reward == 0.5
+    assert trajectory.final_observation == [{"role": "user", "content": "1234567890" * 3}]
+    assert trajectory.messages[-1] == trajectory.final_observation[0]
+
+
+def test_an_answered_observation_is_not_the_final_one(make_loop, run_episode, stepping):
+    """The turn that the environment fails on holds the observation before it."""
+
+    def step(self, response, truth):
+        if response == "b":
+            raise RuntimeError("broken")
+        return 0.0, f"to {response}", False
+
+    trajectory = run_episode(make_loop(stepping(step)))
+    assert "broken" in trajectory.error and trajectory.final_observation == []
+    assert [m["content"] for m in trajectory.messages][-2:] == ["to a", "b"]
 
 
 @pytest.mark.parametrize(
