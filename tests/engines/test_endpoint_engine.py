@@ -291,8 +291,10 @@ def test_settings_that_every_conversation_fails_by_end_the_run():
 def test_a_full_context_is_not_a_failure():
     words = "This model's maximum context length is 8 tokens"
     with ChatServer(always(refusal(400, words, "context_length_exceeded"))) as server:
-        answer, engine = ask(server.url)
+        answer, engine = ask(server.url, replace(PROMPT, messages=[*PROMPT.messages, {"role": "assistant"}]))
+        first, _ = refused(server.url)
     assert answer.is_full and answer.finish == FinishReason.LENGTH and engine.refused is None
+    assert "no room for the first prompt of this conversation" in first and words in first
 
 
 def test_concurrent_requests_are_limited():

@@ -143,7 +143,7 @@ class EndpointEngine:
             self._client.closed = error
             raise
         except StatusError as error:
-            self._check_full(error, trajectory_id)
+            self._check_full(error, trajectory_id, prompt)
             generation, attempts = ChatGeneration([], [], FinishReason.LENGTH, [], is_full=True), error.attempts
         else:
             self._answered = True
@@ -151,14 +151,19 @@ class EndpointEngine:
         generation.usage["retries"] = float(attempts - 1)
         return generation
 
-    def _check_full(self, error: StatusError, trajectory_id: str) -> None:
-        """Return if the error says that the context is full.
+    def _check_full(self, error: StatusError, trajectory_id: str, prompt: ChatPrompt) -> None:
+        """Return if the error says that the context is full, after at least one turn.
 
         Raises:
-            EndpointRefusedError, EndpointError: the error has another cause.
+            EndpointRefusedError, EndpointError: the error has another cause, or the first prompt is too long.
         """
         if error.is_full:
-            return
+            if any(message["role"] == "assistant" for message in prompt.messages):
+                return
+            raise EndpointError(
+                f"{self.address} has no room for the first prompt of this conversation: {error.problem}; serve the "
+                "model with a longer context, or leave the row out"
+            )
         self._refused_ids.add(trajectory_id)
         is_ours = not self._answered and len(self._refused_ids) >= MAX_REFUSED
         if error.status in HOPELESS or is_ours:

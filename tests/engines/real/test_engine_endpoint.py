@@ -109,7 +109,8 @@ def test_the_stop_string_stays_in_the_text(ask):
 def test_truncated_turns_and_full_contexts_are_charged(ask):
     answer, engine = ask(max_generate_length=2)
     assert answer.finish == FinishReason.LENGTH and answer.usage["completion_tokens"] == 2
-    answer, engine = ask([{"role": "user", "content": "x " * 3000}])
+    roles = ("user", "assistant", "user")
+    answer, engine = ask([{"role": role, "content": "x " * 3000} for role in roles])
     assert answer.is_full and engine.refused is None
 
 
