@@ -24,7 +24,7 @@ from hydra.core.utils import configure_log
 from omegaconf import DictConfig
 
 from mtrl.command.checks import ready
-from mtrl.command.compose import CONF, VERSION_BASE, merge_with_hydra, without_hydra
+from mtrl.command.compose import CONF, VERSION_BASE, merge_with_hydra, naming_params, without_hydra
 from mtrl.command.help import help_text
 from mtrl.command.program import import_from_here, one_sentence, refuse
 from mtrl.command.runs import has_default_run_dir, reserve
@@ -93,7 +93,7 @@ def prepare(argv: Sequence[str]) -> Callable[[], object]:
     if args.help:
         return lambda: print(help_text(overrides, args.config_dir, args.resolve))
     if not _starts_run(args):
-        return partial(_call_hydra, [*flags, *overrides])
+        return partial(_show, [*flags, *overrides])
     if args.multirun or names_sweep(overrides):
         flags += [] if args.multirun else ["--multirun"]
         return _prepare_sweep(argv, flags, overrides, args.config_dir)
@@ -139,6 +139,12 @@ def _prepare_sweep(
     sweep_dir = check_jobs(overrides, config_dir)
     overrides = [*(word for word in overrides if not word.startswith("run_dir=")), quoted("run_dir", sweep_dir)]
     return partial(run_sweep, partial(_call_hydra, [*flags, *overrides]), sweep_dir, argv)
+
+
+def _show(words: Sequence[str]) -> None:
+    """Let Hydra print the configuration, or what another flag asks for."""
+    with naming_params(words):
+        _call_hydra(words)
 
 
 def _call_hydra(words: Sequence[str]) -> None:

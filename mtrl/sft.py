@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mtrl.config import keys
 from mtrl.config.outputs import check_local
 from mtrl.errors import UserError
 from mtrl.types import ROLES, Demonstration, Tools
@@ -52,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> list[float]:
     for name in ("epochs", "steps", "batch_size", "lr", "max_tokens"):
         if (value := getattr(args, name)) is not None and not 0 < value < math.inf:
             raise UserError(f"--{name.replace('_', '-')}={value} must be a number above 0")
+    bound = keys.all_keys()["seed"].bound
+    if bound is not None and (broken := bound.broken_by(args.seed)):
+        raise UserError(f"--seed={args.seed} must be {broken}")
     if args.model == "tiny" and args.dtype != "float32":
         raise UserError(f"--dtype={args.dtype} has no effect with --model=tiny, which is float32; leave it out")
     if args.model != "tiny" and args.tags:

@@ -249,6 +249,14 @@ def test_keys_of_hydra_that_only_a_sweep_reads_are_named(jobs, capsys):
     )
 
 
+@pytest.mark.parametrize("flags", [[], ["-m"], ["--cfg", "job"]])
+@pytest.mark.parametrize("setting", ["hydra.sweeper.params={seed: '1,2'}", "+hydra.sweeper.params.seed='1,2'"])
+def test_values_of_a_sweep_are_typed_behind_their_keys(flags, setting, capsys):
+    with pytest.raises(SystemExit):
+        main_module.cli([*flags, setting])
+    assert "; write the values behind their keys and add -m, for example mtrl train -m" in capsys.readouterr().err
+
+
 def test_training_can_read_the_command_and_hydras_job_logging_is_configured(jobs, monkeypatch, tmp_path):
     """Commands that resume a run repeat its overrides and its folders of config groups."""
     seen = []

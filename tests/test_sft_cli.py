@@ -142,6 +142,8 @@ def test_a_unicode_separator_does_not_end_a_line(tmp_path):
         (["--data", "good.jsonl", "--steps", "0"], "--steps=0 must be a number above 0"),
         (["--data", "good.jsonl", "--batch-size", "-1"], "--batch-size=-1 must be a number above 0"),
         (["--data", "good.jsonl", "--lr", "nan"], "--lr=nan must be a number above 0"),
+        (["--data", "good.jsonl", "--seed", "-1"], "--seed=-1 must be at least 0"),
+        (["--data", "good.jsonl", "--seed", str(2**63)], f"--seed={2**63} must be at most {2**63 - 1}"),
         (["--data", "good.jsonl", "--epochs", "inf"], "--epochs=inf must be a number above 0"),
         (["--data", "good.jsonl", "--dtype", "bfloat16"], "--dtype=bfloat16 has no effect with --model=tiny"),
         (

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import hydra
@@ -18,10 +19,13 @@ from mtrl.command.runs import settle
 from mtrl.config import messages
 from mtrl.config.config_dir import PRIMARY, check_folders, misplaced, names_folders, own_folders, packages
 from mtrl.config.outputs import check_local
-from mtrl.config.overrides import CONF, normalise, quoted
+from mtrl.config.overrides import CONF, key_of, normalise, quoted
 from mtrl.config.schema import Config
+from mtrl.errors import UserError
 
 VERSION_BASE = "1.3"
+SWEPT = "hydra.sweeper.params"
+"""Hydra's key for the values of a sweep, which is null where no file of conf/sweep/ sets it."""
 
 ConfigStore.instance().store(name="schema", node=Config)
 
@@ -79,7 +83,25 @@ def merge_with_hydra(overrides: Sequence[str], config_dir: str | None) -> DictCo
     if places := [*(f"file://{folder.resolve()}" for folder in folders), *packages(overrides)]:
         words.append("hydra.searchpath=[" + ",".join(quoted("", place)[1:] for place in places) + "]")
     try:
-        with hydra.initialize_config_dir(str(CONF), job_name="mtrl", version_base=VERSION_BASE):
+        with naming_params(words), hydra.initialize_config_dir(str(CONF), job_name="mtrl", version_base=VERSION_BASE):
             return hydra.compose(PRIMARY, overrides=words, return_hydra_config=True)
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise misplaced(error, folders) or messages.explain(error) from error
+
+
+@contextmanager
+def naming_params(words: Sequence[str]) -> Iterator[None]:
+    """Convert the errors of OmegaConf for a key of `SWEPT` where it is null, which are none of its own classes.
+
+    Raises:
+        UserError: one of the overrides `words` sets such a key.
+    """
+    try:
+        yield
+    except (AttributeError, AssertionError) as error:
+        if (word := next((word for word in words if key_of(word).startswith(SWEPT)), None)) is None:
+            raise
+        raise UserError(
+            f"{word} cannot be set without a sweep that has {SWEPT}; write the values behind their keys and add -m, "
+            "for example mtrl train -m seed=0,1"
+        ) from error
