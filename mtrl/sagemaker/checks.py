@@ -4,19 +4,27 @@ network."""
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
 from mtrl.errors import UserError
-from mtrl.sagemaker import service
-from mtrl.sagemaker.schema import JobConfig, ManagedConfig
+from mtrl.sagemaker import service, source
+from mtrl.sagemaker.schema import HOUR, JobConfig, ManagedConfig
+from mtrl.utils.files import in_home
 
 ROLE = "arn:aws:iam::123456789012:role/NAME"
 BUCKET = re.compile(r"(?!\d+\.\d+\.\d+\.\d+$)[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+NAME = re.compile(r"[a-zA-Z0-9]([_-]*[a-zA-Z0-9])*")
+"""Pattern of `sagemaker.name`; the SDK writes a hyphen for each underscore."""
 URI = re.compile(rf"s3://{BUCKET.pattern}(/.*)?")
 MLFLOW = re.compile(r"arn:aws[a-z-]*:sagemaker:[a-z0-9-]+:\d{12}:mlflow-(tracking-server|app)/.+")
+BASE = "base"
+"""Value of `managed.evaluate` for the model itself."""
+LONGEST_EVALUATION = 72 * HOUR
 OWN_KEYS = {
+    "sweep": "a sweep starts many runs, and a job is one run; start a job for each of them",
     "run_dir": "the folder of the run is the job's own; leave it out",
     "resume": "a job goes on by itself; to continue an earlier one write sagemaker.checkpoints=s3://…/checkpoints",
 }
@@ -32,9 +40,14 @@ def check_job(job: JobConfig, cfg: DictConfig) -> None:
     check_bucket("sagemaker.bucket", job.bucket)
     check_prefix("sagemaker.prefix", job.prefix)
     service.check_choice("sagemaker.instance_type", job.instance_type, "TrainingInstanceType")
-    for key in ("instance_count", "volume_gb", "max_run"):
-        if getattr(job, key) < 1:
-            raise UserError(f"sagemaker.{key}={getattr(job, key)} must be at least 1")
+    for key in ("instance_count", "volume_gb", "max_run", "processes"):
+        if (value := getattr(job, key)) is not None and value < 1:
+            raise UserError(f"sagemaker.{key}={value} must be at least 1")
+    if job.name is not None and not NAME.fullmatch(job.name):
+        raise UserError(
+            f"sagemaker.name={job.name} is no name of a job; write letters, digits and hyphens, with a letter or a "
+            f"digit at both ends, such as sagemaker.name={job_name(job.name) or 'my-run'}"
+        )
     _checkpoints(job)
     if job.spot:
         _spot(job, cfg)
@@ -46,6 +59,11 @@ def check_job(job: JobConfig, cfg: DictConfig) -> None:
     if job.mlflow and not MLFLOW.fullmatch(job.mlflow):
         server = "arn:aws:sagemaker:us-west-2:123456789012:mlflow-tracking-server/NAME"
         raise UserError(f"sagemaker.mlflow={job.mlflow} is not the ARN of an MLflow server; it looks like {server}")
+
+
+def job_name(text: str) -> str:
+    """Return the text with a hyphen for all that SageMaker does not allow in the name of a job."""
+    return re.sub(r"[^a-zA-Z0-9]+", "-", text).strip("-")
 
 
 def check_managed(managed: ManagedConfig) -> None:
@@ -66,6 +84,8 @@ def check_managed(managed: ManagedConfig) -> None:
             raise UserError(f"managed.{key} is missing; write for example managed.{key}={example}")
     for key in ("dataset", "validation"):
         check_uri(f"managed.{key}", getattr(managed, key))
+    _check_pair("managed", managed)
+    _evaluation(managed)
 
 
 def check_role(key: str, role: str | None) -> None:
@@ -127,6 +147,22 @@ def check_own_keys(words: list[str]) -> None:
             raise UserError(f"{word}: {OWN_KEYS[key]}")
 
 
+def check_local_path(key: str, path: str, job: JobConfig) -> None:
+    """Check that the container will have the file or folder that `key` names on this machine.
+
+    Raises:
+        UserError: the archive of the code does not hold it.
+    """
+    if not in_home(path).exists() or source.holds(path, job.include):
+        return
+    if job.image and Path(path).is_absolute():
+        return  # the image may hold it, too
+    raise UserError(
+        f"{key}={path} is on this machine, and the job does not have it; copy it to S3 and write "
+        f"{key}=s3://BUCKET/PATH, or send it with the code: 'sagemaker.include=[{path}]' {key}={in_home(path).name}"
+    )
+
+
 def _checkpoints(job: JobConfig) -> None:
     if job.checkpoints not in (None, "auto"):
         check_uri("sagemaker.checkpoints", job.checkpoints)
@@ -162,10 +198,32 @@ def _spot(job: JobConfig, cfg: DictConfig) -> None:
         raise UserError(f"sagemaker.keep_alive={job.keep_alive} does not go with sagemaker.spot=true; set it to 0")
 
 
+def _evaluation(managed: ManagedConfig) -> None:
+    """Check the settings that only an evaluation reads."""
+    if managed.evaluate is None:
+        for key in ("compare_base", "max_run"):
+            if (value := getattr(managed, key)) != getattr(ManagedConfig, key):
+                raise UserError(
+                    f"managed.{key}={str(value).lower()} is read by an evaluation only; leave it out, or evaluate by "
+                    "managed.evaluate=base"
+                )
+        return
+    if managed.evaluate != BASE:
+        package = "arn:aws:sagemaker:us-west-2:123456789012:model-package/NAME/1"
+        service.check_value("managed.evaluate", managed.evaluate, "ModelPackageArn", f"{BASE}, or {package}")
+    if not 1 <= managed.max_run <= LONGEST_EVALUATION:
+        raise UserError(f"managed.max_run={managed.max_run} must be from 1 to {LONGEST_EVALUATION} seconds")
+
+
+def _check_pair(section: str, settings: JobConfig | ManagedConfig) -> None:
+    """Check that subnets and security groups are both given, or neither."""
+    if bool(settings.subnets) != bool(settings.security_groups):
+        there, missing = ("subnets", "security_groups") if settings.subnets else ("security_groups", "subnets")
+        raise UserError(f"{section}.{there} needs {section}.{missing} beside it; write {section}.{missing}=[ID]")
+
+
 def _network(job: JobConfig) -> None:
-    if bool(job.subnets) != bool(job.security_groups):
-        there, missing = ("subnets", "security_groups") if job.subnets else ("security_groups", "subnets")
-        raise UserError(f"sagemaker.{there} needs sagemaker.{missing} beside it; write sagemaker.{missing}=[ID]")
+    _check_pair("sagemaker", job)
     if job.file_system is None:
         return
     service.check_value("sagemaker.file_system", job.file_system, "FileSystemId", "fs-0123456789abcdef0")

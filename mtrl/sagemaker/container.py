@@ -16,8 +16,11 @@ import json
 import os
 import shutil
 import sys
+import traceback
 from collections.abc import Mapping
+from contextlib import redirect_stderr
 from pathlib import Path
+from typing import Any, TextIO
 
 from mtrl.config.overrides import quoted
 from mtrl.sagemaker.source import OVERRIDES
@@ -25,6 +28,8 @@ from mtrl.sagemaker.source import OVERRIDES
 CHANNELS = {"SM_CHANNEL_DATA": "data.path", "SM_CHANNEL_MODEL": "model.path"}
 PORT = "7777"
 """Port of the first rank, as in the SDK's driver."""
+WRONG_SETTING = 2
+"""Exit status of `mtrl train` for an error of the user, which is one printed sentence."""
 SHOWN_CHARACTERS = 1000
 """Number of characters of a failure that SageMaker shows."""
 
@@ -46,11 +51,13 @@ def main(code: Path, entry: Path) -> None:
         for torn in set_torn_aside(run / "checkpoints"):
             print(f"{torn} was cut off while it was copied, and is left out", flush=True)
     overrides = json.loads((code / OVERRIDES).read_text(encoding="utf-8"))
+    printed = KeepsEnd(sys.stderr)
     try:
-        cli([*overrides, *placed(environment), quoted("run_dir", str(run)), "resume=latest"])
-    except SystemExit as ended:
-        if ended.code and leads:
-            tell_failure(run, environment)
+        with redirect_stderr(printed):
+            cli([*overrides, *placed(environment), quoted("run_dir", str(run)), "resume=latest"])
+    except BaseException as ended:
+        if leads and not (isinstance(ended, SystemExit) and not ended.code):
+            tell_failure(reason(ended, printed.end, run), environment)
         raise
     if leads:
         shutil.copytree(run / "export", environment.get("SM_MODEL_DIR", "/opt/ml/model"), dirs_exist_ok=True)
@@ -114,9 +121,33 @@ def _is_whole(checkpoint: Path) -> bool:
     return True
 
 
-def tell_failure(run: Path, environment: Mapping[str, str]) -> None:
-    """Write the end of the run's log to the file in which SageMaker looks for the reason of a failure."""
+class KeepsEnd:
+    """A text stream that also keeps the end of what is written to it."""
+
+    def __init__(self, stream: TextIO):
+        self.stream, self.end = stream, ""
+
+    def write(self, text: str) -> int:
+        self.end = (self.end + text)[-SHOWN_CHARACTERS:]
+        return self.stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def reason(ended: BaseException, printed: str, run: Path) -> str:
+    """Return why the run ended: the traceback of an error, what was printed for a wrong setting, else the end of the
+    run's log, which an earlier start of the job may have written."""
+    if not isinstance(ended, SystemExit):
+        return "".join(traceback.format_exception(ended))
     log = run / "run.log"
+    if ended.code == WRONG_SETTING or not log.is_file():
+        return printed
+    return log.read_text(encoding="utf-8", errors="replace")
+
+
+def tell_failure(text: str, environment: Mapping[str, str]) -> None:
+    """Write the end of a text to the file in which SageMaker looks for the reason of a failure."""
     place = Path(environment.get("SM_OUTPUT_FAILURE", "/opt/ml/output/failure"))
-    if log.is_file() and place.parent.is_dir():
-        place.write_text(log.read_text(encoding="utf-8", errors="replace")[-SHOWN_CHARACTERS:], encoding="utf-8")
+    if text and place.parent.is_dir():
+        place.write_text(text[-SHOWN_CHARACTERS:], encoding="utf-8")

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from mtrl.command.compose import compose
 from mtrl.command.program import one_sentence
 from mtrl.errors import UserError, missing_extra
@@ -72,7 +74,10 @@ def plan(words: Sequence[str]) -> SageMakerJob:
     data = [f"{key}={PLACEHOLDER}" for key, channel in CHANNELS.items() if channel in channels]
     cfg = compose([*unchanged, *engines, *data])
     checks.check_job(settings, cfg)
-    return SageMakerJob(settings, tuple(unchanged), channels, settings.name or f"mtrl-{cfg.name}".replace("_", "-"))
+    for key, channel in CHANNELS.items():
+        if channel not in channels and (path := OmegaConf.select(cfg, key)):
+            checks.check_local_path(key, str(path), settings)
+    return SageMakerJob(settings, tuple(unchanged), channels, settings.name or checks.job_name(f"mtrl-{cfg.name}"))
 
 
 def _without(words: Sequence[str], key: str) -> list[str]:

@@ -26,7 +26,6 @@ from mtrl.sagemaker.settings import read, split
 from mtrl.sagemaker.wire import Wire, as_default, offline
 from mtrl.training import warn
 
-BASE = "base"
 HELP = """python scripts/launch_managed_rl.py [OVERRIDES OF mtrl.main] managed.KEY=VALUE ...
 
     python scripts/launch_managed_rl.py experiment=text_to_sql algorithm=rloo managed.agent=ARN \\
@@ -155,7 +154,7 @@ def _train(job: ManagedJob, session: Any, data: dict[str, str]) -> tuple[Any, li
         accept_eula=settings.accept_eula,
         sagemaker_session=session,
         role=settings.role,
-        base_job_name=f"mtrl-{job.cfg.name}".replace("_", "-"),
+        base_job_name=checks.job_name(f"mtrl-{job.cfg.name}"),
         tags=[{"key": key, "value": value} for key, value in settings.tags.items()],
     )
     warnings = list(_set(trainer.hyperparameters, job.hyperparameters))
@@ -181,7 +180,7 @@ def _evaluate(job: ManagedJob, session: Any, data: dict[str, str]) -> tuple[Any,
         sagemaker_session=session,
         region=session.boto_region_name,
         role=settings.role,
-        model=settings.model if settings.evaluate == BASE else settings.evaluate,
+        model=settings.model if settings.evaluate == checks.BASE else settings.evaluate,
         dataset=data["validation"],
         agent_config=settings.agent,
         agent_qualifier=settings.agent_qualifier,

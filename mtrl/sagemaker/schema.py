@@ -104,7 +104,7 @@ class ManagedConfig:
     evaluate: str | None = None
     """Model to evaluate; null: train instead. base: the model itself | ARN of a model package: a trained model"""
     compare_base: bool = False
-    """Also evaluate the model before training, for comparison."""
+    """Also evaluate the model before training, for comparison; only in an evaluation."""
     max_run: int = 24 * HOUR
     """Maximum duration of an evaluation, in seconds; at most 72 hours."""
     wait: bool = False

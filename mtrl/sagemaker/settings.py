@@ -34,7 +34,10 @@ def read(words: Sequence[str], section: str, schema: type[T]) -> T:
     settings = OmegaConf.structured(schema)
     try:
         for override in OverridesParser.create().parse_overrides([word.lstrip("+") for word in words]):
-            path, value = override.key_or_group, override.value()
+            path = override.key_or_group
+            if override.is_sweep_override():
+                raise UserError(f"{override.input_line} is several values, and a job takes one; put quotes around it")
+            value = override.value()
             if path == section:
                 settings.merge_with(OmegaConf.load(_file(section, str(value))))
                 continue

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -39,6 +40,16 @@ def pack(archive: Path, overrides: Sequence[str], install: Sequence[str], includ
             _add(tar, name, file.read_bytes())
         _add(tar, OVERRIDES, json.dumps(list(overrides), indent=2).encode())
         _add(tar, REQUIREMENTS, "".join(f"{line}\n" for line in install).encode())
+
+
+def holds(path: str, include: Sequence[str] = ()) -> bool:
+    """Whether the archive has a file or a folder at the relative `path`, which is then also that in the container.
+
+    Raises:
+        UserError: see `pack`.
+    """
+    name = os.path.normpath(path)
+    return any(file == name or file.startswith(f"{name}/") for file in _files(include))
 
 
 def _files(include: Sequence[str]) -> dict[str, Path]:

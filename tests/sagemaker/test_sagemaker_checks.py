@@ -24,6 +24,10 @@ WRONG = {
     "a slash": ([*JOB, "sagemaker.prefix=/mtrl/"], "without a slash at its ends"),
     "instance type": ([*JOB, "sagemaker.instance_type=ml.p5.48xlrage"], "did you mean ml.p5.48xlarge?"),
     "no instance": ([*JOB, "sagemaker.instance_count=0"], "instance_count=0 must be at least 1"),
+    "no rank": ([*JOB, "sagemaker.processes=0"], "sagemaker.processes=0 must be at least 1"),
+    "name": ([*JOB, "sagemaker.name='my run'"], "both ends, such as sagemaker.name=my-run"),
+    "sweep": ([*JOB, "sweep=seeds"], "sweep=seeds: a sweep starts many runs, and a job is one run"),
+    "values": ([*JOB, "sagemaker.volume_gb=1,2"], "sagemaker.volume_gb=1,2 is several values, and a job takes one"),
     "key": ([*JOB, "sagemaker.instance_typ=ml.m5.large"], "did you mean sagemaker.instance_type?"),
     "preset": (["sagemaker=spott", *JOB], "did you mean sagemaker=spot?"),
     "type": ([*JOB, "sagemaker.instance_count=two"], "sagemaker: Value 'two'"),
@@ -72,6 +76,24 @@ def test_s3_addresses_become_channels_and_other_words_stay_unchanged():
     job = plan([*words, "name=x"])
     assert job.overrides == ("+experiment=search", "model=hf", "name=x")
     assert job.channels == {"model": "s3://models/qwen", "data": "s3://rows/a b"}
+
+
+def test_a_path_of_this_machine_alone_is_refused(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rows.jsonl").write_text("")
+    told = r"data.path=rows.jsonl is on this machine, .* with the code: 'sagemaker.include=\[rows.jsonl\]' data.path="
+    with pytest.raises(UserError, match=told):
+        plan([*JOB, "data.path=rows.jsonl"])
+    with pytest.raises(UserError, match="is on this machine, and the job does not have it"):
+        plan([*JOB, f"data.path={tmp_path}/rows.jsonl", "sagemaker.include=[rows.jsonl]"])
+    assert plan([*JOB, "data.path=./rows.jsonl", "sagemaker.include=[rows.jsonl]"]).overrides[-1] == (
+        "data.path=./rows.jsonl"
+    )
+    assert plan([*JOB, f"data.path={tmp_path}/rows.jsonl", "sagemaker.image=ours"])
+
+
+def test_a_job_without_a_name_is_named_after_the_run():
+    assert plan([*JOB, "name='my é run'"]).name == "mtrl-my-run"
 
 
 def test_presets_and_later_words():

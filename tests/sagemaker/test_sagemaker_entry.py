@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import mtrl.main as main_module
 from mtrl.errors import UserError
 from mtrl.sagemaker import container, source
 from tests import forked
@@ -127,6 +128,30 @@ def test_hidden_files_and_outputs_of_runs_are_not_packed(tmp_path, monkeypatch):
         assert [name for name in tar.getnames() if name.startswith("mine")] == ["mine/vault.py"]
     with pytest.raises(UserError, match="nothing of .netrc would travel, since hidden files"):
         source.pack(tmp_path / "archive", [], [], [".netrc"])
+
+
+@pytest.mark.parametrize(
+    ("ends", "told"),
+    [
+        ("print('data.path=x does not exist', file=sys.stderr); raise SystemExit(2)", "data.path=x does not exist\n"),
+        ("raise RuntimeError('out of memory')", "RuntimeError: out of memory\n"),
+        ("raise SystemExit(75)", "the end of the log"),
+        ("print('a warning', file=sys.stderr); raise SystemExit(0)", None),
+    ],
+)
+def test_the_reason_of_a_failure_is_told(tmp_path, monkeypatch, ends, told):
+    """The log of an earlier start of the job is no reason for a wrong setting or an error."""
+    run = tmp_path / "kept" / "run"
+    run.mkdir(parents=True)
+    (run / "run.log").write_text("the end of the log")
+    (tmp_path / source.OVERRIDES).write_text("[]")
+    failure = tmp_path / "failure"
+    for name, value in {"SM_CHECKPOINT_DIR": tmp_path / "kept", "SM_OUTPUT_FAILURE": failure, "RANK": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setattr(main_module, "cli", lambda words: exec(ends, {"sys": sys}))
+    with pytest.raises((SystemExit, RuntimeError)):
+        container.main(tmp_path, tmp_path / source.ENTRY)
+    assert failure.read_text().endswith(told) if told else not failure.exists()
 
 
 def test_where_things_are(tmp_path):

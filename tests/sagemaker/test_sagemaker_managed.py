@@ -28,6 +28,11 @@ WRONG = {
     "batch": ([*MANAGED, "trainer.prompts_per_step=48"], "is one of 32, 64, 128; write trainer.prompts_per_step=32"),
     "group": ([*MANAGED, "algorithm.group_size=64"], "lies from 2 to 32; write algorithm.group_size=32"),
     "adapters": ([*MANAGED, "model=hf", "model.path=a/b", "model.lora_rank=8"], "write model.lora_rank=16"),
+    "half a network": ([*MANAGED, "managed.subnets=[subnet-1]"], "managed.subnets needs managed.security_groups"),
+    "compared": ([*MANAGED, "managed.compare_base=true"], "compare_base=true is read by an evaluation only; leave"),
+    "limited": ([*MANAGED, "managed.max_run=60"], "managed.max_run=60 is read by an evaluation only"),
+    "model": ([*MANAGED, "managed.evaluate=mine"], "write for example managed.evaluate=base, or arn:aws:sagemaker:"),
+    "long": ([*MANAGED, "managed.evaluate=base", "managed.max_run=259201"], "must be from 1 to 259200 seconds"),
     "dataset": ([*MANAGED, "managed.dataset=rows.parquet"], "is not an address in S3"),
 }
 
