@@ -7,12 +7,20 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 SECONDS = 60.0
 """Default time limit for a program to answer, in seconds."""
+CGROUPS = {
+    1: ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+}
+"""By the version of cgroups: the folder of the outermost one, the files with the limit and the use of a cgroup, and the
+name in `memory.stat` of the pages of files that the kernel can drop."""
 _ASK_TORCH = """
 import json, torch
 gpus = []
@@ -82,24 +90,43 @@ def cuda_fits(built: str, driver: str) -> bool:
     return int(built.split(".")[0]) <= int(driver.split(".")[0])
 
 
-def memory() -> tuple[int, int] | None:
-    """Return the total and the free bytes of main memory, bounded by the container's limit; None if unknown."""
+def memory(root: Path = Path("/")) -> tuple[int, int] | None:
+    """Return the total and the free bytes of main memory, bounded by the limits of this process's containers and jobs;
+    None if unknown.
+
+    Args:
+        root: folder that holds `proc` and `sys`.
+    """
     try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        sizes = _fields(root / "proc/meminfo", 1024)
     except OSError:
         return None
-    sizes = {line.split(":")[0]: int(line.split()[1]) * 1024 for line in lines}
-    whole, free = sizes["MemTotal"], sizes.get("MemAvailable", sizes["MemFree"])
-    limit = _container_limit()
-    return (min(whole, limit), min(free, limit)) if limit else (whole, free)
+    found = [(sizes["MemTotal"], sizes.get("MemAvailable", sizes["MemFree"])), *_limits(root)]
+    return min(whole for whole, _ in found), max(0, min(free for _, free in found))
 
 
-def _container_limit() -> int | None:
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-    except OSError:
-        return None
-    return int(limit) if limit.isdigit() else None
+def _limits(root: Path) -> Iterator[tuple[int, int]]:
+    """Yield the limit of each cgroup of this process that has one, and the bytes of it that are free. Pages of files
+    that the kernel can drop are free."""
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text(encoding="ascii").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            top, limit, used, dropped = CGROUPS[1 if controllers else 2]
+            own = root / top / path.lstrip("/")
+            for folder in (own, *own.parents):
+                # A limit that is no number is none, and the outermost cgroup of a machine has no files.
+                with suppress(OSError, ValueError):
+                    size = int((folder / limit).read_text(encoding="ascii"))
+                    taken = int((folder / used).read_text(encoding="ascii"))
+                    yield size, size - taken + _fields(folder / "memory.stat").get(dropped, 0)
+
+
+def _fields(path: Path, unit: int = 1) -> dict[str, int]:
+    """Return the numbers of a file with lines such as `name 123` or `name: 123 kB`, by name."""
+    lines = (line.replace(":", " ").split() for line in path.read_text(encoding="ascii").splitlines())
+    return {name: int(value) * unit for name, value, *_ in lines}
 
 
 def existing(folder: Path) -> Path:
