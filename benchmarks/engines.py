@@ -117,7 +117,8 @@ async def sample(
         await turns(parts, train[:1], 1)
         ready = time.perf_counter() - begun
         await rollouts.collect("warm-up", rows[sizes.groups :], size, parts.sampling)
-        await single(parts, max(AT_ONCE), sizes.tokens)
+        for at_once in AT_ONCE:
+            await single(parts, at_once, sizes.tokens)
         await update(parts)
         held = peak.stop()
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import platform
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from mtrl.preflight.stage import Script, Stage, scripted
 from mtrl.rewards.compose import RewardComposer
 from mtrl.scoring.heldout import score_groups
 from mtrl.types import Group
+from mtrl.utils.process import usable_cores
 
 
 def main() -> None:
@@ -31,7 +31,7 @@ def main() -> None:
         environment=EnvironmentConfig(name="mini_swe"),
         data=DataConfig(synthetic_train_rows=args.rows, synthetic_test_rows=4),
     )
-    task, cores = load_task(config), os.cpu_count() or 1
+    task, cores = load_task(config), usable_cores()
     family = task.family
     assert family.gold is not None
     scripts = [Script(row, scripted(family.gold(row)), "gold") for row in task.splits.train]

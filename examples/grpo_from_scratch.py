@@ -268,6 +268,9 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
+    for name, least in {"steps": 1, "prompts": 1, "group_size": 2}.items():
+        if getattr(args, name) < least:
+            parser.error(f"--{name.replace('_', '-')} must be at least {least}")
     torch.set_num_threads(1)  # more is slower for a model of this size
     model = make_model(args.seed)
     before = evaluate(model)

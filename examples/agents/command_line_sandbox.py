@@ -75,19 +75,31 @@ class CommandLineSandbox:
         for name in FOLDERS:
             (self._folder / name).mkdir()
         (self._folder / "passwd").write_text("sandbox:x:1000:1000::/home:/bin/bash\n")  # Node asks for the user's name
-        self._workspace = os.open(self._folder / "workspace", os.O_RDONLY | os.O_DIRECTORY)
+        self._workspace, self._sockets = (
+            os.open(self._folder / name, os.O_RDONLY | os.O_DIRECTORY) for name in ("workspace", "gateway")
+        )
         self.files = Workspace(self._workspace, None, max_bytes)
         """The files of /workspace."""
         self.output = b""
         """The last output of the program, at most `MAX_OUTPUT_BYTES` bytes."""
 
     async def __aenter__(self) -> CommandLineSandbox:
-        self._server = await asyncio.start_unix_server(self._forward, self._folder / "gateway" / "socket")
+        try:
+            # The kernel limits the path of a socket to 107 bytes, and that of the temporary folder may be longer.
+            path = f"/proc/self/fd/{self._sockets}/socket"
+            self._server = await asyncio.start_unix_server(self._forward, path)
+        except BaseException:
+            await self._clean_up()
+            raise
         return self
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
+        await self._clean_up()
+
+    async def _clean_up(self) -> None:
         os.close(self._workspace)
+        os.close(self._sockets)
         await asyncio.to_thread(_delete, self._folder)
 
     async def run(self, command: Sequence[str], variables: Mapping[str, str]) -> int:

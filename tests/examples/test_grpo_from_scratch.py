@@ -313,6 +313,14 @@ def test_the_program_prints_an_aligned_line_per_step_and_then_the_games(monkeypa
     assert again[:3] == lines[:3] and again[6:] == lines[6:]  # the same seed, the same run
 
 
+@pytest.mark.parametrize("words", ["--group-size 1", "--prompts 0", "--steps -1"])
+def test_sizes_without_a_comparison_are_refused(words, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["grpo_from_scratch.py", *words.split()])
+    with pytest.raises(SystemExit):
+        example.main()
+    assert f"{words.split()[0]} must be at least" in capsys.readouterr().err
+
+
 def test_the_example_is_short_and_imports_only_torch_and_transformers():
     source = Path(example.__file__).read_text(encoding="utf-8")
     assert len(source.splitlines()) < 300
