@@ -50,7 +50,8 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line.
 
     Raises:
-        UserError: settings are given without --plan, or with --self-test other ones than `model.path`.
+        UserError: settings are given without --plan or --propose, or with --self-test other ones than `model.path`, or
+            an option has no effect beside the others.
     """
     words = sys.argv[1:] if argv is None else argv
     if program.OPTION in words:
@@ -72,7 +73,14 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--config-dir", help="with --plan and --propose: config groups of your own")
     args = parser.parse_intermixed_args(words)
-    if args.overrides and not (args.plan or args.propose):
+    if args.plan and args.propose:
+        raise UserError("--plan and --propose exclude each other; leave one of them out")
+    is_of_run = args.plan or args.propose
+    if args.no_smoke and is_of_run:
+        raise UserError(f"--no-smoke has no effect with {'--plan' if args.plan else '--propose'}; leave it out")
+    if args.config_dir is not None and not is_of_run:
+        raise UserError(f"--config-dir={args.config_dir} has no effect without --plan or --propose; leave it out")
+    if args.overrides and not is_of_run:
         raise UserError(f"{args.overrides[0]} is a setting of a run; plan that run with: --plan {args.overrides[0]}")
     return args
 

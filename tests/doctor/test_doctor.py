@@ -256,3 +256,16 @@ def test_a_plan_is_printed_and_its_status_says_whether_it_fits(capsys):
 def test_settings_without_a_plan_are_refused():
     with pytest.raises(UserError, match=r"model=x is a setting of a run; plan that run with: --plan model=x"):
         doctor.main(["model=x"])
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--plan", "--propose"], "--plan and --propose exclude each other"),
+        (["--plan", "--no-smoke"], "--no-smoke has no effect with --plan; leave it out"),
+        (["--config-dir", "mine"], "--config-dir=mine has no effect without --plan or --propose"),
+    ],
+)
+def test_options_without_an_effect_are_refused(words, sentence):
+    with pytest.raises(UserError, match=sentence):
+        doctor.parse(words)

@@ -263,6 +263,13 @@ def test_other_settings_are_refused(words, message):
         doctor.parse(["--self-test", *words])
 
 
+def test_a_model_may_be_in_the_home_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    assert doctor.parse(["--self-test", "model.path=~/mine"]).model == str(tmp_path / "mine")
+
+
 def test_the_gap_of_log_probs():
     drift = DriftStatistics(torch.tensor([-1.0, -2.0, -3.0, -4.0]), torch.tensor([-1.0, -2.05, -3.0005, -4.0]))
     assert drift.mean == pytest.approx(0.0505 / 4, rel=1e-3)

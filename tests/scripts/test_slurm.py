@@ -108,6 +108,12 @@ def test_every_node_gets_the_same_command(cluster):
     assert said == {f"{ranks} {place} -m mtrl.main name=a b run_dir=runs/mine resume=latest\n"}
 
 
+def test_the_folder_that_the_command_names_is_that_of_the_run_with_hydras_signs_too(cluster):
+    job = submit(cluster, 1, "+run_dir=mine", python="echo")
+    job.communicate(timeout=120)
+    assert logs(cluster).endswith("-m mtrl.main +run_dir=mine resume=latest\n")
+
+
 def test_tasks_get_the_cores_of_the_job(cluster, monkeypatch):
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "48")
     (cluster / "cores").write_text('#!/bin/sh\necho "$SRUN_CPUS_PER_TASK"\n')

@@ -27,6 +27,7 @@ from mtrl.doctor.self_test.recommend import RecommendedSetting, recommend
 from mtrl.errors import UserError
 from mtrl.preflight import checklist_table
 from mtrl.preflight.result import Status, skipped, worst
+from mtrl.utils.files import in_home
 from mtrl.utils.signals import Interrupt
 
 FORMAT = 1
@@ -71,9 +72,9 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         key, _, folder = args.model.partition("=")
         if key != "model.path":
             raise UserError(f"{args.model} is not a setting of the self-test; it takes model.path=FOLDER only")
-        if not (Path(folder) / "config.json").is_file():
+        if not (in_home(folder) / "config.json").is_file():
             raise UserError(f"model.path={folder} has no config.json; name the folder of a causal LM")
-        args.model = str(Path(folder).absolute())
+        args.model = str(in_home(folder).absolute())
     return args
 
 
