@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Collection
 from typing import Any
 
 START, END = ">>>>> Start Test Output", ">>>>> End Test Output"
@@ -35,11 +36,11 @@ def resolved(log: str, returncode: int, truth: dict[str, Any]) -> bool:
     wanted = set(truth["fail_to_pass"]) | set(truth["pass_to_pass"])
     if not wanted:
         return returncode == 0
-    return all(status == {"PASSED"} for status in map(statuses(log).get, wanted))
+    return all(status == {"PASSED"} for status in statuses(log, wanted).values())
 
 
-def statuses(log: str) -> dict[str, set[str]]:
-    """Return the statuses of each test in the log, from lines of `pytest -rA`, unittest and Django.
+def statuses(log: str, wanted: Collection[str]) -> dict[str, set[str]]:
+    """Return the statuses of each wanted test in the log, from lines of `pytest -rA`, unittest and Django.
 
     A line of pytest ends with the name of a test, or with a name, ` - ` and a reason, and the name may hold ` - ` too.
     So each possible name has the status, and also the first word, which is all that rows of SWE-bench hold of a name
@@ -47,11 +48,14 @@ def statuses(log: str) -> dict[str, set[str]]:
     """
     _, started, tests = log.partition(START)
     tests = tests.rpartition(END)[0] or tests if started else log
-    found: dict[str, set[str]] = {}
+    found: dict[str, set[str]] = {test: set() for test in wanted}
+    # The patch may print a line with 100,000 dashes; the names before all of them would take gigabytes.
+    longest = max(map(len, wanted), default=0) + len(" - ")
     for status, rest in _PYTEST.findall(tests):
-        ends = [*(dash.start() for dash in re.finditer(" - ", rest)), len(rest)]
-        for test in {rest.split()[0], *(rest[:end].strip() for end in ends)}:
-            found.setdefault(test, set()).add(status)
+        ends = (dash.start() for dash in re.finditer(" - ", rest[:longest]))
+        for test in found.keys() & {rest.split()[0], rest.strip(), *(rest[:end].strip() for end in ends)}:
+            found[test].add(status)
     for test, status in _UNITTEST.findall(tests):
-        found.setdefault(test.strip(), set()).add("PASSED" if status == "ok" else "FAILED")
+        if test.strip() in found:
+            found[test.strip()].add("PASSED" if status == "ok" else "FAILED")
     return found

@@ -228,13 +228,17 @@ def _log_says_resolved(trajectory: Trajectory, truth: dict[str, Any]) -> bool:
         log = log.split(">>>>> Start Test Output", 1)[1].rsplit(">>>>> End Test Output", 1)[0]
     good: set[str] = set()
     bad: set[str] = set()
+    longest = max(map(len, wanted))
     for line in log.splitlines():
         first, *rest = line.split(maxsplit=1) or [""]
         if rest and line.startswith(first) and first in ("PASSED", "FAILED", "ERROR"):
             names = good if first == "PASSED" else bad
-            names.add(rest[0].split()[0])  # all that rows of SWE-bench hold of a name with spaces
-            parts = rest[0].strip().split(" - ")  # of a name, and perhaps of a reason
-            names.update(" - ".join(parts[:count]).strip() for count in range(1, len(parts) + 1))
+            text = rest[0].strip()  # a name, and perhaps a reason
+            names |= {text, text.split()[0]}  # the first word is all that rows of SWE-bench hold of a name with spaces
+            dash = text.find(" - ")
+            while 0 <= dash <= longest:  # a line of the patch may hold 100,000 dashes
+                names.add(text[:dash].strip())
+                dash = text.find(" - ", dash + len(" - "))
         name, dots, rest = line.strip().rpartition(" ... ")
         if dots:
             (good if rest == "ok" else bad).add(name)

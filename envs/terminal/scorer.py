@@ -62,9 +62,9 @@ def _value(report: dict[str, Any]) -> float | None:
     if report.get("file") == "reward.json" and text.lstrip().startswith("{"):
         try:
             entries = json.loads(text)
-        except ValueError:
+            names = ["reward"] if "reward" in entries else list(entries)
+            text = json.dumps(entries[names[0]]) if len(names) == 1 else ""
+        except (ValueError, RecursionError):  # the agent's processes may have written the file
             return None
-        names = ["reward"] if "reward" in entries else list(entries)
-        text = json.dumps(entries[names[0]]) if len(names) == 1 else ""
     found = re.fullmatch(r"\s*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?)\s*", text)
     return float(found[1]) if found else None

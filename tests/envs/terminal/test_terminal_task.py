@@ -187,6 +187,8 @@ def test_settings_that_do_not_fit_are_refused(folder, monkeypatch):
         ("reward.json", "[1]", None),
         ("reward.json", "{}", None),
         ("reward.json", "{1", None),
+        pytest.param("reward.json", '{"reward": ' + "[" * 20_000 + "]" * 20_000 + "}", None, id="nested"),
+        pytest.param("reward.json", '{"reward": ' + "9" * 5000 + "}", None, id="digits"),
     ],
 )
 def test_reward_and_scorer_read_the_same_of_a_reward_file(file, text, reward):
