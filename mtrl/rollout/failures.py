@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 
 from mtrl.types import Trajectory
 
 MAX_FAILED_ROUNDS = 10
 """Number of consecutive rounds of replacements without one complete group after which the run ends, however many
 failures are allowed."""
+
+
+def episode_count(trajectories: Iterable[Trajectory]) -> int:
+    """Return the number of episodes that gave these trajectories. In self-play an episode gives one for each trained
+    role; a group with a failed trajectory of each role then has one failed episode."""
+    roles: defaultdict[str, Counter[str | None]] = defaultdict(Counter)
+    for trajectory in trajectories:
+        roles[trajectory.group_id][trajectory.role] += 1
+    return sum(max(counts.values()) for counts in roles.values())
 
 
 def excess(failed: int, episodes: int, failed_rounds: int, max_failed_share: float) -> str | None:
@@ -29,7 +39,7 @@ def last_failure(newest: Trajectory) -> str:
 
 def summary(failures: Sequence[Trajectory], episodes: int, newest: Trajectory) -> str:
     """Return one line that reports the failed episodes."""
-    return f"{len(failures)} of {episodes} episodes failed: {cause(newest)}"
+    return f"{episode_count(failures)} of {episodes} episodes failed: {cause(newest)}"
 
 
 def cause(failure: Trajectory) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mtrl.config.mixture import source_of
 from mtrl.errors import RunEndedError
-from mtrl.rollout.failures import excess, last_failure
+from mtrl.rollout.failures import episode_count, excess, last_failure
 from mtrl.types import FAILED, Group
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,7 @@ class Pauses:
         if source is None or source.until is not None:  # the group was drawn before a new weight of 0, or the pause
             return
         failed = [trajectory for trajectory in group.trajectories if trajectory.stop_reason in FAILED]
-        source.note(len(group.trajectories), len(failed))
+        source.note(episode_count(group.trajectories), episode_count(failed))
         if not failed or (why := source.excess(self.max_failed_share)) is None:
             return
         if self.active == [name]:
@@ -82,7 +82,8 @@ class Pauses:
         known = {name for name, source in self._failures.items() if source.pauses}
         counted = [t for group in groups if source_of(str(group.row["id"])) not in known for t in group.trajectories]
         failed = [trajectory for trajectory in counted if trajectory.stop_reason in FAILED]
-        if failed and (why := excess(len(failed), len(counted), 0, self.max_failed_share)) is not None:
+        shares = episode_count(failed), episode_count(counted)
+        if failed and (why := excess(*shares, 0, self.max_failed_share)) is not None:
             raise RunEndedError(f"{why}; {last_failure(failed[-1])}")
 
     def state(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from mtrl.engines.base import SamplingParams
 from mtrl.errors import RunEndedError
 from mtrl.rollout.episode import BaseLoop
-from mtrl.rollout.failures import excess, last_failure, summary
+from mtrl.rollout.failures import episode_count, excess, last_failure, summary
 from mtrl.rollout.pauses import Pauses
 from mtrl.types import FAILED, Group, Row, Trajectory
 
@@ -27,7 +27,8 @@ class RolloutReport:
 
     groups: list[Group]
     failures: list[Trajectory] = field(default_factory=list)
-    """Episodes that failed in every attempt. Their groups are not in `groups` if they were replaced."""
+    """Trajectories of the episodes that failed in every attempt; `episode_count` counts the episodes. Their groups are
+    not in `groups` if they were replaced."""
     episodes: int = 0
 
 
@@ -67,7 +68,7 @@ class Rollouts:
         failed_rounds = 0
         while pending:
             groups = await all_or_none(self.group(name, row, size(row), sampling) for name, row in pending)
-            report.episodes += sum(len(group.trajectories) for group in groups)
+            report.episodes += sum(episode_count(group.trajectories) for group in groups)
             failed = [t for group in groups for t in group.trajectories if t.stop_reason in FAILED]
             failed_ids = {t.group_id for t in failed} if replacement else set()
             report.failures += failed
@@ -108,7 +109,7 @@ class Rollouts:
         Raises:
             RunEndedError: see `excess`.
         """
-        if (why := excess(len(failures), episodes, failed_rounds, self.max_failed_share)) is not None:
+        if (why := excess(episode_count(failures), episodes, failed_rounds, self.max_failed_share)) is not None:
             raise RunEndedError(f"{why}; {last_failure(newest)}")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import fmean, pstdev
 
 from mtrl.config.mixture import source_of
+from mtrl.rollout.failures import episode_count
 from mtrl.rollout.rollouts import RolloutReport
 from mtrl.scoring.agreement import Thresholds
 from mtrl.scoring.measures import (
@@ -70,7 +71,7 @@ def rollout_metrics(report: RolloutReport, thresholds: Thresholds | None = None)
         "rollout/turns/cut_frac": fmean(map(at_cap, turns)),
         "rollout/reward/std": pstdev(t.reward for t in trajectories),
         "analysis/group_reward_std": group_reward_std(report.groups),
-        "rollout/failed_episodes": float(len(report.failures)),
+        "rollout/failed_episodes": float(episode_count(report.failures)),
         "rollout/breaks": float(breaks.total()),
         **{f"rollout/breaks/{reason}": float(breaks[reason]) for reason in BREAKS},
         **{f"rollout/stop/{reason}": stops[reason] / len(trajectories) for reason in StopReason},
@@ -104,7 +105,7 @@ def source_metrics(report: RolloutReport, sources: Sequence[str]) -> dict[str, f
     found: dict[str, float] = {}
     for name in sources:
         groups = of_source(report.groups, name)
-        failures = sum(source_of(failure.task_id) == name for failure in report.failures)
+        failures = episode_count(t for t in report.failures if source_of(t.task_id) == name)
         metrics = {"rollout/groups": float(len(groups)), "rollout/failed_episodes": float(failures)}
         found |= named(metrics, name) | part_metrics([t for group in groups for t in group.trajectories], name)
     return found

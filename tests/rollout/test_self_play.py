@@ -7,15 +7,18 @@ import pytest
 
 from envs.tic_tac_toe.environment import TicTacToeEnv
 from envs.tic_tac_toe.prompts import EXAMPLE_ROW
+from mtrl.config.mixture import source_of
 from mtrl.engines.base import SamplingParams
 from mtrl.engines.scripted import ScriptedEngine
 from mtrl.environments.pool import EnvironmentPool
 from mtrl.environments.roles import SELF_PLAY
 from mtrl.rollout.conversation import Conversation
 from mtrl.rollout.episode import EpisodeLimits
+from mtrl.rollout.failures import episode_count
 from mtrl.rollout.rollouts import Rollouts
 from mtrl.rollout.self_play import SelfPlayLoop
 from mtrl.trainer.data.samples import trajectory_samples
+from mtrl.trainer.rollout_metrics import source_metrics
 from mtrl.types import StopReason
 
 ROW = EXAMPLE_ROW | {SELF_PLAY: True}
@@ -141,18 +144,35 @@ def test_an_error_fails_the_trajectories_of_all_roles(play, make, error):
         assert error in trajectory.error.splitlines()[0]
 
 
-def test_a_group_holds_the_trajectories_of_both_roles(tiny_tokenizer, tiny_codec):
-    loop = SelfPlayLoop(
-        ScriptedEngine(lambda name, turn: X_WINS[turn], tiny_tokenizer),
-        TicTacToeEnv,
-        partial(Conversation, tiny_codec),
-        EnvironmentPool(2),
-        EpisodeLimits(5, 400, 30, 60, 0),
-        roles=TicTacToeEnv.roles,
-    )
-    rollouts = Rollouts(loop, 0, 0.0)
-    sampling = SamplingParams(max_generate_length=40, stop_token_ids=tiny_codec.stop_token_ids)
-    group = asyncio.run(rollouts.group("g", ROW, 2, sampling))
-    loop.pool.close()
+@pytest.fixture
+def collect(tiny_tokenizer, tiny_codec):
+    """Function `collect(make)` that returns the report of one group of two episodes, which stays if they fail."""
+
+    def collect(make):
+        loop = SelfPlayLoop(
+            ScriptedEngine(lambda name, turn: X_WINS[turn], tiny_tokenizer),
+            make,
+            partial(Conversation, tiny_codec),
+            EnvironmentPool(2),
+            EpisodeLimits(5, 400, 30, 60, 0),
+            roles=TicTacToeEnv.roles,
+        )
+        sampling = SamplingParams(max_generate_length=40, stop_token_ids=tiny_codec.stop_token_ids)
+        report = asyncio.run(Rollouts(loop, 0, 1.0).collect("g", [ROW], 2, sampling))
+        loop.pool.close()
+        return report
+
+    return collect
+
+
+def test_a_failed_episode_of_both_roles_counts_once(collect, caplog):
+    report = collect(Broken)
+    assert len(report.failures) == 4 and report.episodes == episode_count(report.failures) == 2
+    assert "2 of 2 episodes failed" in caplog.text
+    assert source_metrics(report, [source_of(ROW["id"])])[f"rollout/{source_of(ROW['id'])}/failed_episodes"] == 2.0
+
+
+def test_a_group_holds_the_trajectories_of_both_roles(collect):
+    (group,) = collect(TicTacToeEnv).groups
     assert [(t.role, t.index) for t in group.trajectories] == [("x", 0), ("o", 1), ("x", 2), ("o", 3)]
     assert [[t.index for t in part.trajectories] for part in group.by_role()] == [[0, 2], [1, 3]]

@@ -1,7 +1,5 @@
 """Advantages of a mixture: estimators that normalise over the batch do so for each source separately."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from mtrl.algorithms.advantages import turn_advantages
@@ -12,6 +10,7 @@ from mtrl.rewards.mixture import MixedComposer
 from mtrl.rollout.rollouts import RolloutReport
 from mtrl.trainer.data.samples import advantages_of
 from mtrl.trainer.rollout_metrics import source_metrics
+from mtrl.types import Trajectory
 from tests.trainer.helpers import make_group
 
 SOURCES = ("a", "b", "a", "b", "a")
@@ -44,7 +43,7 @@ def test_metrics_of_a_source_are_means_over_its_own_episodes(groups):
     for group in groups:
         for trajectory in group.trajectories:
             trajectory.score = float(group.row["id"].startswith("b"))
-    failures = [SimpleNamespace(task_id="b/7"), SimpleNamespace(task_id="b/7")]
+    failures = [Trajectory("b/7", "step1/0", index) for index in range(2)]
     metrics = source_metrics(RolloutReport(groups, failures), ("a", "b", "c"))
     assert (metrics["rollout/a/success/mean"], metrics["rollout/b/success/mean"]) == (0.0, 1.0)
     assert [metrics[f"rollout/{name}/groups"] for name in "abc"] == [3.0, 2.0, 0.0]

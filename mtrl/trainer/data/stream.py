@@ -13,7 +13,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
-from mtrl.rollout.failures import summary
+from mtrl.rollout.failures import episode_count, summary
 from mtrl.rollout.rollouts import RolloutReport
 from mtrl.trainer.data.admission import Admission, Outstanding, RequeueAdmission
 from mtrl.trainer.data.experience import Experience, Producer, StoppedError, Unused
@@ -37,7 +37,7 @@ class BatchTally:
 
 @dataclass
 class EpisodeCounts:
-    """Number of episodes of one group, and those that failed."""
+    """Number of episodes of one group, and the trajectories of those that failed."""
 
     episodes: int
     failures: list[Trajectory]
@@ -268,7 +268,8 @@ class Stream(Producer):
         Raises:
             RunEndedError: too many episodes failed.
         """
-        counts = EpisodeCounts(len(group.trajectories), [t for t in group.trajectories if t.stop_reason in FAILED])
+        failed = [trajectory for trajectory in group.trajectories if trajectory.stop_reason in FAILED]
+        counts = EpisodeCounts(episode_count(group.trajectories), failed)
         self._tally.report.episodes += counts.episodes
         self._tally.report.failures += counts.failures
         self._recent_counts.append(counts)
