@@ -20,6 +20,8 @@ _NULL = [path for path, key in keys.all_keys().items() if key.is_section and key
 _OVERRIDE = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[^=]+)(?P<value>=.*)?", re.DOTALL)
 _PLAIN = re.compile(r"(?!(?i:null|true|false|nan|inf)\Z)(\.{0,2}/|[A-Za-z_])[\w./-]*", re.ASCII)
 """Pattern of texts that need no quotes in an override."""
+_SPECIAL = re.compile(r"[\\()\[\]{}:=, \t]")
+"""Pattern of the characters that are escaped in the names of a mapping."""
 _NUMBER_OR_BOOLEAN = re.compile(r"\s*([+-]?(\d[\d_]*\.?[\d_]*|\.\d+)(e[+-]?\d+)?|inf|nan|true|false)\s*", re.IGNORECASE)
 
 
@@ -122,9 +124,14 @@ def quoted(key: str, value: str) -> str:
 
 
 def written(value: Any) -> str:
-    """Return a value in Hydra's grammar, with texts quoted so that Hydra reads them unchanged."""
+    """Return a value in Hydra's grammar, with texts quoted so that Hydra reads them unchanged.
+
+    Names of a mapping cannot be quoted: their special characters are escaped, and Hydra refuses names with quotes or
+    with letters beyond ASCII.
+    """
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{written(of_key)}" for key, of_key in value.items()) + "}"
+        names = (_SPECIAL.sub(r"\\\g<0>", str(key)) for key in value)
+        return "{" + ",".join(f"{key}:{written(item)}" for key, item in zip(names, value.values(), strict=True)) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(written, value)) + "]"
     if value is None or isinstance(value, bool | int | float):

@@ -17,6 +17,8 @@ from mtrl.config.overrides import CONF, normalise, written
 
 OWN = ("run_dir", "resume", "parent")
 """Keys that are not copied to a new run."""
+_NAME = re.compile(r"[A-Za-z_][\w-]*|\d+", re.ASCII)
+"""Pattern of the names that Hydra reads as a part of a dotted key."""
 
 
 def command(config: Mapping[str, Any], changes: Sequence[str], parent: Path | None) -> str:
@@ -31,7 +33,7 @@ def words_of(config: Mapping[str, Any], changes: Sequence[str] = ()) -> list[str
     """Return the overrides that reproduce `config`, except for the keys of `changes`."""
     experiment = _experiment(config)
     changed = {change.partition("=")[0] for change in changes} | set(OWN)
-    words = list(_differences(keys.flat(_base(experiment)), keys.flat(config), changed))
+    words = list(_differences(_base(experiment), config, changed))
     return [f"experiment={experiment}", *words]
 
 
@@ -54,16 +56,28 @@ def _experiment(config: Mapping[str, Any]) -> str:
 
 
 def _differences(base: Mapping[str, Any], config: Mapping[str, Any], changed: set[str]) -> Iterator[str]:
-    for key, value in config.items():
+    before, there = dict(_typed(base)), keys.flat(config)
+    for key, value in _typed(config):
         known = keys.find(key)
-        if key in changed or known is None or (key in base and _same(base[key], value)):
+        if key in changed or known is None or (key in before and _same(before[key], value)):
             continue
         yield _word(key, value)
-    for key in base:
+    for key in keys.flat(base):
         known = keys.find(key)
         is_open = known is not None and known.path != key
-        if is_open and key not in config and key not in changed:
+        if is_open and key not in there and key not in changed:
             yield f"~{key}"
+
+
+def _typed(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield dotted keys and values as `keys.flat` does. A mapping is one value if one of its names cannot be a part of
+    a dotted key on the command line."""
+    for key, value in tree.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and all(_NAME.fullmatch(str(name)) for name in value):
+            yield from _typed(value, f"{path}.")
+        else:
+            yield path, value
 
 
 def _same(first: Any, second: Any) -> bool:

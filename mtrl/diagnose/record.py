@@ -6,15 +6,17 @@ from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_origin
 
 import numpy as np
 
 from mtrl.config import keys
+from mtrl.config.messages import wrong_type
 from mtrl.config.source_weights import read_weight, shares_of
 from mtrl.errors import UserError
 from mtrl.record.records import number_of
 from mtrl.record.run import Run
+from mtrl.record.run_dir import RunDir
 from mtrl.record.trajectories import kind_and_step
 
 T = TypeVar("T")
@@ -130,14 +132,26 @@ class Record:
         return len(self.series(key)) > 0
 
     def setting(self, path: str) -> Any:
-        """Return the value of a key in the run's configuration, else the schema's default."""
+        """Return the value of a key in the run's configuration, else the schema's default.
+
+        Raises:
+            UserError: The value, or that of a section above it, has another type than the schema's.
+        """
         found: Any = self.config
-        for name in path.split("."):
-            if not isinstance(found, Mapping) or name not in found:
+        names = path.split(".")
+        for depth, name in enumerate(names):
+            if found is not None and not isinstance(found, Mapping):
+                raise self._wrong_type(".".join(names[:depth]), found)
+            if found is None or name not in found:
                 known = keys.all_keys().get(path)
                 return known.default if known else None
             found = found[name]
+        if not _fits(keys.all_keys().get(path), found):
+            raise self._wrong_type(path, found)
         return found
+
+    def _wrong_type(self, path: str, value: Any) -> UserError:
+        return wrong_type(path, value, f"{RunDir(self.path).config}: " if self.path else "")
 
     @property
     def steps(self) -> int:
@@ -191,3 +205,21 @@ class Record:
             if kind in kinds and step is not None and since <= step <= (self.step if until is None else until):
                 found.append((-step, kinds.index(kind), file))
         return [file for _, _, file in sorted(found)]
+
+
+def _fits(key: keys.Key | None, value: Any) -> bool:
+    """Whether a value of config.yaml has the type of its key. Every plain value fits a text, as YAML reads the text `3`
+    as a number. Open keys, and keys that the schema does not have, fit: their readers check them."""
+    if key is None or key.is_open:
+        return True
+    if value is None:
+        return key.optional
+    kind = get_origin(key.type) or key.type
+    if kind in (int, float):
+        return isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
+    is_mapping, is_list = isinstance(value, Mapping), isinstance(value, list | tuple)
+    if key.is_section:
+        return is_mapping
+    return (
+        is_list if kind in (list, tuple) else isinstance(value, bool) if kind is bool else not (is_mapping or is_list)
+    )

@@ -57,5 +57,6 @@ def test_hydra_reads_other_values_unchanged():
         "none": None,
         "flags": [True, False],
         "texts": {"a": "b c", "d": "é"},
+        "names": {"two words": 1, " a:b, (c)[d]{e}=f\\": 2},
     }
     assert OverridesParser.create().parse_override(f"key={written(value)}").value() == value

@@ -87,3 +87,10 @@ def test_the_command_reproduces_the_configuration(overrides, monkeypatch, tmp_pa
     again = OmegaConf.to_container(merge(normalise(words_of(ran))), resolve=True)
     ran.pop("run_dir"), again.pop("run_dir")
     assert again == ran
+
+
+def test_the_command_reproduces_names_that_are_no_part_of_a_dotted_key():
+    """Hydra refused `reward.components.judge.options.two words=1`."""
+    components = {"environment": 1.0, "judge": {"weight": 0.5, "options": {"two words": 1, "a:b": {"c=d, e": ["x y"]}}}}
+    words = words_of(configured(reward__components=components))
+    assert OmegaConf.to_container(merge(normalise(words)).reward.components) == components

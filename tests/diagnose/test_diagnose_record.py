@@ -1,9 +1,13 @@
 """What the rules read of a run's configuration."""
 
+from pathlib import Path
+
 import pytest
 from made_up_runs import configured
 
+from mtrl.diagnose.diagnosis import diagnose
 from mtrl.diagnose.record import Record
+from mtrl.errors import UserError
 
 
 def test_values_that_are_no_finite_numbers_are_left_out():
@@ -24,3 +28,26 @@ def test_values_that_are_no_finite_numbers_are_left_out():
 def test_episodes_of_a_step_by_worked_numbers(sources, expected):
     config = configured(trainer__prompts_per_step=16, algorithm__group_size=8, environments=sources)
     assert Record(config).episodes == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("trainer.max_steps", "many", "trainer.max_steps=many must be an integer; write for example"),
+        ("diagnosis.window", None, "diagnosis.window=null must be an integer; write for example diagnosis.window="),
+        ("evaluation.claim_threshold", [1], r"evaluation.claim_threshold=\[1\] must be a number or null"),
+        ("trainer", "fast", "trainer=fast must be a section with keys of its own"),
+        ("diagnosis.live", [], r"diagnosis.live=\[\] must be text"),
+    ],
+)
+def test_a_setting_of_a_wrong_type_is_one_sentence(key, value, expected):
+    record = Record(configured(**{key.replace(".", "__"): value}), Path("run"))
+    with pytest.raises(UserError, match=f"^run/config.yaml: {expected}"):
+        record.setting("trainer.max_steps" if key == "trainer" else key)
+
+
+def test_a_run_with_a_setting_of_a_wrong_type_is_refused(tmp_path):
+    """It was a traceback."""
+    (tmp_path / "config.yaml").write_text("trainer: {max_steps: many}\n")
+    with pytest.raises(UserError, match="config.yaml: trainer.max_steps=many must be an integer"):
+        diagnose(tmp_path)
