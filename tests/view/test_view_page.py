@@ -189,6 +189,33 @@ def test_back_and_forward(page):
     expect(page.locator(".position")).to_have_text(f"3 of {STRICT}")
 
 
+def slowly(page, pattern, milliseconds):
+    """Delay each answer, in the page, so that keys come before it."""
+    page.evaluate(
+        """([part, delay]) => {
+          const plain = window.fetch;
+          window.fetch = async (...words) => {
+            if (String(words[0]).includes(part)) await new Promise((done) => setTimeout(done, delay));
+            return plain(...words);
+          };
+        }""",
+        [pattern, milliseconds],
+    )
+
+
+@pytest.mark.parametrize("answers", ["/trajectory/", "/trajectories?"])
+def test_each_key_counts_although_answers_are_late(page, answers):
+    """The next trajectory is still being read, or its position in the list is not known yet."""
+    at(page, "browse?")
+    page.locator(ROW).nth(1).click()
+    expect(page.locator(".position")).to_have_text(f"2 of {TRAIN + 2}")
+    slowly(page, answers, 30)
+    for key in "jjjjkn":
+        page.keyboard.press(key)
+    expect(page.locator(".position")).to_have_text(f"5 of {TRAIN + 2}")
+    expect(page.locator(".turn.current h2")).to_have_text("Turn 1")
+
+
 def test_by_keyboard_alone(page):
     page.get_by_role("link", name="Browse").focus()
     page.keyboard.press("Enter")

@@ -31,7 +31,7 @@ export function start(app) {
     const act = { ...general(app), ...(app.view ? app.view.keys() : {}) }[event.key];
     if (!act) return;
     event.preventDefault();
-    act();
+    act(event);
   });
 }
 

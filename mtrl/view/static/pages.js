@@ -137,7 +137,9 @@ export class Found {
     return this.list[index];
   }
 
+  /** The item at an index; if the search has not reached it, after the end of the search. */
   async item(index) {
+    if (index >= this.list.length) await this.running;
     return this.list[index];
   }
 
@@ -193,8 +195,11 @@ export function listed(run, values, changed) {
 /** Index of a trajectory in a list by binary search, since the order is known; -1 if it is not in the list. */
 export async function locate(list, summary, values) {
   const same = (s) => s.file === summary.file && s.line === summary.line;
-  if (list instanceof Found) await list.running;
   let known = list.find(same);
+  if (known < 0 && list instanceof Found) {
+    await list.running;
+    known = list.find(same);
+  }
   if (known >= 0 && !(list instanceof Found)) {
     await list.fresh(known);
     known = list.find(same);

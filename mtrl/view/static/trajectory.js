@@ -24,13 +24,15 @@ export class TrajectoryView {
   constructor(app) {
     this.app = app;
     this.element = h("section", { class: "trajectory", "aria-label": "Trajectory" });
+    this.acts = Promise.resolve();
+    this.waiting = 0;
   }
 
   async open(values) {
     this.values = values;
     this.run = this.app.run(values.run);
     const key = `${this.run.id}\n${values.at}`;
-    if (key !== this.key) await this.load(key);
+    if (key !== this.key) await (this.loading = this.load(key));
     else if (this.whole) this.apply();
   }
 
@@ -71,7 +73,7 @@ export class TrajectoryView {
       h("div", { class: "trajectory-main" }, this.turns, h("aside", { class: "side" }, this.token,
         side(whole, this.run, this.values, this.most))));
     this.apply();
-    this.locate();
+    this.locating = this.locate();
   }
 
   crumbs() {
@@ -86,8 +88,8 @@ export class TrajectoryView {
   }
 
   step(key, move, text) {
-    return h("button", { type: "button", class: "button", title: `${text} (${key})`, onclick: () => this.go(move) },
-      text);
+    return h("button", { type: "button", class: "button", title: `${text} (${key})`,
+      onclick: () => this.soon(() => this.go(move)) }, text);
   }
 
   /** Apply the values of the address: conversation or tokens, colours, turn, token. */
@@ -199,10 +201,15 @@ export class TrajectoryView {
     if (key !== this.key) return;
     if (this.index >= 0) {
       this.list.at = this.index;
-      dom.replace(this.position, `${format.number(this.index + 1)} of ${format.number(this.list.total)}`);
+      this.drawPosition();
+      if (this.list.running) this.list.running.then(() => key === this.key && this.drawPosition());
       for (const near of [1, -1]) this.neighbour(near).then((t) => t && source.live && source.trajectory(this.run.id,
         t.file, t.line)).catch(() => {});
     } else dom.replace(this.position, "walking its group");
+  }
+
+  drawPosition() {
+    dom.replace(this.position, `${format.number(this.index + 1)} of ${format.number(this.list.total)}`);
   }
 
   async neighbour(move) {
@@ -211,8 +218,10 @@ export class TrajectoryView {
   }
 
   async go(move) {
-    const { key } = this, next = await this.neighbour(move);
-    if (key !== this.key) return;
+    const { key } = this;
+    await this.locating; // until then the index is that of the trajectory before
+    const next = key === this.key ? await this.neighbour(move) : null;
+    if (key !== this.key || this.closed) return;
     if (!next) return this.app.notify(move > 0 ? "This is the last trajectory." : "This is the first trajectory.");
     const { turn, token, ...rest } = this.values;
     route.go("trajectory", { ...rest, at: route.place(next.file, next.line) });
@@ -226,21 +235,35 @@ export class TrajectoryView {
 
   /** Find the new position in a list that has grown; the shown trajectory stays. */
   changed(run, names) {
-    if (this.whole && run === this.run.id && names.includes("files")) this.locate();
+    if (this.whole && run === this.run.id && names.includes("files")) this.locating = this.locate();
   }
 
   close() {
+    this.closed = true;
     if (this.flow) this.flow.close();
   }
 
+  /**
+   * Act when the trajectory is shown, and after the acts of earlier keys: a key that is pressed while the next
+   * trajectory is read counts for that one. The repetitions of a held key are dropped while an act waits, so that none
+   * follow its release.
+   */
+  soon(act, repeats = false) {
+    if (repeats && this.waiting) return;
+    this.waiting += 1;
+    this.acts = this.acts.then(() => this.loading).then(() => (this.whole && !this.closed ? act() : null))
+      .catch((error) => this.app.notify(error.message)).finally(() => { this.waiting -= 1; });
+  }
+
   keys() {
-    if (!this.whole) return {};
     const colours = Object.fromEntries(COLOURINGS.map(([name], i) => [String(i + 1),
       () => route.change({ colour: name, show: "tokens" })]));
-    return {
+    const acts = {
       ...colours, j: () => this.go(1), k: () => this.go(-1), n: () => this.turn(1), p: () => this.turn(-1),
       t: () => route.change({ show: this.shown === "tokens" ? null : "tokens", token: null }),
       Escape: () => this.values.token !== undefined && route.change({ token: null, show: "tokens" }),
     };
+    return Object.fromEntries(Object.entries(acts).map(([key, act]) => [key,
+      (event) => this.soon(act, event.repeat)]));
   }
 }
