@@ -53,14 +53,14 @@ from mtrl.evaluation.settings import (
     without_effect,
 )
 from mtrl.evaluation.sources import MODELS, sources_of
-from mtrl.evaluation.store import LOCK, Lock
 from mtrl.record.run_dir import RunDir
+from mtrl.record.run_lock import RunLock
 from mtrl.record.run_log import RunLog
 from mtrl.types import Row
 from mtrl.utils.files import in_home
 from mtrl.utils.text import from_here
 
-BEFORE_ANYTHING = {LOCK, "run.log", f".{MODELS}.part"}
+BEFORE_ANYTHING = {"run.log", f".{MODELS}.part"}
 """Names of the files that may be left by an evaluation that was killed at its start."""
 
 
@@ -79,7 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows, row_warnings = rows_of(config, task.splits)
     warnings += [*row_warnings, *without_effect(config, sources, words.overrides)]
     folder = output_of(config).absolute()  # an environment may change the working directory
-    with Lock(folder), RunLog(RunDir(folder).log) as log:
+    in_use = f"evaluation.output={folder} is being written by another evaluation; wait for it, or name another"
+    with RunLock(RunDir(folder), in_use), RunLog(RunDir(folder).log) as log:
         console = Console(mirror=log.line)
         log.show_warnings(console.show_warning)
         for warning in warnings:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,6 @@ from mtrl.errors import UserError
 from mtrl.types import FAILED, Group, Row, Trajectory, to_json, trajectory_from_dict
 from mtrl.utils.files import replace_text
 
-LOCK = ".lock"
 _PLACE = re.compile(r"eval/\w+/(\d+)")
 
 
@@ -88,33 +86,3 @@ def _lines(path: Path, rows: Sequence[Row]) -> Iterable[tuple[int, Trajectory]]:
                     "data has changed: name another evaluation.output"
                 )
             yield place, trajectory
-
-
-class Lock:
-    """Lock that an evaluation holds while it writes into its folder. The system frees it whenever the process ends."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self._file: int | None = None
-
-    def __enter__(self) -> Lock:
-        """
-        Raises:
-            UserError: Another process holds the lock.
-        """
-        import fcntl
-
-        self._file = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            os.close(self._file)
-            raise UserError(
-                f"evaluation.output={self.folder} is being written by another evaluation; wait for it, or name another"
-            ) from error
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None

@@ -277,7 +277,7 @@ class Run:
     @property
     def is_alive(self) -> bool:
         """Whether the run has a process: one of this machine holds its lock, or its files have changed recently. The
-        latter is all that can be seen of a process of another machine, and of an evaluation, which has no lock."""
+        latter is all that can be seen of a process of another machine."""
         rows, updated = self.metrics.refresh(), self.updated
         took = rows[-1].get("time/step") if rows else None
         patience = max(SILENCE, 10 * took if isinstance(took, int | float) else 0)
@@ -285,21 +285,28 @@ class Run:
 
     @property
     def was_killed(self) -> bool:
-        """Whether status.txt reports a running run, which has no process."""
-        return self._status_file() == "running" and not self.is_alive
+        """Whether the run has no process, and no file of its folder reports its end: status.txt reports a running run,
+        or a kill came before status.txt was written."""
+        status = self._status_file()
+        return not self.is_alive and (status == "running" or (status is None and not self._has_last_file))
 
     @property
     def is_over(self) -> bool:
         """Whether status.txt reports the end, or the file that is written last is not older than the last row, or a
-        run that was killed has written nothing for an hour. The summary of a run is that of an earlier end while the
-        resumed run makes its first step."""
+        run that was killed has written nothing for an hour. The summary of a run and the report of an evaluation are
+        those of an earlier end until a resumed one writes them again."""
         if self.final_status is not None:
             return True
         resumed = self._status_file() == "running" and self.is_alive
-        files = [self.path / REPORT, *([] if resumed else [self.dir.summary])]
-        if any((modified(path) or -1.0) >= (modified(self.dir.metrics) or 0.0) for path in files):
+        if self._has_last_file and not resumed:
             return True
         return self.was_killed and time.time() - (self.updated or 0.0) > ABANDONED
+
+    @property
+    def _has_last_file(self) -> bool:
+        """Whether the file that a run or an evaluation writes last exists and is not older than the last row."""
+        files = (self.path / REPORT, self.dir.summary)
+        return any((modified(path) or -1.0) >= (modified(self.dir.metrics) or 0.0) for path in files)
 
     def problems(self) -> list[str]:
         """Return sentences about the files that cannot be read."""

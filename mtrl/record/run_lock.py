@@ -1,4 +1,4 @@
-"""Lock of a run's folder: only one process at a time leads a run in it."""
+"""Lock of the folder of a run or of an evaluation: only one process at a time writes into it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,13 @@ class RunLock:
     runs. The lock is on `run.log`, so it needs no file of its own. On file systems without locks it has no effect.
     """
 
-    def __init__(self, run: RunDir):
+    def __init__(self, run: RunDir, in_use: str = ""):
+        """`in_use`: error message if another process holds the lock; default: that of a run."""
         self.run = run
+        self.in_use = in_use or (
+            f"run_dir={run} is being written by a process that has not ended, perhaps a rank whose torchrun was "
+            "killed; end it first, or name another folder"
+        )
         self._file: int | None = None
 
     def __enter__(self) -> RunLock:
@@ -42,10 +47,7 @@ class RunLock:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self.__exit__()
-            raise UserError(
-                f"run_dir={self.run} is being written by a process that has not ended, perhaps a rank whose torchrun "
-                "was killed; end it first, or name another folder"
-            ) from error
+            raise UserError(self.in_use) from error
         except OSError:
             pass
         return self
@@ -57,8 +59,8 @@ class RunLock:
 
 
 def is_held(run: RunDir) -> bool:
-    """Whether a process of this machine leads a run in the folder. On file systems without locks the answer is False.
-    Neither a pipe nor a link in the place of `run.log` is followed."""
+    """Whether a process of this machine leads a run or an evaluation in the folder. On file systems without locks the
+    answer is False. Neither a pipe nor a link in the place of `run.log` is followed."""
     try:
         file = os.open(run.log, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
     except OSError:

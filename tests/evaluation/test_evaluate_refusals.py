@@ -6,6 +6,9 @@ import pytest
 
 from mtrl.errors import UserError
 from mtrl.evaluation.sources import source_of, sources_of
+from mtrl.record.run import Run
+from mtrl.record.run_dir import RunDir
+from mtrl.record.run_lock import RunLock
 from tests.evaluation.conftest import TASK
 
 
@@ -90,6 +93,15 @@ def test_wrong_commands(evaluate, words, sentence):
     assert done.status == 2 and sentence in done.err.splitlines()[-1], done.err
 
 
+def test_two_evaluations_cannot_write_one_folder(evaluate, tmp_path):
+    """It is the lock of a run, by which readers see that an evaluation has a process."""
+    with RunLock(RunDir(tmp_path)):
+        done = evaluate(*TASK, f"evaluation.output={tmp_path}")
+        assert Run(tmp_path).is_alive
+    assert done.status == 2 and f"evaluation.output={tmp_path} is being written by another evaluation" in done.err
+    assert {path.name for path in tmp_path.iterdir()} == {"run.log"}
+
+
 def test_a_run_and_an_experiment(refused, run):
     message = refused(run, "+experiment=text_to_sql")
     assert "has its own configuration, which cannot be combined with an experiment" in message
@@ -102,7 +114,7 @@ def test_two_runs(refused, run):
 def test_the_folder_of_a_run_is_not_written_into(refused, run):
     before = (run / "run.log").read_bytes()
     assert "holds other things than an evaluation; name a new folder" in refused(run, f"evaluation.output={run}")
-    assert (run / "run.log").read_bytes() == before and not (run / ".lock").exists()
+    assert (run / "run.log").read_bytes() == before
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import mtrl
 from mtrl.config.schema import Config, EvaluationConfig
 from mtrl.errors import UserError
 from mtrl.evaluation.runner import fixed_batches
-from mtrl.evaluation.store import Lock, Store, group_name
+from mtrl.evaluation.store import Store, group_name
 from mtrl.types import FinishReason, Group, StopReason, Trajectory, Turn
 from tests import forked
 from tests.evaluation.outputs import metrics_of, report_of, trajectories_of
@@ -170,19 +170,12 @@ def test_a_kill_before_anything(tmp_path):
     from mtrl.evaluation.command import output_of
 
     config = Config(evaluation=EvaluationConfig(output=str(tmp_path)))
-    for name in (".lock", "run.log", ".models.json.part"):
+    for name in ("run.log", ".models.json.part"):
         (tmp_path / name).touch()
     assert output_of(config) == tmp_path
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(UserError, match="holds other things"):
         output_of(config)
-
-
-def test_two_evaluations_cannot_write_one_folder(tmp_path):
-    with Lock(tmp_path), pytest.raises(UserError, match="is being written by another evaluation"), Lock(tmp_path):
-        pass
-    with Lock(tmp_path):
-        pass
 
 
 @pytest.mark.parametrize(("rows", "samples", "together"), [(10, 1, 4), (10, 3, 8), (5, 9, 4), (3, 1, None), (1, 1, 1)])

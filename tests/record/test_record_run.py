@@ -60,6 +60,25 @@ def test_a_first_run_that_was_killed_is_over_after_a_while(run):
     assert Run(run).is_over and Run(run).was_killed and Run(run).status == "stopped"
 
 
+def test_an_evaluation_that_was_killed_before_its_status_is_over_after_a_while(run):
+    """`mtrl track --follow` waited for ever."""
+    (run / "models.json").write_text("[]")
+    for file in ("metrics.jsonl", "summary.json"):
+        (run / file).unlink()
+    assert not Run(run).is_over and not Run(run).was_killed
+    os.utime(run / "config.yaml", (1, 1))
+    assert Run(run).is_over and Run(run).was_killed
+    (run / "report.json").write_text("{}")
+    assert Run(run).is_over and not Run(run).was_killed
+
+
+def test_a_resumed_evaluation_is_not_over_by_its_earlier_report(run):
+    (run / "report.json").write_text("{}")
+    assert Run(run).is_over
+    (run / "status.txt").write_text("running\n")
+    assert not Run(run).is_over
+
+
 def test_a_file_is_no_run(run):
     with pytest.raises(UserError, match=r"config.yaml is a file; give the folder of a run, such as .*run$"):
         Run.open(run / "config.yaml")
