@@ -124,11 +124,12 @@ def _recorded(folder: Path) -> dict[str, str] | None:
         OSError: The file cannot be read.
     """
     try:
-        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
+        text = (folder / SUMS).read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise ValueError(f"{SUMS} is no text") from error
+    lines = text.removesuffix("\n").split("\n") if text else []  # `splitlines` would split names at U+2028
     pairs = [line.partition("  ") for line in lines]
     if bad := next((number for number, pair in enumerate(pairs, 1) if len(pair[0]) != 64 or not pair[2]), None):
         raise ValueError(f"{SUMS}, line {bad}, is not a checksum and a name")

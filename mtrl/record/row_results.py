@@ -15,7 +15,7 @@ class RowResults:
     Each start of the run writes a line with `sources`, which has the settings of the sampler of each source, by name;
     the name is empty in a run on one task. Each step in which groups were scored writes a line with `results`, pairs of
     the id of a row and the share of the episodes of a group on it that succeeded by the scorer, 0 to 1, in the order of
-    their scoring.
+    their scoring. With overlap a checkpoint writes a further line of its step: the results of groups that it stores.
     """
 
     def __init__(self, path: Path):

@@ -136,9 +136,10 @@ def path_of(folder: Path, backend: str, destination: str) -> Path:
 def read_remote(folder: Path, backend: str, destination: str) -> dict[str, str]:
     """Return the names that a destination gave the run. Another process may be sending to it."""
     names: dict[str, str] = {}
-    with suppress(OSError, ValueError, AttributeError):
-        for line in path_of(folder, backend, destination).read_text(encoding="utf-8").splitlines():
-            names |= json.loads(line).get("remote", {})
+    with suppress(OSError):
+        for line in path_of(folder, backend, destination).read_bytes().split(b"\n"):
+            with suppress(ValueError, AttributeError, TypeError):  # a kill may have left a half-written line
+                names |= json.loads(line).get("remote", {})
     return names
 
 

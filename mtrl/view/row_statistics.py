@@ -55,7 +55,8 @@ def row_statistics(records: Sequence[Record]) -> list[Json]:
     rows: dict[str, dict[str, RowResult]] = {name: {} for name in settings}
     over_time: dict[str, list[Json]] = {name: [] for name in settings}
     steps = [record for record in records if "results" in record]
-    shown = {id(record) for record in evenly(steps)}
+    last_of_step = {int(record["step"]): record for record in steps}  # with overlap a step may have several lines
+    shown = {id(record) for record in evenly(list(last_of_step.values()))}
     for record in steps:
         for row_id, success in record["results"]:
             name = "" if "" in settings else source_of(row_id)

@@ -10,7 +10,7 @@ from mtrl.record.checksums import SUMS, changes, write_checksums
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "below").mkdir()
-    for name in ("a.json", "b with a space.jsonl", "below/c.json"):
+    for name in ("a.json", "b with a space\u2028.jsonl", "below/c.json"):
         (tmp_path / name).write_text(name)
     write_checksums(tmp_path, [file for file in tmp_path.rglob("*") if file.is_file()])
     return tmp_path

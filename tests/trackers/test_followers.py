@@ -34,8 +34,8 @@ from mtrl.trackers import check_trackers, followers, start_followers
 from mtrl.trackers.backend import RefusedItemError, ReopenError
 from mtrl.trackers.folder import Reading
 from mtrl.trackers.follower import Follower
-from mtrl.trackers.items import step_of
-from mtrl.trackers.receipts import BusyError, Receipts, folder_of
+from mtrl.trackers.items import Whole, step_of
+from mtrl.trackers.receipts import BusyError, Receipts, folder_of, read_remote
 from mtrl.trackers.start import follower_of
 
 # -- new pieces -------------------------------------------------------------------------------------------------------
@@ -355,6 +355,14 @@ def test_another_destination_has_its_own_journal(tmp_path):
     here, there = (Receipts(tmp_path, "mlflow", uri) for uri in ("http://a", "http://b"))
     here.remember(run_id="1")
     assert here.path != there.path and there.remote == {}
+
+
+def test_names_of_a_run_are_read_after_any_refusal(tmp_path):
+    """JSON does not escape U+2028, at which `str.splitlines` ends a line."""
+    receipts = Receipts(tmp_path, "mlflow", "http://a")
+    receipts.refuse(Whole("a\u2028b", "0"), "no")
+    receipts.remember(run_id="1")
+    assert read_remote(tmp_path, "mlflow", "http://a") == {"run_id": "1"}
 
 
 # -- during a run -----------------------------------------------------------------------------------------------

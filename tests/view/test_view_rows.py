@@ -4,11 +4,13 @@ import json
 
 from playwright.sync_api import expect
 
+from mtrl.record.records import Records, is_row_results
 from mtrl.record.row_results import RowResults
 from mtrl.record.run_dir import RunDir
 from mtrl.trainer.data.sampler import DifficultySampler
 from mtrl.view.export import export
 from mtrl.view.query import Query
+from mtrl.view.row_statistics import row_statistics
 from tests.view.made_runs import HOSTILE, TOKEN, make_run, viewing
 from tests.view.page_browser import fits, opened
 
@@ -42,6 +44,19 @@ def test_statistics_of_each_source_by_worked_numbers(tmp_path, api_of):
     assert [row["id"] for row in a["easiest"]] == ["a/2", "a/1"]
     assert [b[key] for key in ("band", "tried", "inside")] == [None, 1, None]
     assert answer["problems"] == ["rows.jsonl: 1 lines cannot be read (4)"] and json.dumps(answer)
+
+
+def test_two_lines_of_a_step_are_one_point(tmp_path):
+    """With overlap a checkpoint writes the results of the groups that it stores as a further line of its step."""
+    path = tmp_path / "rows.jsonl"
+    results = RowResults(path)
+    results.start(0, {"": BAND})
+    for step in (1, 1, 2):
+        results.note("x/1", 1.0)
+        results.write(step)
+    (one,) = row_statistics(Records(path, is_row_results).refresh())
+    assert [(at["step"], at["tried"]) for at in one["over_time"]] == [(1, 1), (2, 1)]
+    assert one["hardest"][0]["groups"] == 3
 
 
 def test_the_record_has_the_running_success_and_the_band_of_the_sampler(tmp_path, api_of):
