@@ -25,7 +25,7 @@ from mtrl.doctor import machine
 from mtrl.doctor.packages import BASE, HIDDEN, InstalledPackage, look, wanted
 from mtrl.errors import UserError
 from mtrl.preflight.result import CheckResult, failed, passed, skipped, warned
-from mtrl.utils.files import cache_folder
+from mtrl.utils.files import cache_folder, in_home
 from mtrl.utils.process import usable_cores
 
 GIB = 2**30
@@ -225,7 +225,7 @@ def sandbox() -> CheckResult:
 
 def aws() -> CheckResult:
     """Check which sources of AWS credentials exist. The credentials are not read, and AWS is not contacted."""
-    home, env = Path.home() / ".aws", os.environ
+    home, env = in_home("~/.aws"), os.environ
     shared = Path(env.get("AWS_SHARED_CREDENTIALS_FILE", home / "credentials"))
     configured = Path(env.get("AWS_CONFIG_FILE", home / "config"))
     sources = {

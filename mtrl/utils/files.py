@@ -12,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from mtrl.errors import UserError
+
 
 def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Let `write` fill a file beside `path`, then replace `path` by it in one move."""
@@ -52,8 +54,17 @@ def in_home(path: str | Path) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the folder of warm starts and converted models: `MTRL_CACHE`, else that of the user."""
-    return Path(os.environ.get("MTRL_CACHE", Path.home() / ".cache" / "mtrl"))
+    """Return the folder of warm starts and converted models: `MTRL_CACHE`, else that of the user.
+
+    Raises:
+        UserError: neither exists, as for a user that the machine does not know.
+    """
+    if (named := os.environ.get("MTRL_CACHE")) is not None:
+        return Path(named)
+    try:
+        return Path.home() / ".cache" / "mtrl"
+    except RuntimeError:
+        raise UserError("this user has no home folder for the cache; set MTRL_CACHE=FOLDER") from None
 
 
 def plain(value: Any) -> Any:
