@@ -178,16 +178,16 @@ class ToMlflow:
         self._in_doubt = False
 
     def _unknown(self, rows: Sequence[MetricsRow]) -> Iterator[MetricsRow]:
-        """Yield the rows that MLflow does not have. It is queried only after a failure or a kill, because otherwise it
-        has none of them."""
+        """Yield the rows whose last metric MLflow does not have: earlier metrics of a row may be in a batch before. It
+        is queried only after a failure or a kill, because otherwise it has none of the rows."""
         histories: dict[str, set[tuple[int, float]]] = {}
         for row in rows:
-            name = safe_name(min(row.metrics, default=""))
-            if self._in_doubt and name:
+            last = next(reversed(row.metrics), "")
+            if self._in_doubt and (name := safe_name(last)):
                 if name not in histories:
                     history = self._client.get_metric_history(self._run_id, name)
                     histories[name] = {(metric.step, metric.value) for metric in history}
-                if (row.step, row.metrics[min(row.metrics)]) in histories[name]:
+                if (row.step, row.metrics[last]) in histories[name]:
                     continue
             yield row
 

@@ -1,5 +1,6 @@
 """MLflow, the real one: a SQLite file, and a server that is killed."""
 
+import json
 import os
 import signal
 import socket
@@ -135,6 +136,34 @@ def test_repeated_sending_changes_nothing(sent, traces):
     spans = {t.info.trace_id: len(t.data.spans) for t in traces.values()}
     assert {t.info.trace_id: len(t.data.spans) for t in found} == spans
     assert all(len(t.info.assessments) == 3 for t in found)
+
+
+def test_a_row_in_two_batches_arrives_whole_after_a_failure(tmp_path, monkeypatch):
+    from mlflow.tracking import MlflowClient
+
+    from mtrl.trackers import to_mlflow
+
+    monkeypatch.setattr(to_mlflow, "METRICS_AT_ONCE", 2)
+    log_batch, calls = MlflowClient.log_batch, []
+
+    def failing(self, *place, metrics=(), **words):
+        calls.extend(metrics and ["metrics"])
+        if len(calls) == 2:
+            calls.append("the next one succeeds")
+            raise ConnectionError("gone")
+        return log_batch(self, *place, metrics=metrics, **words)
+
+    monkeypatch.setattr(MlflowClient, "log_batch", failing)
+    run = make_run(tmp_path / "run", steps=1)
+    follower = follower_of("mlflow", run, tracker("mlflow"))
+    with pytest.raises(ConnectionError, match="gone"):
+        follower.advance()
+    follower.advance()
+    follower.release()
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (row,) = map(json.loads, run.metrics.read_text().splitlines())
+    arrived = client.get_run(follower.receipts.remote["run_id"]).data.metrics
+    assert len(row) > 3 and {safe_name(name) for name in row} - {"step"} <= arrived.keys()
 
 
 def test_a_resumed_run_continues_the_same_mlflow_run(sent):
