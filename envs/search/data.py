@@ -6,9 +6,10 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ from mtrl.errors import UserError
 from mtrl.types import Message, Row
 
 log = logging.getLogger(__name__)
+
+MOST_MISSES = 2000
+"""Maximum number of consecutive worlds without a new question, after which the questions count as exhausted."""
 
 
 def load(
@@ -77,21 +81,30 @@ def worked_example(row: Row) -> Row:
 
 def _generated(data: Any, seed: int, full: bool) -> Splits:
     rng = random.Random(f"search/{seed}")
-    train = [_row(f"train-{n}", "train", *_drawn(rng, _trained), full) for n in range(data.synthetic_train_rows)]
+    trained = islice(_drawn(rng, _trained), data.synthetic_train_rows)
+    train = [_row(f"train-{n}", "train", *found, full) for n, found in enumerate(trained)]
     test: list[Row] = []
     seen: set[str] = set()
-    while len(test) < data.synthetic_test_rows:
-        world, chain = _drawn(rng, partial(_tested, seen=seen))
+    for world, chain in islice(_drawn(rng, partial(_tested, seen=seen)), data.synthetic_test_rows):
         seen.add(chain.key)
         test.append(_row(f"test-{len(test)}", "test", world, chain, full))
+    if len(test) < data.synthetic_test_rows:
+        log.warning(
+            "search: %d different test rows instead of %d: there are no more", len(test), data.synthetic_test_rows
+        )
     return cap(Splits(train, test), data)
 
 
-def _drawn(rng: random.Random, choose: Any) -> tuple[World, Chain]:
-    while True:
+def _drawn(rng: random.Random, choose: Callable[[list[Chain]], list[Chain]]) -> Iterator[tuple[World, Chain]]:
+    """Draw worlds, and yield those with a chain of `choose` and one of these chains, until `MOST_MISSES` consecutive
+    worlds have none."""
+    misses = 0
+    while misses < MOST_MISSES:
         world = draw(rng)
-        if chains := choose(world.chains()):
-            return world, rng.choice(chains)
+        chains = choose(world.chains())
+        misses = 0 if chains else misses + 1
+        if chains:
+            yield world, rng.choice(chains)
 
 
 def _trained(chains: list[Chain]) -> list[Chain]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from hashlib import sha256
 from typing import Any
@@ -13,8 +14,12 @@ from mtrl.datasets import Splits, cap
 from mtrl.errors import UserError
 from mtrl.types import Row
 
+log = logging.getLogger(__name__)
+
 HELD_OUT = 8
 """Number of games of which one is held out, on average."""
+MOST_MISSES = 2000
+"""Maximum number of consecutive draws without a new game, after which the games count as exhausted."""
 
 
 def load(data: Any, seed: int, prompt: str = "short") -> Splits:
@@ -59,11 +64,14 @@ def is_held_out(key: str) -> bool:
 
 def _rows(split: str, count: int, seed: int, full: bool) -> list[Row]:
     rng, rows, seen = random.Random(f"tic_tac_toe/{seed}/{split}"), [], {_key(**EXAMPLE_ROW["ground_truth"])}
-    while len(rows) < count:
+    misses = 0
+    while len(rows) < count and misses < MOST_MISSES:
         role, order = "xo"[len(rows) % 2], "".join(rng.sample("123456789", 9))
         truth, key = {"role": role, "order": order}, _key(role, order)
+        misses += 1
         if key in seen or is_held_out(key) != (split == "test") or _winning(_opened(truth), role, order) is None:
             continue
+        misses = 0
         seen.add(key)
         text = prompt_of(board.view(_opened(truth), role), full)
         rows.append(
@@ -76,6 +84,8 @@ def _rows(split: str, count: int, seed: int, full: bool) -> list[Row]:
                 "key": key,
             }
         )
+    if len(rows) < count:
+        log.warning("tic_tac_toe: %d different %s games instead of %d: there are no more", len(rows), split, count)
     return rows
 
 

@@ -62,6 +62,13 @@ def test_splits_share_no_chain_whatever_the_seed(splits):
         )
 
 
+def test_more_test_rows_than_there_are_questions_end_with_a_warning(monkeypatch, caplog):
+    monkeypatch.setattr("envs.search.data.MOST_MISSES", 2)
+    rows = FAMILY.load(DataConfig(synthetic_train_rows=0, synthetic_test_rows=10**6), seed=0).test
+    assert 0 < len({row["key"] for row in rows}) == len(rows)
+    assert "different test rows instead of 1000000: there are no more" in caplog.text
+
+
 def test_generation_is_a_function_of_the_seed(splits):
     assert FAMILY.load(DataConfig(synthetic_train_rows=1500), seed=0) == splits
     assert FAMILY.load(DataConfig(**SMALL), seed=1).train != FAMILY.load(DataConfig(**SMALL), seed=2).train

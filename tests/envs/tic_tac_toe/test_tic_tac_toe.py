@@ -59,6 +59,13 @@ def test_gold_wins_every_row_and_the_splits_are_apart(splits):
         FAMILY.demonstrate(splits.test[0], random.Random(0))
 
 
+def test_more_rows_than_there_are_games_end_with_a_warning(monkeypatch, caplog):
+    monkeypatch.setattr("envs.tic_tac_toe.data.MOST_MISSES", 16)
+    rows = FAMILY.load(DataConfig(synthetic_train_rows=0, synthetic_test_rows=10**6), 0).test
+    assert 0 < len({row["key"] for row in rows}) == len(rows)
+    assert "different test games instead of 1000000: there are no more" in caplog.text
+
+
 def test_an_invalid_move_loses_and_the_other_role_wins(splits):
     for response in ("<move>1</move>", "5", "<move>0</move>", "<move>2</move><move>3</move>", "<move>x</move>"):
         environment = TicTacToeEnv()
