@@ -82,7 +82,7 @@ def _real_row(raw: dict[str, Any], split: str, index: int, calculator: bool, ful
     extra = raw.get("extra_info") if isinstance(raw.get("extra_info"), dict) else {}
     solution = raw.get("answer") or extra.get("answer")
     row = to_row(raw, split, index)
-    if "prompt" not in raw:
+    if not raw.get("prompt"):  # Parquet and CSV give a row without a prompt an empty one if others have a prompt
         question = row["question"]
         skyrl = opening(question, multi_turn=True, calculator=calculator)
         row["prompt"] = full_prompt(question, calculator) if full else skyrl
@@ -95,10 +95,10 @@ def _real_row(raw: dict[str, Any], split: str, index: int, calculator: bool, ful
 
 def _answer(text: str, row_id: str) -> str:
     """Return the number of a ground truth: a bare number, or the text after the last `####` of a solution."""
-    answer = text.rpartition("####")[2].strip().replace(",", "").removeprefix("$")
+    answer = text.rpartition("####")[2].strip().replace(",", "")
     if parse_number(answer) is None:
         raise UserError(
             f"row {row_id} of data.path has the answer {text[-40:]!r}; write a number, or a solution that ends with "
             "'#### number'"
         )
-    return answer
+    return answer.replace("$", "")

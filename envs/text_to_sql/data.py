@@ -102,7 +102,7 @@ def _loaded_row(
             f"row {row['id']}: database {file} does not exist; correct the row or environment.config.db_path"
         )
     row["ground_truth"] = {"sql": _gold_sql(raw, row), "db": str(file.resolve())}
-    if "prompt" not in raw:
+    if not raw.get("prompt"):  # Parquet and CSV give a row without a prompt an empty one if others have a prompt
         row["prompt"] = full_prompt(raw["question"], schema_of(file), raw.get("evidence") or "", example)
     return row
 

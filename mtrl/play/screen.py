@@ -72,8 +72,9 @@ class Screen:
         self._print(line)
         self.messages(observation)
 
-    def ending(self, trajectory: Trajectory, own: float, disagree: bool) -> None:
-        """Print the total reward and the score. `own` is the reward of the environment itself."""
+    def ending(self, trajectory: Trajectory, own: float, succeeds: bool, disagree: bool) -> None:
+        """Print the total reward and the score. `own` is the reward of the environment itself; `succeeds` says whether
+        the score is a success."""
         if trajectory.error:
             self._print(_panel("the episode failed", Text(_error_line(trajectory), style="red"), "red"))
             return
@@ -90,7 +91,7 @@ class Screen:
             Text.assemble("score   ", (short(trajectory.score or 0.0), "bold"), ("  by the scorer", "dim")),
         ]
         if disagree:
-            verdict = "solves" if (trajectory.score or 0.0) > 0 else "does not solve"
+            verdict = "solves" if succeeds else "does not solve"
             parts.append(
                 Text(
                     f"reward and scorer disagree: the environment gave {signed(own)}, and by the scorer the episode "

@@ -19,6 +19,7 @@ from mtrl.play.keyboard import Keyboard, PlayerCommand
 from mtrl.play.players import Moves, gold_moves, moves_of
 from mtrl.play.screen import Screen
 from mtrl.rewards.mixture import make_composer
+from mtrl.scoring.agreement import Thresholds, succeeded
 from mtrl.types import EPSILON, Row, Trajectory, write_jsonl
 from mtrl.utils.images import content_text
 
@@ -51,7 +52,7 @@ class SessionTally:
 
     def summary(self, threshold: float) -> str:
         """Return the counts and means in one line."""
-        successes = sum((t.score or 0.0) >= threshold - EPSILON for t in self.finished)
+        successes = sum(succeeded(t, threshold) for t in self.finished)
         counts = {"failed": self.failed, "left unfinished": self.unfinished, "in disagreement": self.disagreements}
         parts = [f"episodes: {len(self.finished)}"]
         if self.finished:
@@ -174,13 +175,13 @@ class PlaySession:
 
     def _end(self, episode: TextEpisode) -> None:
         """Compute reward and score of an episode that is over, show them, and save the trajectory."""
-        trajectory, threshold = episode.trajectory, self.config.evaluation.success_threshold
+        trajectory, thresholds = episode.trajectory, Thresholds.of(self.config.evaluation)
         if not episode.failed:
             self._loop.run(judge(trajectory, episode.row, self.rules, self.composer, self.task.family.score))
         own = math.fsum(trajectory.environment_rewards)
-        succeeds = (trajectory.score or 0.0) >= threshold - EPSILON
-        disagree = not episode.failed and succeeds != (own >= threshold - EPSILON)
-        self.screen.ending(trajectory, own, disagree)
+        succeeds = succeeded(trajectory, thresholds.success)
+        disagree = not episode.failed and succeeds != (own >= thresholds.claim - EPSILON)
+        self.screen.ending(trajectory, own, succeeds, disagree)
         if episode.failed:
             self.tally.failed += 1
             return

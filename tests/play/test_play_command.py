@@ -58,6 +58,11 @@ def test_disagreement_of_reward_and_scorer_is_shown(awkward):
     assert "in disagreement 1" in shown
 
 
+def test_the_claim_threshold_judges_the_reward(awkward):
+    shown = awkward("right\n", "evaluation.claim_threshold=1.1", "episodes=1").stdout
+    assert "the environment gave +1.00, and by the scorer the episode solves the row" in " ".join(shown.split())
+
+
 def test_rows_go_on_until_the_input_ends(awkward):
     shown = awkward("right\nright\nlook\n").stdout
     assert [f"id train-{n}" in shown for n in range(3)] == [True] * 3

@@ -143,6 +143,14 @@ def test_skyrl_rows(tmp_path, play_responses):
     assert play_responses(row, FAMILY.gold(row)).reward == 1.0
 
 
+def test_an_empty_prompt_is_none_and_a_negative_price_has_decoys(tmp_path):
+    row = {"prompt": "", "question": "a?", "answer": "-$5"}
+    write_jsonl(tmp_path / "rows.jsonl", [{**row, "question": f"{n}?"} for n in range(2)])
+    row = FAMILY.load(DataConfig(path=str(tmp_path / "rows.jsonl")), seed=0).train[0]
+    assert row["prompt"] == [{"role": "user", "content": "1?" + prompts.MULTI_TURN}]
+    assert row["ground_truth"] == {"answer": "-5"} and FAMILY.decoys(row)[0] == "#### -4"
+
+
 def test_an_answer_without_a_number_names_the_row(tmp_path):
     write_jsonl(tmp_path / "train.jsonl", [{"question": "a?", "answer": "#### 1"}, {"question": "b?", "answer": "two"}])
     write_jsonl(tmp_path / "test.jsonl", [{"question": "c?", "answer": "#### 1"}])

@@ -68,6 +68,7 @@ def splits(request, tmp_path):
             connection.commit()
     assert (file.stat().st_size > COPY_LIMIT) == (request.param == "large")
     rows = [{"question": f"Question {n}?", "sql": sql, "db": file.name} for n, sql in enumerate(QUERIES)]
+    rows = [row | ({"prompt": ""} if n % 2 else {}) for n, row in enumerate(rows)]  # as Parquet and CSV may fill it
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     before = written(file)
     yield FAMILY.load(DataConfig(path=str(tmp_path / "rows.jsonl")), 0)
