@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
@@ -206,6 +207,11 @@ def _squad_splits(articles: list[Any], corpus: str | None, path: Path, full: boo
             rows = getattr(splits, row["split"])
             row["id"] = row["id"] or f"{row['split']}-{len(rows)}"
             rows.append(row | ({"corpus": corpus} if corpus else {}))
+    ids = Counter(row["id"] for row in (*splits.train, *splits.test))
+    if twice := next((row_id for row_id, count in ids.items() if count > 1), None):
+        raise UserError(
+            f"data.path={path}: two questions have id={twice}; make the ids unique, or leave them out of all questions"
+        )
     held_out = {row["question"] for row in splits.test}
     train = [row for row in splits.train if row["question"] not in held_out]
     if without or len(train) < len(splits.train):

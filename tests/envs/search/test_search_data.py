@@ -284,6 +284,12 @@ def test_broken_squad_files(articles, tmp_path):
         FAMILY.load(DataConfig(path=str(path)), 0)
 
 
+def test_two_questions_of_squad_with_one_id_are_refused(squad):
+    squad.write_text(squad.read_text().replace('"Warsaw-3-0"', '"Warsaw-4-0"'))
+    with pytest.raises(UserError, match="two questions have id=Warsaw-4-0; make the ids unique"):
+        FAMILY.load(DataConfig(path=str(squad)), 0)
+
+
 def test_a_squad_file_with_too_few_passages(tmp_path):
     path = tmp_path / "squad.json"
     article = {"paragraphs": [{"context": "c", "qas": [{"question": "?", "answers": [{"text": "a"}]}]}]}
