@@ -66,9 +66,9 @@ class Evaluation:
         """
         run = RunDir(self.folder)
         with (
-            run.under_way(),
-            record_spending(run.spending),
             closing(start_followers(self.config, run, self.console.warning)) as followers,
+            run.under_way(),  # inside, so that the trackers learn the final status
+            record_spending(run.spending),
         ):
             self.console.banner(self._facts(), "mtrl evaluation")
             paths = self._evaluate()

@@ -144,14 +144,9 @@ def test_the_context_limit_ends_the_episode(make_loop, run_episode, stepping):
 
 def test_an_answered_observation_is_not_the_final_one(make_loop, run_episode, stepping):
     """The turn that the environment fails on holds the observation before it."""
-
-    def step(self, response, truth):
-        if response == "b":
-            raise RuntimeError("broken")
-        return 0.0, f"to {response}", False
-
-    trajectory = run_episode(make_loop(stepping(step)))
-    assert "broken" in trajectory.error and trajectory.final_observation == []
+    environment = stepping(lambda self, response, truth: (0.0, "to a", False) if response == "a" else 1 / 0)
+    trajectory = run_episode(make_loop(environment))
+    assert "division by zero" in trajectory.error and trajectory.final_observation == []
     assert [m["content"] for m in trajectory.messages][-2:] == ["to a", "b"]
 
 
