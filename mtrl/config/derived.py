@@ -28,6 +28,8 @@ memory than they save time."""
 LOGITS = {"cpu": 2**24}
 """Maximum number of logits in memory at once by device type, if `trainer.max_logits_per_chunk` is null; 2^27 on other
 devices. On a CPU, smaller arrays cost no time."""
+PREFILL_TOKENS = 16384
+"""Maximum number of new tokens, padding included, in one prefill pass of the embedded engine."""
 WEIGHT_BUCKET = 2**29
 """Maximum size, in bytes, of the weights that are gathered or sent at once, unless a single tensor is larger."""
 COPY_BUCKET = 2**26
@@ -144,6 +146,19 @@ def sequences(cfg: DictConfig | Config) -> int:
 def max_logits(cfg: DictConfig | Config, device: str) -> int:
     """Return the maximum number of logits (tokens x vocabulary) in memory at once on this type of device."""
     return int(cfg.trainer.max_logits_per_chunk or LOGITS.get(device, 2**27))
+
+
+def cache_capacity(tokens: int) -> int:
+    """Return the allocated length of a row of the embedded engine's cache that needs `tokens` tokens: 64, 128, … 1,024,
+    1,280, 1,536, 1,792, 2,048, 2,560, …, so that a long row takes at most a quarter more than it needs."""
+    size = doubled_capacity(tokens)
+    step = size // 8
+    return size if size <= 1024 else -(-tokens // step) * step
+
+
+def doubled_capacity(tokens: int) -> int:
+    """Like `cache_capacity`, where other lengths than powers of two cost more than memory, as with CUDA graphs."""
+    return 1 << max(6, (tokens - 1).bit_length())
 
 
 def cache_budget(free: int, reserved: int) -> int:

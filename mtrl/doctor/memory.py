@@ -13,16 +13,19 @@ from dataclasses import dataclass
 
 from mtrl.config.derived import (
     COPY_BUCKET,
+    PREFILL_TOKENS,
     SERVER_ALLOWANCE,
     WEIGHT_BUCKET,
     cache_budget,
+    cache_capacity,
+    doubled_capacity,
     max_logits,
     overlaps,
     sequences,
 )
 from mtrl.config.schema import Config
 from mtrl.doctor.activations import FLOAT32, adapter_bytes, layer_bytes
-from mtrl.doctor.architecture import Architecture
+from mtrl.doctor.architecture import DENSE, Architecture
 from mtrl.doctor.layout import (
     BYTES,
     GIB,
@@ -197,7 +200,8 @@ class Memory:
         yield from self.local_engine(learning)
 
     def local_engine(self, learning: bool) -> Iterator[Part]:
-        """Yield the memory of the embedded engine: a copy of the weights if it needs one, and the keys and values."""
+        """Yield the memory of the embedded engine: a copy of the weights if it needs one, the packed matrices of a CPU,
+        and the keys and values. In main memory it frees the latter two when no trajectory is open."""
         if self.layout.servers is not None:
             return
         config, model, size = self.config, self.model, self.layout.computed
@@ -207,8 +211,12 @@ class Memory:
             yield Part("engine's copy of the weights", here * model.parameters * size)
         if self._in_process():
             yield Part("engine's process", here * self.device.process)
-        capacity = 1 << max(6, (self.context - 1).bit_length())  # the same rounding as in SlotCache
-        slot = capacity * model.cached(size)
+        if learning and self._frees_cache():
+            return
+        if self._packs():
+            yield Part("engine's packed matrices", here * (model.num_hidden_layers * model.layer + model.head) * size)
+        rounded = doubled_capacity if self.device.kind == "cuda" else cache_capacity
+        slot = rounded(self.context) * model.cached(size)
         slots = here * -(-sequences(config) // replicas)
         if self.device.kind == "cuda":
             slots = min(slots, max(1, self._cache_budget() // slot))
@@ -295,6 +303,8 @@ class Memory:
             found += [self._sampling()]
         if self.layout.servers is not None:
             found += [self._serving()]
+        elif self.device.kind == "cpu":
+            found += [self._rollouts()]
         return found
 
     def _learning(self) -> Iterator[Moment]:
@@ -324,9 +334,22 @@ class Memory:
             "optimiser step": step,
         }.items():
             found = [part for part in [*held, *parts] if part.bytes]
-            if self.device.kind == "cpu":
-                found.append(Part("slack", int(self.device.slack * sum(part.bytes for part in found))))
-            yield Moment(where, when, tuple(found), self.room)
+            yield Moment(where, when, self._with_slack(found), self.room)
+
+    def _rollouts(self) -> Moment:
+        """Return the phase in which the embedded engine samples in main memory: all trajectories may have the maximum
+        length, and a prefill pass computes the new tokens of many."""
+        model = self.model
+        tokens = min(PREFILL_TOKENS, sequences(self.config) * self.context)
+        width = 3 * model.intermediate_size + 2 * model.hidden_size  # the widest point, within the MLP
+        found = [*self.held(learning=False), Part("prefill", tokens * width * FLOAT32)]
+        return Moment(f"{self.device.name} of rank 0", "rollouts", self._with_slack(found), self.room)
+
+    def _with_slack(self, parts: list[Part]) -> tuple[Part, ...]:
+        """Return the parts, on a CPU with the allowance for fragmentation, which is a share of them."""
+        if self.device.kind != "cpu":
+            return tuple(parts)
+        return (*parts, Part("slack", int(self.device.slack * sum(part.bytes for part in parts))))
 
     def _sampling(self) -> Moment:
         """Return the phase in which the server is awake beside the rank's permanent memory. It receives new weights
@@ -450,6 +473,15 @@ class Memory:
         """Return whether the embedded engine frees its copy of the weights during updates."""
         elsewhere = self._in_process() or self.config.rollouts.workers > 0
         return self.device.kind == "cpu" and not (elsewhere or self.adapters or overlaps(self.config))
+
+    def _frees_cache(self) -> bool:
+        """Return whether no trajectory is open during updates, so that an engine in main memory has no cache then. A
+        GPU's was not measured."""
+        return self.device.kind == "cpu" and not overlaps(self.config)
+
+    def _packs(self) -> bool:
+        """Return whether the embedded engine packs its matrices for the processor (`mtrl/engines/local/fused.py`)."""
+        return self.device.kind == "cpu" and self.model.model_type in DENSE and not self.adapters
 
     def _by_shared_memory(self) -> bool:
         servers = self.layout.servers

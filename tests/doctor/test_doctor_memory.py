@@ -115,6 +115,21 @@ def test_keys_and_values_of_the_local_engine(folder):
     assert mixed.layout.computed == 2 and part in parts and len(parts) == 2
 
 
+def test_an_engine_in_main_memory_has_a_cache_only_while_it_samples(folder):
+    cached = {"engine's packed matrices", "engine's keys and values"}
+    for words, is_freed in ([], True), (["async_config.max_steps_off_policy=1"], False):
+        config, _ = memory_of(f"model.path={folder}", "generator.max_context_length=100", *words)
+        moments = Memory(config, find(config.model.path), main_memory(2**30)).moments()
+        held = {moment.when: cached & {part.name for part in moment.parts} for moment in moments}
+        assert held.pop("rollouts") == cached and len(held) == 4
+        assert all(names == (set() if is_freed else cached) for names in held.values())
+    config, _ = memory_of(f"model.path={folder}", "generator.max_num_seqs=3", "generator.max_context_length=100")
+    memory = Memory(config, find(config.model.path), replace(main_memory(2**30), bfloat16=False))
+    cache = SlotCache(2, 1, 16, torch.float32, torch.device("cpu"))
+    cache.reserve(3, 100)
+    assert Part("engine's keys and values", size([*cache.keys, *cache.values])) in memory.local_engine(learning=False)
+
+
 @pytest.mark.parametrize(
     ("words", "frees"),
     [

@@ -11,6 +11,7 @@ from mtrl.engines.base import SamplingParams
 from mtrl.engines.local import half
 from mtrl.engines.local.cache import SlotCache
 from mtrl.engines.local.engine import LocalEngine
+from mtrl.engines.local.graphs import GraphCache
 from mtrl.engines.local.half import DenseCache
 
 CACHES = [SlotCache, DenseCache]
@@ -92,9 +93,10 @@ def test_rows_that_nothing_holds_do_not_grow(cache):
 
 @given(tokens=st.integers(1, 5000))
 def test_capacities_are_rounded_up(tokens):
-    doubled, dense = make(SlotCache).rounded(tokens), make(DenseCache).rounded(tokens)
+    stepped, doubled, dense = (make(kind).rounded(tokens) for kind in (SlotCache, GraphCache, DenseCache))
     assert tokens <= dense < tokens + 32 and dense % 32 == 0
     assert tokens <= doubled < max(65, 2 * tokens) and doubled & (doubled - 1) == 0
+    assert tokens <= stepped <= (max(64, 2 * tokens) if tokens <= 1024 else 1.25 * tokens) and stepped % 64 == 0
 
 
 def test_a_cache_stores_in_its_own_precision():

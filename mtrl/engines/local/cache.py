@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mtrl.config.derived import cache_capacity
+
 
 class SlotCache:
     """Keys and values of each layer, `keys[layer]` and `values[layer]`: [slots, kv_heads, capacity, head_dim]. The
-    capacity, in tokens, grows by doubling.
+    capacity, in tokens, grows in steps (`cache_capacity`).
 
     The engine determines the order of the rows, so that every batch is a slice and never a gather.
     """
@@ -40,10 +42,7 @@ class SlotCache:
 
     def rounded(self, capacity: int) -> int:
         """Return the allocated capacity, in tokens, of rows that need `capacity` tokens."""
-        size = 64
-        while size < capacity:
-            size *= 2
-        return size
+        return cache_capacity(capacity)
 
     def row_bytes(self, capacity: int) -> int:
         """Return the number of bytes of one row with room for `capacity` tokens."""

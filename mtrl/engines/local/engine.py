@@ -15,7 +15,7 @@ from mtrl.engines.local import fused
 from mtrl.engines.local.batch import DecodeBatch, EngineSession, SampleRequest
 from mtrl.engines.local.graphs import CudaRunner, GraphRunner
 from mtrl.engines.local.half import HalfRunner
-from mtrl.engines.local.prefill import PASS, PREFILL_TOKENS, PrefillPlan, SharedPrefix, passes, plan_prefill
+from mtrl.engines.local.prefill import PrefillPlan, SharedPrefix, pass_cost_on, passes, plan_prefill
 from mtrl.engines.local.runner import HfRunner, ModelRunner
 from mtrl.engines.local.stop_strings import StopStrings
 from mtrl.engines.local.weight_storages import WeightStorages
@@ -335,12 +335,13 @@ class LocalEngine:
         logits = self._prefill(plan)
         first = self._new_batch(plan.sessions)
         first.take(logits)
+        self._heap.trim()
         self._settle(first)
         return self._arrange([s for s in [*decoding, *first.sessions] if s.request is not None])
 
     @property
     def _pass_cost(self) -> int:
-        return PASS.get(self.model.device.type, PREFILL_TOKENS)
+        return pass_cost_on(self.model.device.type)
 
     def _prefill(self, plan: PrefillPlan) -> Tensor:
         """Feed and copy as planned, and return the logits [len(plan.sessions), V] after each context."""

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from mtrl.config.derived import doubled_capacity
 from mtrl.engines.local.cache import SlotCache
 from mtrl.engines.local.fused import FusedRunner
 
@@ -43,7 +44,11 @@ def _rounded(count: int, least: int, steps: int) -> int:
 
 
 class GraphCache(SlotCache):
-    """A cache with one more row, `spare`, that no trajectory holds: rows that only fill up a graph write there."""
+    """A cache with one more row, `spare`, that no trajectory holds: rows that only fill up a graph write there. Its
+    capacity grows by doubling, because every growth captures the graphs anew."""
+
+    def rounded(self, capacity: int) -> int:
+        return doubled_capacity(capacity)
 
     @property
     def spare(self) -> int:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from mtrl.config.derived import PREFILL_TOKENS
 from mtrl.engines.local.batch import EngineSession
 
-PREFILL_TOKENS = 16384
-"""Maximum number of new tokens, padding included, in one prefill pass."""
 PASS = {"cpu": 64}
 """Cost of an additional prefill pass by device type, as the number of tokens that the device computes in the same time;
 `PREFILL_TOKENS` on other devices. A pass holds at most this many tokens of padding, and a shared prefix of at least
@@ -37,6 +36,11 @@ class PrefillPlan:
     @property
     def sessions(self) -> list[EngineSession]:
         return [*self.fed, *(copy for copy, _ in self.copies)]
+
+
+def pass_cost_on(device: str) -> int:
+    """Return the cost of an additional prefill pass on this type of device; see `PASS`."""
+    return PASS.get(device, PREFILL_TOKENS)
 
 
 def plan_prefill(admitted: Sequence[EngineSession], pass_cost: int) -> PrefillPlan:
