@@ -62,6 +62,14 @@ def test_a_turn_ends_at_the_token_that_completes_a_stop_string(kind, chatml_toke
     check()
 
 
+def test_a_stop_string_is_completed_by_the_newest_token_alone():
+    """The byte 0xC3 and a line break are two replacement characters, and the line break alone is one."""
+    stops = StopStrings(in_pieces())
+    ids = [9, 11, 0, 0, 0, 8]
+    tail = ids[-span(("\n",)) :]
+    assert tail[0] == 11 and not stops.complete(tail, ("\n",)) and stops.complete([*tail[1:], 11], ("\n",))
+
+
 def test_most_tokens_are_decided_by_their_own_text(chatml_tokenizer):
     stops, texts = StopStrings(chatml_tokenizer), ("</sql>", "</a>")
     ids = {text: chatml_tokenizer.encode(text, add_special_tokens=False) for text in ("a", ">", "é")}

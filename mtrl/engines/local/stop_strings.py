@@ -22,10 +22,16 @@ class StopStrings:
         return "\ufffd" in word or any(text[-1:] in word or text[-1:].isspace() for text in texts)
 
     def complete(self, token_ids: list[int], texts: tuple[str, ...]) -> bool:
-        """Whether the text of the newest tokens contains one of `texts`. `token_ids` are the last `span(texts)` tokens,
-        or all tokens if there are fewer."""
+        """Whether the newest token completes one of `texts`. `token_ids` are the last `span(texts)` tokens, or all
+        tokens if there are fewer."""
         text = self._decode(token_ids)
-        return any(stop in text for stop in texts)
+        if not any(stop in text for stop in texts):
+            return False
+        # Without the tokens before them, bytes that are no character together may be one: an earlier match is not real.
+        before = self._decode(token_ids[:-1])
+        pairs = enumerate(zip(before, text, strict=False))
+        known = next((place for place, (old, new) in pairs if old != new), min(len(before), len(text)))
+        return any(stop in text[max(0, known - len(stop) + 1) :] for stop in texts)
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
