@@ -19,8 +19,8 @@ CGROUPS = {
     1: ("sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: ("sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
 }
-"""By the version of cgroups: the folder of the outermost one, the files with the limit and the use of a cgroup, and the
-name in `memory.stat` of the pages of files that the kernel can drop."""
+"""Each entry belongs to a version of cgroups. It has the folder of the outermost cgroup, the names of the files with a
+cgroup's limit and use, and the name in `memory.stat` of the pages of files that the kernel can drop."""
 _ASK_TORCH = """
 import json, torch
 gpus = []

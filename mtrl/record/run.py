@@ -252,8 +252,8 @@ class Run:
     @property
     def status(self) -> str:
         """running | finished | stopped | empty. This is the content of status.txt, except that a run that is not alive
-        was killed and counts as stopped. A folder without status.txt, such as that of an evaluation, is finished
-        if it has the file that is written last."""
+        was killed and counts as stopped. A folder without status.txt is finished if it has the file that is written
+        last."""
         reported = self._status_file()
         if reported in ("finished", "stopped"):
             return reported
