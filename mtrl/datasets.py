@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from mtrl.errors import UserError, missing_extra
 from mtrl.types import Row
-from mtrl.utils.arrow_rows import check_json, columns_to_check, is_json_file, read_parquet, write_times
+from mtrl.utils.arrow_rows import check_json, columns_to_check, is_json_file, write_times
 from mtrl.utils.files import in_home
 from mtrl.utils.hub import is_out_of_reach
 from mtrl.utils.prompt_column import prompt_messages
-from mtrl.utils.strict_json import loads_text
+from mtrl.utils.row_files import SUFFIXES, read_file
 
 log = logging.getLogger(__name__)
 
-SUFFIXES = (".jsonl", ".json", ".parquet", ".csv")
 HELD_OUT_NAMES = ("test", "validation", "val", "dev")
 """Names of a held-out split. If the requested split has one of these names and is missing, the other names are tried
 as well."""
@@ -291,6 +288,7 @@ class _Folder:
     def read(self, split: str) -> list[dict[str, Any]]:
         for name in split_names(split):
             if files := self._files(name):
+                self._warn_of_others(name)
                 rows = [row for file in files for row in read_file(file)]
                 self.is_json &= all(map(is_json_file, files))
                 return rows
@@ -306,11 +304,25 @@ class _Folder:
         return [f"the rows of split {name!r}" for name in _others(asked, there)]
 
     def _files(self, name: str) -> list[Path]:
+        return next(self._candidates(name), [])
+
+    def _warn_of_others(self, name: str) -> None:
+        read, *others = ([str(file.relative_to(self.path)) for file in files] for files in self._candidates(name))
+        if others:
+            log.warning(
+                "data.path=%s: the rows of split %r are read from %s, and not from %s; keep one of them",
+                self.path,
+                name,
+                read[0],
+                ", ".join(files[0] for files in others),
+            )
+
+    def _candidates(self, name: str) -> Iterator[list[Path]]:
+        """Yield the files of the split in each format and place in which it exists, the preferred one first."""
         for place in (self.path, self.path / "data"):
-            files = next(([file] for suffix in SUFFIXES if (file := place / f"{name}{suffix}").is_file()), None)
-            if files := files or sorted(place.glob(f"{name}-*.parquet")):
-                return files
-        return []
+            yield from ([file] for suffix in SUFFIXES if (file := place / f"{name}{suffix}").is_file())
+            if shards := sorted(place.glob(f"{name}-*.parquet")):
+                yield shards
 
 
 class _File:
@@ -378,76 +390,3 @@ class _Hub:
     def unread(self, asked: Sequence[str]) -> list[str]:
         known = [name for name in self.splits if name in (*asked, "train", *HELD_OUT_NAMES)]
         return [f"the rows of split {name!r}" for name in _others(asked, known)]
-
-
-def read_file(path: Path) -> list[dict[str, Any]]:
-    """Read all rows of one .jsonl, .json, .parquet or .csv file."""
-    readers = {".jsonl": _read_jsonl, ".json": _read_json, ".parquet": read_parquet, ".csv": _read_csv}
-    if path.suffix not in readers:
-        raise UserError(f"data.path={path} ends in {path.suffix or 'nothing'}; it must be one of {', '.join(SUFFIXES)}")
-    return readers[path.suffix](path)
-
-
-def _read_jsonl(path: Path) -> list[dict[str, Any]]:
-    with path.open("rb") as file:
-        return list(_json_lines(path, file))
-
-
-def _json_lines(path: Path, lines: Iterable[bytes]) -> Iterable[dict[str, Any]]:
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = loads_text(line.decode("utf-8-sig"))
-        except (ValueError, RecursionError) as error:  # malformed JSON or not UTF-8; nested too deep
-            raise UserError(
-                f"{path}, line {number}: not JSON in UTF-8 ({error}); write one JSON object per line"
-            ) from error
-        if not isinstance(row, dict):
-            raise UserError(
-                f"{path}, line {number}: a {type(row).__name__}, not an object; write one JSON object per line"
-            )
-        yield row
-
-
-def _read_json(path: Path) -> list[dict[str, Any]]:
-    """Read a list of objects, or one object per line, since the Hub uses the suffix .json for both."""
-    content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
-    if not content.lstrip().startswith(b"["):
-        return list(_json_lines(path, content.splitlines()))
-    try:
-        rows = loads_text(content.decode())
-    except (ValueError, RecursionError) as error:
-        line = getattr(error, "lineno", 1)
-        raise UserError(f"{path}, line {line}: not JSON in UTF-8 ({error}); write a list of objects") from error
-    for index, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise UserError(f"{path}, element {index}: a {type(row).__name__}, not an object; write a list of objects")
-    return rows
-
-
-def _read_csv(path: Path) -> list[dict[str, Any]]:
-    csv.field_size_limit(2**31 - 1)  # prompts exceed the default of 128 KiB
-    content = path.read_bytes()
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise UserError(f"{path}, line {line}: not UTF-8 ({error}); save the file as UTF-8") from error
-    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        rows = [(lines.line_num, row) for row in lines if row]
-    except csv.Error as error:
-        raise UserError(
-            f"{path}, line {lines.line_num}: not CSV ({error}); quote cells that hold quotes or line breaks"
-        ) from error
-    columns = rows[0][1] if rows else []
-    if twice := next((name for name, count in Counter(columns).items() if count > 1), None):
-        raise UserError(f"{path}, line 1: two columns are named {twice}; give each column a name of its own")
-    for line, row in rows:
-        if len(row) != len(columns):
-            raise UserError(
-                f"{path}, line {line}: {len(row)} columns, not {len(columns)} as in the first line; "
-                "quote cells that hold commas"
-            )
-    return [dict(zip(columns, row, strict=True)) for _, row in rows[1:]]

@@ -84,6 +84,19 @@ def test_parquet_shards_are_read_in_order(tmp_path):
     assert read_rows(str(tmp_path), "train") == ROWS
 
 
+def test_a_second_file_of_a_split_is_named_in_a_warning(tmp_path, caplog):
+    write_jsonl(tmp_path / "train.jsonl", ROWS)
+    write_csv(tmp_path / "train.csv", others := [{"question": "other", "answer": "1"}])
+    (tmp_path / "data").mkdir()
+    write_csv(tmp_path / "data" / "train.csv", others)
+    assert read_rows(str(tmp_path), "train") == ROWS
+    assert "split 'train' are read from train.jsonl, and not from train.csv, data/train.csv; keep one" in caplog.text
+    caplog.clear()
+    write_csv(tmp_path / "test.csv", others)
+    assert read_rows(str(tmp_path), "test") == others
+    assert "read from" not in caplog.text
+
+
 @pytest.mark.parametrize("name", ["test", "validation", "val", "dev"])
 def test_the_held_out_split_has_several_names(tmp_path, name):
     write_jsonl(tmp_path / f"{name}.jsonl", ROWS)
@@ -133,6 +146,7 @@ BROKEN = [
     ("train.jsonl", b'{"question": "a"}\n{"question": "\xff"}\n', r"train\.jsonl, line 2: not JSON in UTF-8"),
     ("train.jsonl", b"[" * 100_000, r"train\.jsonl, line 1: not JSON"),
     ("train.jsonl", b"\n", "no rows in split 'train'"),
+    ("train.csv", b"question, answer\n1+1, 2\n", r"line 1: the column ' answer' has spaces around its name"),
     (
         "train.jsonl",
         b'{"question": "a \\ud83d\\ude00"}\n{"question": "b \\ud800"}',

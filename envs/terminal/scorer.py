@@ -6,6 +6,7 @@ A replay of the episode in a second container would take as long as the episode.
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -66,5 +67,6 @@ def _value(report: dict[str, Any]) -> float | None:
             text = json.dumps(entries[names[0]]) if len(names) == 1 else ""
         except (ValueError, RecursionError):  # the agent's processes may have written the file
             return None
-    found = re.fullmatch(r"\s*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,2})?)\s*", text)
-    return float(found[1]) if found else None
+    found = re.fullmatch(r"\s*([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)\s*", text)
+    value = float(found[1]) if found else math.inf
+    return value if math.isfinite(value) else None

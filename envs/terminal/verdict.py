@@ -76,7 +76,7 @@ def parse_reward(file: str, text: str) -> float | None:
     A reward.json is a number, or an object whose key `reward` counts, or whose only key.
     """
     try:
-        value = json.loads(text) if file == "reward.json" else float(text)
+        value = json.loads(text) if file == "reward.json" else _number(text)
     except (ValueError, RecursionError):
         return None
     if isinstance(value, dict):
@@ -87,3 +87,11 @@ def parse_reward(file: str, text: str) -> float | None:
         return float(value) if math.isfinite(value) else None
     except OverflowError:
         return None
+
+
+def _number(text: str) -> float:
+    """Return the number of a text. `float` alone accepts underscores and the digits of other scripts too, which no
+    test writes."""
+    if "_" in text or not text.strip().isascii():
+        raise ValueError(f"{text!r} is no plain number")
+    return float(text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import os
 import shutil
-from urllib.parse import urlsplit
 
 from omegaconf import DictConfig
 
@@ -13,6 +12,7 @@ from mtrl.config.derived import PROGRAM_KEYS, program_path
 from mtrl.config.engine_schema import CALL_KINDS
 from mtrl.config.messages import unknown_choice
 from mtrl.errors import UserError
+from mtrl.utils.http_address import http_address
 from mtrl.utils.user_code import load_function
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -80,12 +80,8 @@ def _command(cfg: DictConfig) -> None:
 
 def _url(cfg: DictConfig) -> None:
     url = cfg.generator.agent.url
-    try:
-        parts = urlsplit(url)
-        is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query and parts.port != 0
-    except ValueError:
-        is_address = False
-    if not is_address:
+    address = http_address(url)
+    if address is None or address.query:
         raise UserError(f"generator.agent.url={url} is no address of an agent; write http://HOST:PORT")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -11,6 +10,7 @@ from mtrl.command.algorithm_checks import method_of
 from mtrl.config.derived import distils
 from mtrl.engines.endpoints.budget import check_spending
 from mtrl.errors import UserError
+from mtrl.utils.http_address import http_address
 
 TEACHER = "distillation.teacher"
 
@@ -44,8 +44,7 @@ def check_distillation(cfg: DictConfig) -> None:
 
 def _server(cfg: DictConfig) -> None:
     teacher, temperature = cfg.distillation.teacher, cfg.generator.sampling_params.temperature
-    address = urlsplit(teacher.url)
-    if address.scheme not in ("http", "https") or not address.hostname:
+    if http_address(teacher.url) is None:
         raise UserError(f"{TEACHER}.url={teacher.url} is no address; write http://HOST:PORT/v1")
     if not teacher.model:
         raise UserError(f"{TEACHER}.url={teacher.url} needs the name of a model; write {TEACHER}.model=NAME")

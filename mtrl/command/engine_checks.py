@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from urllib.parse import urlsplit
-
 from omegaconf import DictConfig, OmegaConf
 
 from mtrl.config import keys
 from mtrl.config.derived import engine_python, overlaps, prefers_bfloat16, serves
 from mtrl.config.messages import unknown_choice
 from mtrl.errors import UserError
+from mtrl.utils.http_address import http_address
 
 PAUSE_MODES = {"vllm": ("keep", "wait", "abort"), "sglang": ("retract", "in_place", "abort", "wait")}
 STARTED = ("python", "replicas", "tensor_parallel_size", "devices", "prefix_caching", "args", "env", "colocate")
@@ -155,6 +154,6 @@ def _devices(section: str, settings: DictConfig) -> None:
 
 
 def _url(section: str, url: str) -> None:
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/") or parts.query:
+    address = http_address(url)
+    if address is None or address.path.strip("/") or address.query:
         raise UserError(f"{section}.urls has {url}, which is no address of a server; write http://HOST:PORT")

@@ -192,7 +192,7 @@ def _of_hydra(error: BaseException) -> str:
         known = keys.find(key)
         takes_list = known is not None and (known.is_open or typing.get_origin(known.type) is list)
         as_list = f", or write {key}=[{value}] for a list" if takes_list else ""
-        return f"{setting} is several values; add -m for one run each{as_list}"
+        return f"{setting} is several values; write one of them{as_list}; mtrl train -m makes a run of each"
     if "Could not load 'hydra/launcher/submitit" in text:
         return str(missing_extra("hydra/launcher=slurm", "sweep"))
     if missing := re.search(r"Could not load '(.+)/(.+)'", text):  # one of a list, for which Hydra tells no options

@@ -49,6 +49,7 @@ def check_job(job: JobConfig, cfg: DictConfig) -> None:
             f"digit at both ends, such as sagemaker.name={job_name(job.name) or 'my-run'}"
         )
     _checkpoints(job)
+    _environment(job)
     if job.spot:
         _spot(job, cfg)
     elif job.max_wait is not None:
@@ -199,7 +200,7 @@ def _spot(job: JobConfig, cfg: DictConfig) -> None:
 
 
 def _evaluation(managed: ManagedConfig) -> None:
-    """Check the settings that only an evaluation reads."""
+    """Check the settings that only an evaluation reads, or only training."""
     if managed.evaluate is None:
         for key in ("compare_base", "max_run"):
             if (value := getattr(managed, key)) != getattr(ManagedConfig, key):
@@ -208,6 +209,9 @@ def _evaluation(managed: ManagedConfig) -> None:
                     "managed.evaluate=base"
                 )
         return
+    for key in ("dataset", "package_group", "checkpoint_group"):
+        if (value := getattr(managed, key)) is not None:
+            raise UserError(f"managed.{key}={value} is read in training only; leave it out of an evaluation")
     if managed.evaluate != BASE:
         package = "arn:aws:sagemaker:us-west-2:123456789012:model-package/NAME/1"
         service.check_value("managed.evaluate", managed.evaluate, "ModelPackageArn", f"{BASE}, or {package}")
@@ -220,6 +224,20 @@ def _check_pair(section: str, settings: JobConfig | ManagedConfig) -> None:
     if bool(settings.subnets) != bool(settings.security_groups):
         there, missing = ("subnets", "security_groups") if settings.subnets else ("security_groups", "subnets")
         raise UserError(f"{section}.{there} needs {section}.{missing} beside it; write {section}.{missing}=[ID]")
+
+
+def _environment(job: JobConfig) -> None:
+    """Check that `sagemaker.environment` has no variable that another key sets."""
+    set_by = {
+        "SM_CHECKPOINT_DIR": "checkpoints" if job.checkpoints and not job.file_system else None,
+        "MLFLOW_TRACKING_URI": "mlflow" if job.mlflow else None,
+    }
+    for name, key in set_by.items():
+        if key and name in job.environment:
+            raise UserError(
+                f"sagemaker.environment.{name}={job.environment[name]} would be replaced, because sagemaker.{key} sets "
+                "this variable; leave one of the two out"
+            )
 
 
 def _network(job: JobConfig) -> None:

@@ -58,8 +58,14 @@ def _files(include: Sequence[str]) -> dict[str, Path]:
     found = dict(_below(ROOT, [ROOT / name for name in TREE]))
     for name in include:
         path = Path(name)
-        if not path.exists():
-            raise UserError(f"sagemaker.include: {name} does not exist; write files or folders of this folder")
+        if not name or not path.exists():
+            raise UserError(
+                f"sagemaker.include: {name or repr(name)} does not exist; write files or folders of this folder"
+            )
+        if path.resolve() == path.resolve().parent:
+            raise UserError(
+                f"sagemaker.include: {name} is the whole file system; write files or folders of this folder"
+            )
         added = dict(_below(path.resolve().parent, [path.resolve()]))
         if not added:
             raise UserError(

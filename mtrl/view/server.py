@@ -72,7 +72,7 @@ class Guard:
                 403, "the Host header is not this machine's loopback; open the URL that mtrl.view printed"
             )
         origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and place_of(origin) != host:
             raise QueryRefusal(403, "the request comes from another site")
         if request.url.path.startswith("/api/") and not self._has_token(request):
             raise QueryRefusal(401, "the token is missing or wrong; open the URL that mtrl.view printed")
@@ -92,6 +92,14 @@ def name_of(url: str) -> str | None:
     """Return the host of a URL, without port and brackets."""
     try:
         return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+def place_of(url: str) -> str | None:
+    """Return the host and the port of a URL."""
+    try:
+        return urlsplit(url).netloc
     except ValueError:
         return None
 

@@ -41,6 +41,7 @@ def warnings_of(*words):
         (["generator.agent.command=[]"], "generator.agent.command=[] names no program"),
         (["generator.agent.command=[no-such-program,1]"], "no-such-program is no program; write its path"),
         (["generator.agent.url=localhost:80"], "generator.agent.url=localhost:80 is no address of an agent"),
+        (["generator.agent.url='http://['"], "generator.agent.url=http://[ is no address of an agent"),
         (["generator.agent.url=http://a:b"], "generator.agent.url=http://a:b is no address of an agent"),
         (
             [TARGET, "generator.agent.host=0.0.0.0"],

@@ -18,6 +18,7 @@ REFUSED = [
         "distillation.teacher.path=folder and distillation.teacher.url=http://localhost:8000/v1 both name a ",
     ),
     ([URL], "needs the name of a model; write distillation.teacher.model=NAME"),
+    (["distillation.teacher.url='http://['", "distillation.teacher.model=m"], "url=http://[ is no address"),
     (
         ["distillation.teacher.url=localhost", "distillation.teacher.model=m"],
         "is no address; write http://HOST:PORT/v1",

@@ -54,6 +54,7 @@ REFUSED = [
         ["generator.eval_sampling_params.temperature=0.001"],
         "generator.eval_sampling_params.temperature=0.001 is too low for vLLM, which samples at 0.01 instead; set it",
     ),
+    (["generator.vllm.urls=['http://[']"], "generator.vllm.urls has http://[, which is no address"),
     (["generator.vllm.urls=[localhost:8000]"], "generator.vllm.urls has localhost:8000, which is no address"),
     (["generator.vllm.urls=[http://host:1/v1]"], "generator.vllm.urls has http://host:1/v1, which is no address"),
 ]

@@ -333,8 +333,8 @@ def test_wrong_types(override, said):
         ("gsm8k", "'gsm8k' is not a setting; write key=value, for example experiment=gsm8k"),
         (
             "evaluation.pass_k_values=1,8",
-            "evaluation.pass_k_values=1,8 is several values; add -m for one run each, or write "
-            "evaluation.pass_k_values=[1,8] for a list",
+            "evaluation.pass_k_values=1,8 is several values; write one of them, or write "
+            "evaluation.pass_k_values=[1,8] for a list; mtrl train -m makes a run of each",
         ),
         (
             "~trainer.max_steps",
@@ -350,7 +350,7 @@ def test_other_wrong_inputs(override, said):
 
 @pytest.mark.parametrize("override", ["seed=0,1", "generator=vllm,local"])
 def test_several_values_of_a_key_that_takes_no_list(override):
-    assert sentence(override) == f"{override} is several values; add -m for one run each"
+    assert sentence(override) == f"{override} is several values; write one of them; mtrl train -m makes a run of each"
 
 
 @pytest.mark.parametrize(

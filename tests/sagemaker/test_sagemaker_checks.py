@@ -5,7 +5,7 @@ import re
 import pytest
 
 from mtrl.errors import UserError
-from mtrl.sagemaker.job import main, plan
+from mtrl.sagemaker.job import dry_run, main, plan
 from tests.sagemaker.offers import BUCKET, JOB, ROLE, SHARED, SPOT, without
 
 pytest.importorskip("botocore", reason="needs pip install 'mtrl-agents[sagemaker]'")
@@ -41,6 +41,8 @@ WRONG = {
     "two places": ([*JOB, *SHARED, "sagemaker.checkpoints='s3://ours/x'"], "does not go with sagemaker.file_system"),
     "own folder": ([*JOB, "run_dir=mine"], "the folder of the run is the job's own"),
     "own resume": ([*JOB, "resume=latest"], "write sagemaker.checkpoints="),
+    "own variable": ([*JOB, "sagemaker.environment.SM_CHECKPOINT_DIR=/x"], "because sagemaker.checkpoints sets this"),
+    "several runs": ([*JOB, "seed=1,2"], "seed=1,2 is several values; write one of them"),
     "two alone": ([*JOB, "sagemaker.instance_count=2"], "instances share none; add sagemaker.file_system"),
     "two alone, spot": ([*JOB, *SPOT, "sagemaker.instance_count=2"], "add sagemaker.file_system=fs-ID with its"),
     "no network": ([*JOB, *SHARED[:2]], "is reached through your VPC"),
@@ -63,6 +65,14 @@ def test_each_is_one_sentence(case, capsys):
     assert ended.value.code == 2
     assert told in said.err
     assert said.err.count("\n") == 1 and not said.out
+
+
+@pytest.mark.parametrize(
+    ("name", "told"), [("''", "include: '' does not exist"), ("/", "include: / is the whole file system")]
+)
+def test_neither_nothing_nor_everything_travels(name, told):
+    with pytest.raises(UserError, match=told):
+        dry_run(plan([*JOB, f"sagemaker.include=[{name}]"]))
 
 
 def test_a_bucket_that_is_a_version_number_or_an_address_is_refused():

@@ -31,6 +31,10 @@ WRONG = {
     "half a network": ([*MANAGED, "managed.subnets=[subnet-1]"], "managed.subnets needs managed.security_groups"),
     "compared": ([*MANAGED, "managed.compare_base=true"], "compare_base=true is read by an evaluation only; leave"),
     "limited": ([*MANAGED, "managed.max_run=60"], "managed.max_run=60 is read by an evaluation only"),
+    "group of models": (
+        [*MANAGED, "managed.evaluate=base", "managed.package_group=mine"],
+        "managed.package_group=mine is read in training only",
+    ),
     "model": ([*MANAGED, "managed.evaluate=mine"], "write for example managed.evaluate=base, or arn:aws:sagemaker:"),
     "long": ([*MANAGED, "managed.evaluate=base", "managed.max_run=259201"], "must be from 1 to 259200 seconds"),
     "dataset": ([*MANAGED, "managed.dataset=rows.parquet"], "is not an address in S3"),

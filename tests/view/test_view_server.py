@@ -107,7 +107,7 @@ def test_names_of_this_machine_are_answered(client, host):
 def test_other_sites_are_refused(client):
     own = f"http://{client.base_url.host}:{client.base_url.port}"
     assert client.get("/api/runs", headers={"Origin": own}).status_code == 200
-    for origin in ("http://evil.example", "null", own + "1", "http://127.0.0.1"):
+    for origin in ("http://evil.example", "null", own + "1", "http://127.0.0.1", "http://[", ""):
         assert client.get("/api/runs", headers={"Origin": origin}).status_code == 403
 
 

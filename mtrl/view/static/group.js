@@ -29,6 +29,8 @@ export class GroupView {
       if (!items.length) return dom.replace(this.element, dom.note("This group is not, or no longer, in the run."));
       await this.draw(items[0]);
     } catch (error) {
+      if (this.of !== values.of) return;
+      this.of = null; // the next visit reads the group again
       dom.replace(this.element, dom.note(error.message, "error"));
     }
   }
@@ -36,12 +38,13 @@ export class GroupView {
   async draw(group) {
     const most = Math.max(0, ...group.members.map((s) => Math.abs(s.reward || 0)));
     const columns = group.members.map((s) => this.column(s, most));
-    dom.replace(this.element, this.head(group), h("div", { class: "prompt" }),
+    const prompt = h("div", { class: "prompt" });
+    dom.replace(this.element, this.head(group), prompt,
       h("div", { class: "columns", tabindex: 0, role: "region", "aria-label": "Its trajectories" }, columns));
     const wholes = await Promise.all(group.members.map((s) => source.trajectory(this.run.id, s.file,
       s.line).catch((error) => ({ error }))));
     const first = wholes.find((whole) => whole.turns && whole.turns.length);
-    if (first) dom.replace(this.element.querySelector(".prompt"),
+    if (first) dom.replace(prompt,
       first.turns[0].observation.messages.map((message) => messageView(message)));
     wholes.forEach((whole, i) => dom.append(columns[i],
       whole.turns ? this.turns(whole) : [dom.note(String(whole.error.message), "error")]));

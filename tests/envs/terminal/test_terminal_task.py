@@ -177,6 +177,12 @@ def test_settings_that_do_not_fit_are_refused(folder, monkeypatch):
         ("reward.txt", "nan", None),
         ("reward.txt", "", None),
         ("reward.txt", "passed", None),
+        ("reward.txt", "1_0", None),
+        ("reward.txt", "\u0661", None),
+        ("reward.txt", "infinity", None),
+        ("reward.txt", "1e100", 1e100),
+        ("reward.txt", "1e999", None),
+        ("reward.json", "1e100", 1e100),
         ("reward.json", "1", 1.0),
         ("reward.json", '{"reward": 0.5, "speed": 3}', 0.5),
         ("reward.json", '{"passed": 1}', 1.0),
@@ -199,8 +205,8 @@ def test_reward_and_scorer_read_the_same_of_a_reward_file(file, text, reward):
     assert parse_reward(file, text) == reward
     content = json.dumps({"exit_code": 0, "file": file, "text": text, "output": ""})
     trajectory = trajectory_of(["done"], stop_reason=StopReason.DONE, final=[{"role": "user", "content": content}])
-    assert measure(trajectory, {})["tests"] == (reward or 0.0)
-    assert score(trajectory, {}) == float(reward == 1.0)
+    assert measure(trajectory, {})["tests"] == min(1.0, reward or 0.0)
+    assert score(trajectory, {}) == float((reward or 0.0) >= 1.0)
 
 
 def test_the_model_cannot_write_the_report():
