@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from envs.search.exact_match import is_match, occurs
+from envs.search.exact_match import f1, is_match, occurs
 from envs.search.prompts import style_of
 from envs.search.retrievers import RetrieverSettings, private_retriever
 from envs.search.reward import SCHEMES, EpisodeReward, Outcome
@@ -85,7 +85,8 @@ class SearchEnv(BaseEnvironment):
             return self._result(Outcome(None), self.style.malformed)
         kind, text = action
         if kind == "answer":
-            return self._result(Outcome("answer", correct=is_match(text, ground_truth["target"])))
+            targets = ground_truth["target"]
+            return self._result(Outcome("answer", correct=is_match(text, targets), f1=f1(text, targets)))
         return self._search(text, ground_truth)
 
     def _search(self, query: str, truth: dict[str, Any]) -> StepResult:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mtrl.errors import UserError
 
-SCHEMES = ("default", "progress", "mt_ppo")
+SCHEMES = ("default", "progress", "f1", "mt_ppo")
 MALFORMED = -0.1
 MOST_MALFORMED = 5
 """Maximum number of malformed turns with a cost, so that the total reward of an episode is at least -0.5."""
@@ -22,6 +22,8 @@ class Outcome:
     """Kind of turn: search, answer, or None for a malformed turn."""
     correct: bool = False
     """Whether the answer is one of the aliases; False for other turns."""
+    f1: float = 0.0
+    """SQuAD's F1 of the answer; 0 for other turns."""
     hit: bool = False
     """Whether an alias occurs in the passages shown after a search; False for other turns."""
 
@@ -31,6 +33,8 @@ class EpisodeReward:
 
     - `default`: 1.0 for a right answer; -0.1 for each of the first five malformed turns.
     - `progress`: as `default`, but the first search that finds the answer receives 0.2 of the 1.0 in advance.
+    - `f1`: as `default`, but an answer receives its F1, so that a wrong one with some of the words of a right one
+      receives a part of the reward.
     - `mt_ppo`: the turn rewards of arXiv 2505.11821v2, see `_mt_ppo`. It rewards repetitions of the same search.
     """
 
@@ -51,6 +55,8 @@ class EpisodeReward:
             "correct": 1.0 - self.advance if outcome.correct else 0.0,
             "malformed": MALFORMED if costs else 0.0,
         }
+        if self.scheme == "f1":
+            components["correct"] = outcome.f1
         if self.scheme == "progress":
             components["found"] = HIT if outcome.hit and not self.advance else 0.0
             self.advance += components["found"]

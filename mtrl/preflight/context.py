@@ -246,12 +246,12 @@ class CheckContext:
         episodes = [*self.solved, *self.demonstrated]
         return list(dict.fromkeys(text for e in episodes for text in e.responses[:-1]))[:TOOL_RESPONSES]
 
-    def wrong_answers(self, number: int) -> list[str]:
-        """Return well-formed answers that are wrong on the `number`-th row: a known wrong answer, if any, and
-        nonsense."""
+    def wrong_answers(self, row: Row) -> list[str]:
+        """Return well-formed answers that are wrong on the row: a known wrong answer, if any, and nonsense. Without
+        gold for this row they are those of the first gold episode."""
         if not self.gold:
             return []
-        episode = self.gold[min(number, len(self.gold) - 1)]
+        episode = next((episode for episode in self.gold if episode.row is row), self.gold[0])
         if not episode.responses:
             return []
         return [*self.wrong.get(self.key(episode), [])[:1], *nonsense(episode.responses[-1])[:1]]

@@ -190,8 +190,8 @@ def _spam(context: CheckContext, stage: Stage, rows: int) -> list[ScriptedEpisod
     failure."""
     scripts = [
         Script(row, scripted([], then=move), move[:40])
-        for n, row in enumerate(context.rows[:rows])
-        for move in dict.fromkeys([*context.tool_responses, *context.wrong_answers(n), *IDLE])
+        for row in context.rows[:rows]
+        for move in dict.fromkeys([*context.tool_responses, *context.wrong_answers(row), *IDLE])
     ]
     return [e for e in stage.run(scripts) if not e.error or NOT_FINITE in e.error]
 

@@ -72,6 +72,21 @@ def test_rows_that_the_familys_players_refuse_are_left_out():
     assert "the demonstrator rejects all of these rows" in checklist.CHECKS["spread"](context).evidence
 
 
+def test_wrong_answers_are_those_of_the_row_also_if_gold_refuses_an_earlier_one():
+    def gold_but_of_the_first(row):
+        if row["id"] == "train-0":
+            raise UserError("this row is unknown")
+        return gold(row)
+
+    context = context_of(family(Lookup, gold=gold_but_of_the_first, demonstrate=demonstrate))
+    for row in context.rows[1:4]:
+        right = f"<final_output>{row['ground_truth']['answer']}</final_output>"
+        answers = context.wrong_answers(row)
+        assert len(answers) == 2 and right not in answers
+        assert answers[0] in context.wrong[row["id"]]
+    assert context.rows[0]["id"] == "train-0" and context.wrong_answers(context.rows[0])
+
+
 def test_tasks_that_wait_for_processes_run_in_parallel(monkeypatch):
     """There are as many threads as cores, 2 here: each step of 16 episodes waits for a step of another episode."""
     monkeypatch.setattr("mtrl.preflight.context.usable_cores", lambda: 2)

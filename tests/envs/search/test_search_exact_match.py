@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from envs.search.exact_match import is_match, normalise, occurs
+from envs.search.exact_match import f1, is_match, normalise, occurs
 from envs.search.scorer import reduced
 
 CASES = {
@@ -52,6 +52,26 @@ def test_by_hand(text, normal):
 )
 def test_matches(answer, aliases, right):
     assert is_match(answer, aliases) is right
+
+
+def squad_f1(prediction, truth):
+    """F1 as evaluate-v1.1.py of SQuAD computes it."""
+    predicted, expected = normalise(prediction).split(), normalise(truth).split()
+    same = sum(min(predicted.count(word), expected.count(word)) for word in set(predicted))
+    if same == 0:
+        return 0.0
+    precision, recall = same / len(predicted), same / len(expected)
+    return 2 * precision * recall / (precision + recall)
+
+
+WORDS = st.lists(st.sampled_from(["tin", "Rome", "the", "of", "?", "ten"]), max_size=6).map(" ".join)
+
+
+@settings(max_examples=200, deadline=None)
+@given(answer=WORDS, aliases=st.lists(WORDS, max_size=3))
+def test_f1_is_that_of_squad(answer, aliases):
+    assert f1(answer, aliases) == pytest.approx(max((squad_f1(answer, alias) for alias in aliases), default=0.0))
+    assert f1(answer, aliases) == 1.0 or not is_match(answer, aliases)
 
 
 def test_occurs_as_whole_words():

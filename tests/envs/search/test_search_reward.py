@@ -67,6 +67,31 @@ def test_progress_rewards_a_solved_episode_with_one_in_total(earned):
             assert reward == pytest.approx(found - cost), names
 
 
+def test_f1_rewards_single_words_as_the_default_does(earned):
+    assert earned["f1"] == earned["default"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward"),
+    [
+        ("Denver Broncos", 1.0),
+        ("the Denver Broncos!", 1.0),
+        ("Broncos Denver", 1.0),
+        ("Broncos", 2 / 3),
+        ("Denver Broncos of Colorado", 2 / 3),
+        ("Denver Denver", 0.5),
+        ("Carolina Panthers", 1 / 3),
+        ("Seattle Seahawks", 0.0),
+        ("the", 0.0),
+    ],
+)
+def test_f1_rewards_a_part_of_the_answer(play, make_row, answer, reward):
+    row = make_row()
+    row["ground_truth"] = {**row["ground_truth"], "target": ["Denver Broncos", "the Panthers of Colorado Springs"]}
+    (result,) = play(row, [f"<answer>{answer}</answer>"], reward="f1")
+    assert result.reward == pytest.approx(reward) and result.components["correct"] == result.reward
+
+
 def test_mt_ppo_rewards_repeated_searches(earned):
     """The scheme is not the default, because its best policy repeats a successful search until the turns run out."""
     reward = earned["mt_ppo"]
@@ -95,6 +120,7 @@ def test_components_and_their_sum(play, make_row):
     parts = {
         "default": [(0, -0.1), (0, 0), (0, 0), (1, 0)],
         "progress": [(0, -0.1, 0), (0, 0, 0.2), (0, 0, 0), (0.8, 0, 0)],
+        "f1": [(0, -0.1), (0, 0), (0, 0), (1, 0)],
         "mt_ppo": [(0, -0.2, 0, 0), (0, 0.1, -0.1, 0.3), (0, 0.1, -0.1, 0.3), (1, 0, 0, 0)],
     }
     for scheme, expected in parts.items():
@@ -115,6 +141,6 @@ def test_a_right_answer_is_worth_one_in_whichever_turn(play, make_row, turns):
 
 
 def test_an_unknown_scheme():
-    with pytest.raises(UserError, match="reward.scheme=skyrl is not known to search; choose one of default, progress"):
+    with pytest.raises(UserError, match="reward.scheme=skyrl is not known to search; choose one of default, progress, f1"):
         FAMILY.environment(reward="skyrl")
     assert FAMILY.environment.reward_schemes == SCHEMES
