@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,8 @@ def checked_splits(found: Any, family: str) -> Splits:
     returns the opening.
 
     Raises:
-        UserError: it is something else, or a row lacks `id`, `prompt` or `ground_truth`, or has another kind of them.
+        UserError: it is something else, or a row lacks `id`, `prompt` or `ground_truth`, or has another kind of them,
+            or two rows of a split have one id, by which results of evaluations are matched to rows.
     """
     if inspect.iscoroutine(found):
         found.close()
@@ -35,6 +37,12 @@ def checked_splits(found: Any, family: str) -> Splits:
         for number, row in enumerate(rows):
             if (problem := _problem(row)) is not None:
                 raise UserError(f"load of {family} returned row {number} of {split} {problem}")
+        counts = Counter(str(row["id"]) for row in rows)
+        if counts and (most := counts.most_common(1)[0])[1] > 1:
+            raise UserError(
+                f"load of {family} returned {most[1]} rows of {split} with id={_short(most[0])}; give each row an "
+                "id of its own"
+            )
     return found
 
 

@@ -64,3 +64,8 @@ def test_a_row_that_is_no_mapping():
 def test_rows_with_more_columns_and_no_opening_pass():
     splits = Splits([ROW | {"level": 3}], [ROW | {"prompt": [], "id": 7, "ground_truth": {}}])
     assert checked_splits(splits, "shop") is splits
+
+
+def test_two_rows_of_one_split_with_one_id():
+    with pytest.raises(UserError, match="returned 2 rows of test with id='7'; give each row an id of its own"):
+        checked_splits(Splits([ROW], [ROW, ROW | {"id": 7}, ROW | {"id": "7"}]), "shop")

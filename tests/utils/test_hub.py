@@ -71,7 +71,7 @@ def silent_hub():
 def test_an_unreachable_hub_gets_one_request(silent_hub, tmp_path):
     address, requests = silent_hub
     environment = {"HF_ENDPOINT": "http://{}:{}".format(*address), "HF_HOME": str(tmp_path / "home"),
-                   "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT)}  # fmt: skip
+                   "PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}  # fmt: skip
     done = subprocess.run(
         [sys.executable, "-c", ONE_AFTER_ANOTHER], cwd=tmp_path, env=environment, check=True, capture_output=True,
         text=True, input=json.dumps([address, COMMANDS]),

@@ -141,6 +141,8 @@ def test_a_right_answer_is_worth_one_in_whichever_turn(play, make_row, turns):
 
 
 def test_an_unknown_scheme():
-    with pytest.raises(UserError, match="reward.scheme=skyrl is not known to search; choose one of default, progress, f1"):
+    with pytest.raises(
+        UserError, match="reward.scheme=skyrl is not known to search; choose one of default, progress, f1"
+    ):
         FAMILY.environment(reward="skyrl")
     assert FAMILY.environment.reward_schemes == SCHEMES
