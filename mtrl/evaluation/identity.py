@@ -63,14 +63,15 @@ def describe(source: Source) -> dict[str, Any]:
     }
 
 
-def fingerprint(path: str) -> str | None:
-    """Return a digest of the model files of a folder, from their names, sizes and the bytes at both ends. None for a
-    Hub name."""
-    folder = Path(path)
-    if not folder.is_dir():
-        return None
+def fingerprint(path: str) -> str:
+    """Return a digest of a GGUF file, or of the model files of a folder, from their names, sizes and the bytes at both
+    ends; a Hub name unchanged."""
+    place = Path(path)
+    if not place.exists():
+        return path
+    files = [place] if place.is_file() else {file for pattern in NAMED for file in place.glob(pattern)}
     digest = hashlib.blake2b(digest_size=16)
-    for file in sorted({file for pattern in NAMED for file in folder.glob(pattern)}):
+    for file in sorted(files):
         size = file.stat().st_size
         digest.update(f"{file.name}\0{size}\0".encode())
         with file.open("rb") as stream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -11,7 +12,9 @@ from mtrl.config.schema import Config
 from mtrl.evaluation.comparison import ModelComparison
 from mtrl.evaluation.results import ModelResult
 from mtrl.evaluation.rollouts import Source
+from mtrl.scoring.measures import is_completed, is_cut
 from mtrl.scoring.statistics import mcnemar
+from mtrl.types import StopReason, Trajectory
 from mtrl.utils.text import percent
 
 WIDE = 0.10
@@ -222,14 +225,20 @@ def _completion(model: str, result: ModelResult) -> Iterator[Remark]:
 
 
 def _widest_limit(result: ModelResult) -> str:
-    limits = {
-        "Raise generator.max_turns: turns that ran out cut most of the others.": result.budgets.out_of_turns,
-        "Raise the max_generate_length of the sampling: tokens per turn cut most of the others.": (
-            result.stops.get("turn_token_limit", 0) / result.episodes
-        ),
-        "Raise generator.max_context_length: a full context cut most of the others.": result.budgets.out_of_context,
-    }
-    return max(limits, key=limits.__getitem__)
+    """Return the change for the most frequent cause of an episode without an answer that the task can read."""
+    unfinished = [e.trajectory for e in result.seen if not is_completed(e.trajectory)]
+    ((change, _),) = Counter(map(_change_for, unfinished)).most_common(1)
+    return change
+
+
+def _change_for(unfinished: Trajectory) -> str:
+    if unfinished.stop_reason == StopReason.MAX_TURNS:
+        return "Raise generator.max_turns: turns that ran out cut most of the others."
+    if unfinished.stop_reason == StopReason.CONTEXT_LIMIT:
+        return "Raise generator.max_context_length: a full context cut most of the others."
+    if is_cut(unfinished):
+        return "Raise the max_generate_length of the sampling: tokens per turn cut most of the others."
+    return "Name the form of the answer in the prompt: most of the others ended without a limit and without an answer."
 
 
 def _budgets(model: str, result: ModelResult, config: Config) -> Iterator[Remark]:
@@ -314,7 +323,8 @@ def _difference(c: ModelComparison) -> Iterator[Remark]:
             "Fix the failures and evaluate again; the comparison covers the rows that both models ran.",
         )
     interval = f"{points(c.difference.low)} to {points(c.difference.high)}"
-    if c.p_adjusted >= SURE and (c.difference.low > 0 or c.difference.high < 0):
+    shows_sign = c.difference.low > 0 or c.difference.high < 0
+    if c.p_adjusted >= SURE and shows_sign:
         yield Remark(
             Level.NOTE,
             "difference",
@@ -331,6 +341,16 @@ def _difference(c: ModelComparison) -> Iterator[Remark]:
             f"No difference to {c.other} is shown ({c.kind}): {points(c.difference.value)} points, and any "
             f"difference from {interval} fits these {c.rows} rows. This does not show that the models are equal.",
             f"To see smaller differences, set {_rows_key(c.kind)} higher.",
+        )
+    elif not shows_sign:  # with several samples per row, few large changes can outweigh many small ones
+        yield Remark(
+            Level.CAUTION,
+            "difference",
+            c.model,
+            f"It is better than {c.other} ({c.kind}) on {_count(c.paired.wins, 'row')} and worse on {c.paired.losses} "
+            f"(p = {c.p_adjusted:.2g}), but success differs by {points(c.difference.value)} points ({interval}): the "
+            "rows do not show which of the two succeeds more often.",
+            f"Read the rows that changed, and set {_rows_key(c.kind)} higher before relying on it.",
         )
     elif c.difference.value < 0:
         yield Remark(

@@ -176,13 +176,14 @@ def is_tiny(source: Source, config: Config) -> bool:
 
 
 def idle(overrides: Sequence[str]) -> list[str]:
-    """Return warnings about overrides that only training reads."""
+    """Return warnings about overrides that only training reads. An override of a whole section, such as
+    `tracker=mlflow`, has an effect if the evaluation reads any key of the section."""
     groups = ("experiment", "debug", "hydra")
     read = [*READ, *groups]
     unread = [
         override
         for override in overrides
-        if not any(_within(key_of(override), key) for key in read)
+        if not any(_within(key_of(override), key) or _within(key, key_of(override)) for key in read)
         or any(_within(key_of(override), key) for key in OF_A_RUN)
     ]
     return [f"{', '.join(unread)} changes nothing here: an evaluation does not train"] if unread else []

@@ -61,7 +61,10 @@ class Store:
 
 
 def _text(groups: Iterable[Group]) -> str:
-    return "".join(to_json(trajectory) + "\n" for group in groups for trajectory in group.trajectories)
+    """Return one line per trajectory. Text that UTF-8 cannot hold (half of a surrogate pair, as in the message of an
+    error) is written as `\\u` escapes, without loss."""
+    text = "".join(to_json(trajectory) + "\n" for group in groups for trajectory in group.trajectories)
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _lines(path: Path, rows: Sequence[Row]) -> Iterable[tuple[int, Trajectory]]:

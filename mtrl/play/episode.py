@@ -149,7 +149,7 @@ async def judge_group(
 
 async def _score(trajectory: Trajectory, row: Row, rules: Rules, score: Callable[[Trajectory, Row], float]) -> None:
     try:
-        seconds = rules.step_timeout
+        seconds = rules.episode_timeout
         judged = await rules.pool.call(score, trajectory.without_summaries(), copy.deepcopy(row), timeout=seconds)
         with exit_as_error():
             trajectory.score = finite(judged, "the scorer returned")

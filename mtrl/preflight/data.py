@@ -20,6 +20,8 @@ GENEROUS = 3
 Problem = Callable[[Row], tuple[str, str]]
 DUPLICATES = 0.05
 """Share of repeated training rows above which the check warns."""
+ENOUGH = 100
+"""Advised number of rows of an evaluation, which shows success to ±10 points."""
 
 
 def splits(context: CheckContext) -> CheckResult:
@@ -93,13 +95,14 @@ def turns(context: CheckContext) -> CheckResult:
 
 
 def batch(context: CheckContext) -> CheckResult:
-    """Check that a step has distinct prompts, and that the evaluation has enough rows to resolve a difference."""
-    config, train, test = context.config, context.splits.train, context.splits.test
+    """Check that a step has distinct prompts, and that the run's evaluations have enough rows to resolve a
+    difference."""
+    config, train = context.config, context.splits.train
     if not train:
         return skipped("there are no training rows")
     per_step, group = config.trainer.prompts_per_step, config.algorithm.group_size
     passes = config.trainer.max_steps * per_step / max(len(train), 1)
-    evaluated = min(len(test), config.evaluation.rows or len(test))
+    evaluated = min(len(context.splits.held_out), config.evaluation.rows)
     evidence = (
         f"{per_step} prompts x {group} = {per_step * group} episodes per step; {passes:.1f} passes over "
         f"{len(train)} rows; {evaluated} evaluated"
@@ -112,9 +115,20 @@ def batch(context: CheckContext) -> CheckResult:
         margin = 100 * 1.96 * math.sqrt(0.25 / evaluated)
         return warned(
             f"{evidence}: success is known to ±{margin:.0f} points only",
-            "evaluate 100 rows or more: data.max_test_rows",
+            f"evaluate {ENOUGH} rows or more: {' and '.join(_limits_of_rows(context))}",
         )
     return passed(evidence)
+
+
+def _limits_of_rows(context: CheckContext) -> list[str]:
+    """Return the keys that keep the run's evaluations below `ENOUGH` rows."""
+    config, splits = context.config, context.splits
+    keys = ["evaluation.rows"] * (config.evaluation.rows < ENOUGH)
+    if len(splits.held_out) < ENOUGH and splits.validation:
+        return [*keys, "data.validation_rows"]
+    if len(splits.held_out) < ENOUGH:
+        return [*keys, "data.max_test_rows", *["data.synthetic_test_rows"] * (config.data.path is None)]
+    return keys
 
 
 def _prompt(row: Row) -> str:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from mtrl.errors import UserError
+from mtrl.evaluation.settings import idle
 from mtrl.evaluation.sources import source_of, sources_of
 from mtrl.record.run import Run
 from mtrl.record.run_dir import RunDir
@@ -182,3 +183,8 @@ def test_sampling_of_evaluations_is_its_own(evaluate, run, tmp_path):
     files = (tmp_path / "out" / "trajectories").iterdir()
     turns = [turn for file in files for line in file.read_text().splitlines() for turn in json.loads(line)["turns"]]
     assert turns and all(len(turn["action_ids"]) <= 3 for turn in turns)
+
+
+def test_a_section_of_which_any_key_is_read_has_an_effect():
+    assert idle(["tracker=mlflow", "+tracker=wandb", "trainer.threads=1"]) == []
+    assert "tracker.plots=false, algorithm=gae changes nothing" in idle(["tracker.plots=false", "algorithm=gae"])[0]

@@ -14,7 +14,9 @@ import pytest
 import mtrl
 from mtrl.config.schema import Config, EvaluationConfig
 from mtrl.errors import UserError
+from mtrl.evaluation.identity import describe
 from mtrl.evaluation.runner import fixed_batches
+from mtrl.evaluation.sources import source_of
 from mtrl.evaluation.store import Store, group_name
 from mtrl.types import FinishReason, Group, StopReason, Trajectory, Turn
 from tests import forked
@@ -102,6 +104,17 @@ def test_another_evaluation_is_refused(evaluate, refused, run, tmp_path):
     assert "began with another copy-step_2: its weights was" in evaluate(*words).err
 
 
+def test_models_with_one_label_are_told_apart(tmp_path):
+    """GGUF files of one name in two folders, and Hub names that give the same label."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "m.gguf").write_text(name)
+    for texts in ([str(tmp_path / "a" / "m.gguf"), str(tmp_path / "b" / "m.gguf")], ["a/b_c", "a_b/c"]):
+        one, other = (describe(source_of(text)) for text in texts)
+        assert one["label"] == other["label"] and one["weights"] != other["weights"]
+        assert one == describe(source_of(texts[0]))
+
+
 # -- the store --------------------------------------------------------------------------------------------------------
 
 ROWS = [{"id": f"r{n}", "prompt": [], "ground_truth": {}} for n in range(4)]
@@ -124,6 +137,15 @@ def test_stored_groups_are_read_back(store):
         store.append("m", "sampled", group(place))
     assert store.read("m", "sampled", ROWS, 2) == {place: group(place) for place in (0, 2, 3)}
     assert store.read("m", "greedy", ROWS, 1) == {} and store.read("other", "sampled", ROWS, 2) == {}
+
+
+def test_half_of_a_surrogate_pair_is_stored(store):
+    """The message of an error can hold one, for example in the name of a file."""
+    failed = group(0)
+    failed.trajectories[0].error = "no file caf\udce9"
+    store.append("m", "sampled", failed)
+    store.replace("m", "sampled", store.read("m", "sampled", ROWS, 2))
+    assert store.read("m", "sampled", ROWS, 2) == {0: failed}
 
 
 def test_a_kill_at_any_byte(store):

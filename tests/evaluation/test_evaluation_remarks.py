@@ -72,6 +72,14 @@ def test_low_completion_with_high_success_is_a_problem_of_budgets():
     assert "max_context_length" in remarks_of([*scored([1] * 200), *cut])["completion"].change
 
 
+def test_episodes_that_end_without_an_answer_are_no_matter_of_a_limit():
+    silent = [made_episode() for _ in range(200)]
+    for episode in silent:
+        episode.answered = False
+    change = remarks_of([*scored([1] * 200), *silent])["completion"].change
+    assert "form of the answer" in change and "Raise" not in change
+
+
 def test_answers_are_wrong():
     assert "redesign" in remarks_of(quiet(40, 360))["answers"].change
     assert "answers" not in remarks_of(quiet(380, 20))
@@ -138,6 +146,19 @@ def test_differences():
     mine[0].stop_reason = StopReason.ENV_ERROR
     (missing,) = remarks_on_comparisons(compared(mine, scored([0] * 20)))
     assert missing.topic == "pairs" and missing.text.startswith("1 row could not")
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_few_large_changes_against_many_small_ones_show_no_difference(is_new):
+    """The sign test finds more rows won, and the mean has the other sign: neither model is called worse."""
+    often = [scored([1] * 6 + [0] * 4) for _ in range(30)] + [scored([0] * 10) for _ in range(8)]
+    seldom = [scored([1] * 5 + [0] * 5) for _ in range(30)] + [scored([1] * 10) for _ in range(8)]
+    mine, theirs = (groups_of(rows, "sampled") for rows in ((often, seldom) if is_new else (seldom, often)))
+    found = comparisons("new", mine, [("old", theirs)], "sampled", config_of().evaluation)
+    (remark,) = remarks_on_comparisons(found)
+    won, lost = (30, 8) if is_new else (8, 30)
+    assert remark.level == Level.CAUTION and f"on {won} rows and worse on {lost} (p = 0.00047)" in remark.text
+    assert f"differs by {'-' if is_new else '+'}13.2 points" in remark.text
 
 
 def test_the_most_severe_remark_is_first_and_none_is_repeated():

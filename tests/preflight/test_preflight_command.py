@@ -162,6 +162,25 @@ def test_without_training_rows_no_size_of_a_step_is_advised():
     assert batch(context).status == Status.SKIP
 
 
+@pytest.mark.parametrize(
+    ("evaluated", "test", "validation", "keys"),
+    [
+        (16, 200, 0, "evaluation.rows"),
+        (200, 16, 0, "data.max_test_rows and data.synthetic_test_rows"),
+        (16, 200, 16, "evaluation.rows and data.validation_rows"),
+        (200, 200, 16, "data.validation_rows"),
+    ],
+)
+def test_few_evaluated_rows_name_the_keys_that_limit_them(evaluated, test, validation, keys):
+    context = context_of(*FEW_ROWS)
+    row = context.splits.test[0]
+    context.config.evaluation.rows = evaluated
+    context.splits = Splits(context.splits.train, [row] * test, [row] * validation)
+    result = batch(context)
+    assert result.status == Status.WARN and "16 evaluated" in result.evidence
+    assert result.fix == f"evaluate 100 rows or more: {keys}"
+
+
 def test_the_cheap_part_raises_nothing_and_waits_for_nothing():
     context = context_of("environment.step_timeout=30", *FEW_ROWS)
 
