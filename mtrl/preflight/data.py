@@ -115,7 +115,7 @@ def batch(context: CheckContext) -> CheckResult:
         margin = 100 * 1.96 * math.sqrt(0.25 / evaluated)
         return warned(
             f"{evidence}: success is known to ±{margin:.0f} points only",
-            f"evaluate {ENOUGH} rows or more: {' and '.join(_limits_of_rows(context))}",
+            f"evaluate {ENOUGH} rows or more: {', '.join(_limits_of_rows(context))}",
         )
     return passed(evidence)
 

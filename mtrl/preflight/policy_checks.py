@@ -201,16 +201,21 @@ def context_length(context: CheckContext, baseline: Baseline) -> CheckResult:
 
 
 def groups(context: CheckContext, baseline: Baseline) -> CheckResult:
-    """Check that enough groups have both successes and failures; the expected share is 1 - (1-p)^G - p^G."""
+    """Check that enough groups have both successes and failures; the expected share is 1 - (1-p)^G - p^G. In self-play
+    the trajectories of each role are a group of their own, as in training."""
     if distils(context.config):
         return passed("the teacher of distillation gives every group an advantage")
     wins, trials = _successes(context, baseline)
     size, per_step = context.config.algorithm.group_size, context.config.trainer.prompts_per_step
-    expected = informative(wins / trials, size)
-    seen = fmean(len({round(t.reward, 9) for t in group.trajectories}) > 1 for group in baseline.groups)
+    compared = [part for group in baseline.groups for part in group.by_role()]
+    roles = {part.role: Baseline([], 0) for part in compared}
+    for part in compared:
+        roles[part.role].groups.append(part)
+    expected = fmean(informative(won / of, size) for won, of in (_successes(context, own) for own in roles.values()))
+    seen = fmean(len({round(t.reward, 9) for t in part.trajectories}) > 1 for part in compared)
     evidence = (
         f"success {wins / trials:.1%}: {expected:.0%} of groups of {size} should hold both, {expected * per_step:.1f} "
-        f"per step; {seen:.0%} of {len(baseline.groups)} had different rewards"
+        f"per step; {seen:.0%} of {len(compared)} had different rewards"
     )
     if max(expected, seen) < FEW_INFORMATIVE or min(expected, seen) * per_step < 1:
         return warned(evidence, "raise algorithm.group_size, or set algorithm.dynamic_sampling_rounds=3")

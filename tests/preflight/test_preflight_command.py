@@ -166,8 +166,8 @@ def test_without_training_rows_no_size_of_a_step_is_advised():
     ("evaluated", "test", "validation", "keys"),
     [
         (16, 200, 0, "evaluation.rows"),
-        (200, 16, 0, "data.max_test_rows and data.synthetic_test_rows"),
-        (16, 200, 16, "evaluation.rows and data.validation_rows"),
+        (200, 16, 0, "data.max_test_rows, data.synthetic_test_rows"),
+        (16, 200, 16, "evaluation.rows, data.validation_rows"),
         (200, 200, 16, "data.validation_rows"),
     ],
 )

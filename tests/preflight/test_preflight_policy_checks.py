@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from mtrl.config.schema import Config
-from mtrl.preflight.policy_checks import Baseline, out_of_turns, token_cap
+from mtrl.preflight.policy_checks import Baseline, groups, out_of_turns, token_cap
 from mtrl.preflight.result import Status
 from mtrl.types import FinishReason, Group, StopReason, Trajectory, Turn
 
@@ -45,3 +45,18 @@ def test_a_tenth_without_a_final_answer_is_too_many(stop):
     assert (
         result_of(out_of_turns, ([FinishReason.STOP], stop), *[([FinishReason.STOP], LAST)] * 10).status == Status.PASS
     )
+
+
+def test_rewards_of_two_roles_are_not_compared():
+    """One side always wins: each group of a side has equal rewards, though the two sides have different ones."""
+    config = Config()
+    config.algorithm.group_size = 4
+    played = []
+    for index in range(4):
+        for role, won in (("first", 1.0), ("second", 0.0)):
+            side = Trajectory("t", "g", index, [turn()], LAST, role=role, score=won)
+            side.turns[0].reward = won
+            played.append(side)
+    result = groups(SimpleNamespace(config=config), Baseline([Group("g", {}, played)], 4096))
+    assert result.status == Status.WARN and "success 50.0%: 0% of groups of 4 should hold both" in result.evidence
+    assert "0% of 2 had different rewards" in result.evidence
