@@ -20,8 +20,10 @@ from omegaconf import OmegaConf
 from mtrl.command.compose import compose
 from mtrl.command.program import run_program
 from mtrl.config.epochs import with_steps
+from mtrl.config.outputs import check_file
 from mtrl.config.schema import Config
 from mtrl.environments.factory import Task, load_task
+from mtrl.errors import UserError
 from mtrl.preflight import checklist_table
 from mtrl.preflight.checklist import CHECKS, run
 from mtrl.preflight.context import CheckContext
@@ -34,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Compose the configuration, run the checks, print and write the results. Return the exit status."""
     args = parse(argv)
     config: Config = OmegaConf.to_object(compose(args.overrides, args.config_dir))  # type: ignore[assignment]
-    path = Path(config.preflight.json or RunDir(config.run_dir).preflight)
+    path = results_file(config)
     screen, results = checklist_table.console(), []
     longest = max((len(f"{name}: ") for name in config.environments), default=0)
     with screen.status("checking") if screen.is_terminal else nullcontext() as status:
@@ -49,6 +51,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     screen.print(checklist_table.verdict(results))
     screen.print(f"written to {path}", style="dim", soft_wrap=True)
     return int(worst(results) == Status.FAIL)
+
+
+def results_file(config: Config) -> Path:
+    """Return the path of the results.
+
+    Raises:
+        UserError: `preflight.json` cannot be written, which must not show after minutes of checks.
+    """
+    if not config.preflight.json:
+        return RunDir(config.run_dir).preflight
+    path = Path(config.preflight.json)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"preflight.json={path} cannot be written, for {path.parent} cannot be made ({error.strerror}); name "
+            "another file"
+        ) from error
+    check_file(f"preflight.json={path}", path)
+    return path
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:

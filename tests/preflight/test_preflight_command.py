@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -14,6 +15,8 @@ from omegaconf import OmegaConf
 from mtrl.command.compose import compose
 from mtrl.datasets import Splits
 from mtrl.environments.family import get_family
+from mtrl.errors import UserError
+from mtrl.preflight import __main__ as program
 from mtrl.preflight import checklist, checklist_table
 from mtrl.preflight.__main__ import check, main
 from mtrl.preflight.checklist import CHEAP, CHECKS, cheap_checks, run
@@ -179,6 +182,17 @@ def test_few_evaluated_rows_name_the_keys_that_limit_them(evaluated, test, valid
     result = batch(context)
     assert result.status == Status.WARN and "16 evaluated" in result.evidence
     assert result.fix == f"evaluate 100 rows or more: {keys}"
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("", " is a folder; name a file in it"), ("file/new.json", "cannot be made (File exists); name another file")],
+)
+def test_results_that_cannot_be_written_are_refused_before_the_checks(tmp_path, monkeypatch, name, why):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(program, "check", None)
+    with pytest.raises(UserError, match=f"^preflight.json={tmp_path}.*{re.escape(why)}$"):
+        main([f"preflight.json={tmp_path / name}"])
 
 
 def test_the_cheap_part_raises_nothing_and_waits_for_nothing():
