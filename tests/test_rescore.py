@@ -18,7 +18,7 @@ from mtrl.datasets import Splits
 from mtrl.play.__main__ import main as play
 from mtrl.record.stored import RowFinder, StoredLine
 from mtrl.rescore.__main__ import main as rescore
-from mtrl.types import Trajectory, read_trajectories
+from mtrl.types import Trajectory, read_trajectories, to_json
 from tests import forked
 
 ROOT = Path(mtrl.__file__).parent.parent
@@ -213,6 +213,16 @@ def test_a_reward_that_raises_is_reported(demonstrated, found, monkeypatch):
     assert status == 1 and [line["where"] for line in report["not_rescored"]] == long
     ((message, count),) = Counter(line["message"] for line in report["not_rescored"]).items()
     assert count == len(long) and "failed: LookupError in test_rescore.py, line" in message and "too long" in message
+
+
+def test_episodes_without_a_turn_are_not_called_failures_of_the_run(demonstrated, capsys, tmp_path):
+    """In self-play a role has no turn if the other one ends the game with its first."""
+    trajectory = next(read_trajectories(demonstrated))
+    trajectory.turns.clear()
+    file = tmp_path / "one.jsonl"
+    file.write_text(to_json(trajectory) + "\n")
+    status, text = shown(capsys, file)
+    assert status == 1 and "1 not rescored, episodes that failed in the run or have no turn" in text
 
 
 def test_the_table(demonstrated, capsys, tmp_path):

@@ -196,6 +196,8 @@ def _remarks(models: Sequence[ModelReport], compared: Sequence[ModelComparison],
 
 def _nothing_left(model: ModelRollouts) -> str:
     trajectories = [t for groups in model.groups.values() for group in groups for t in group.trajectories]
-    error = next((t.error for t in trajectories if t.error), None) or "no episode was run"
-    first = error.partition("\n")[0]
-    return f"there is nothing to report of {model.label}: all {len(trajectories)} episodes failed; the first: {first}"
+    head = f"there is nothing to report of {model.label}: "
+    if not trajectories:
+        return f"{head}no episode was run"
+    first = (trajectories[0].error or f"it ended with {trajectories[0].stop_reason}").partition("\n")[0]
+    return f"{head}all {len(trajectories)} episodes failed; the first: {first}"

@@ -23,7 +23,7 @@ LISTED = 3
 all."""
 REASONS = {
     "unreadable": "lines that are no trajectories",
-    "failed": "episodes that failed in the run",
+    "failed": "episodes that failed in the run or have no turn",
     "no row": "episodes whose row is not in the data",
     "differs": "episodes whose observations differ in the replay",
     "broke": "episodes for which the environment, the reward or the scorer raises an error now",

@@ -319,6 +319,12 @@ def test_escaping_leaves_names_readable():
     assert escape("_x_ *y* <z> a|b [c](d)") == r"\_x\_ \*y\* \<z> a\|b \[c\](d)"
 
 
+def test_the_end_of_the_first_episode_is_named_if_it_has_no_error():
+    lost = [made_episode(stop=StopReason.ABORTED), made_episode(stop=StopReason.TIMEOUT, error="late")]
+    with pytest.raises(UserError, match="all 2 episodes failed; the first: it ended with aborted$"):
+        build_report([rollouts_of("new", lost)], config_of(), family_of())
+
+
 def test_the_same_rollouts_give_the_same_page(drawn):
     (first, page), second = drawn, report_of()
     assert page.replace(first.created, "") == to_html(second).replace(second.created, "")
