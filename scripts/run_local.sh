@@ -35,6 +35,7 @@ while [ $# -gt 0 ]; do
         -n | -l)
             [ $# -gt 1 ] || refuse "$1 needs a value"
             if [ "$1" = -n ]; then ranks=$2; else log=$2; fi
+            [[ $1 != -n || $2 =~ ^[1-9][0-9]{0,5}$ ]] || refuse "-n $2 is no whole number above 0; write for example -n 8"
             shift 2
             ;;
         -b) background=yes && shift ;;
@@ -51,14 +52,14 @@ fi
 
 for word in "$@"; do
     case $word in
-        -m | --multirun | sweep=* | +sweep=*) # torchrun's ranks share one run
+        sweep=null | +sweep=null | ++sweep=null) ;; # no sweep
+        -m | --m* | sweep=* | +sweep=* | ++sweep=*) # torchrun's ranks share one run
             [[ ${ranks:-1} == 1 ]] || refuse "-n $ranks is for one run; jobs of a sweep are one process each"
             ranks=1
             ;;
     esac
 done
 ranks=${ranks:-$(gpus)}
-[[ $ranks =~ ^[0-9]+$ ]] || refuse "-n $ranks is no whole number; write for example -n 8"
 
 command=("$python" -m mtrl.main "$@")
 if [ "$ranks" -gt 1 ]; then

@@ -32,6 +32,9 @@ def started(*words, folder=None, **more):
         (["-m", "seed=1,2"], "0,1", "-m mtrl.main -m seed=1,2"),
         (["sweep=seeds"], "0,1", "-m mtrl.main sweep=seeds"),
         (["+sweep=seeds"], "0,1", "-m mtrl.main +sweep=seeds"),
+        (["++sweep=seeds"], "0,1", "-m mtrl.main ++sweep=seeds"),
+        (["--multi", "seed=1,2"], "0,1", "-m mtrl.main --multi seed=1,2"),
+        (["sweep=null"], "0,1", f"{RANKED} 2 -m mtrl.main sweep=null"),
         (["-n", "1", "-m", "seed=1,2"], "0,1", "-m mtrl.main -m seed=1,2"),
         (["--cfg", "job"], "", "-m mtrl.main --cfg job"),
     ],
@@ -41,7 +44,9 @@ def test_the_started_command(words, devices, command):
 
 
 def test_wrong_options_start_no_run():
-    assert started("-n", "two") == (2, "run_local.sh: -n two is no whole number; write for example -n 8")
+    for number in ("two", "0", "-1", "1" + 20 * "0"):
+        said = f"run_local.sh: -n {number} is no whole number above 0; write for example -n 8"
+        assert started("-n", number) == (2, said)
     assert started("-l") == (2, "run_local.sh: -l needs a value")
     said = "run_local.sh: -n 2 is for one run; jobs of a sweep are one process each"
     assert started("-n", "2", "-m", "seed=1,2") == (2, said)

@@ -114,6 +114,18 @@ def test_the_folder_that_the_command_names_is_that_of_the_run_with_hydras_signs_
     assert logs(cluster).endswith("-m mtrl.main +run_dir=mine resume=latest\n")
 
 
+def test_the_run_that_the_command_begins_from_counts_until_the_job_has_a_checkpoint(cluster, monkeypatch):
+    def words():
+        submit(cluster, 1, "resume=outputs/x/RUN", "run_dir=mine", python="echo").communicate(timeout=120)
+        return logs(cluster).partition("mtrl.main ")[2].strip()
+
+    assert words() == "resume=outputs/x/RUN run_dir=mine"
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert words() == "resume=outputs/x/RUN run_dir=mine", "it was stopped before its first checkpoint"
+    (cluster / "mine" / "checkpoints" / "step_000003").mkdir(parents=True)
+    assert words() == "resume=outputs/x/RUN run_dir=mine resume=latest"
+
+
 def test_tasks_get_the_cores_of_the_job(cluster, monkeypatch):
     monkeypatch.setenv("SLURM_CPUS_PER_TASK", "48")
     (cluster / "cores").write_text('#!/bin/sh\necho "$SRUN_CPUS_PER_TASK"\n')
