@@ -42,13 +42,14 @@ def train(experiment: str = "gsm8k", *overrides: str, show: Show = print, **keys
         experiment: an experiment of `conf/experiment/`.
         overrides: `key=value` as on the command line.
         show: function that is called with every line that the run prints.
-        keys: keys and values; a dict is a section, as in `trainer={"max_steps": 20}`.
+        keys: keys and values; a dict is a section, of which it changes the keys that it names, as in
+            `trainer={"max_steps": 20}`.
 
     Raises:
         UserError: the run ended with an error; the message holds the last line that it printed.
     """
     run_dir = keys.pop("run_dir", None)
-    trainer = MultiTurnRLTrainer(experiment, overrides=flat(keys), run_dir=run_dir)
+    trainer = MultiTurnRLTrainer(experiment, overrides=flat(keys, keep_empty=True), run_dir=run_dir)
     trainer.command += overrides
     trainer.train(show)
     return load(trainer.run.path)
@@ -75,6 +76,7 @@ def evaluate(
     experiment = keys.pop("experiment", None)
     if experiment is None:
         check_is_run(str(path), "experiment")
-    evaluator = MultiTurnRLEvaluator(path, recipe=experiment, evaluate_base_model=compare_base, overrides=flat(keys))
+    settings = flat(keys, keep_empty=True)
+    evaluator = MultiTurnRLEvaluator(path, recipe=experiment, evaluate_base_model=compare_base, overrides=settings)
     evaluator.command += overrides
     return dict(evaluator.evaluate(show=show))

@@ -59,6 +59,15 @@ def test_a_model_without_a_task_needs_an_experiment():
         mtrl.evaluate("gpt2")
 
 
+def test_an_empty_dict_reaches_the_command(tmp_path, monkeypatch):
+    """It creates a section that is null by default; where it changes nothing, the command says so."""
+    commands = []
+    monkeypatch.setattr("mtrl.notebook.load", lambda path: None)
+    monkeypatch.setattr(api.MultiTurnRLTrainer, "train", lambda self, show: commands.append(self.command))
+    mtrl.train(run_dir=tmp_path / "run", generator={"eval_sampling_params": {}}, reward={"components": {}})
+    assert {"generator.eval_sampling_params={}", "reward.components={}"} <= set(commands[0])
+
+
 def test_an_unknown_attribute_is_refused():
     with pytest.raises(AttributeError, match="'mtrl' has no attribute 'trian'"):
         mtrl.trian  # noqa: B018

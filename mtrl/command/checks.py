@@ -317,8 +317,19 @@ def _environment(cfg: DictConfig) -> list[str]:
 
 
 def ignored(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
-    """Return warnings about overrides of the command that have no effect on the environments."""
-    return [*mixture_hints(cfg, overrides), *_ignored_keys(cfg.environment, overrides)]
+    """Return warnings about overrides of the command that have no effect."""
+    return [*mixture_hints(cfg, overrides), *_ignored_keys(cfg.environment, overrides), *_empty(cfg, overrides)]
+
+
+def _empty(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
+    """Return warnings about empty mappings, such as `reward.components={}`, that empty nothing."""
+    return [
+        f"{override.lstrip('+')} has no effect: a mapping changes the keys that it names and keeps the others; set "
+        "these one by one"
+        for override in overrides
+        if override.partition("=")[2].strip() == "{}" and OmegaConf.select(cfg, key_of(override))
+        if (key := keys.find(key_of(override))) is None or key.default is not None  # else it creates the section
+    ]
 
 
 def _ignored_keys(environment: DictConfig, overrides: Sequence[str]) -> list[str]:

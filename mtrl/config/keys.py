@@ -262,9 +262,14 @@ def children(section: str) -> list[str]:
     return [k.removeprefix(prefix) for k in all_keys() if k.startswith(prefix) and "." not in k.removeprefix(prefix)]
 
 
-def flat(tree: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten `{"a": {"b": 1}}` to `{"a.b": 1}`; lists are values, and an empty mapping gives no key."""
+def flat(tree: Mapping[Any, Any], prefix: str = "", keep_empty: bool = False) -> dict[str, Any]:
+    """Flatten `{"a": {"b": 1}}` to `{"a.b": 1}`; lists are values.
+
+    Args:
+        keep_empty: whether an empty mapping is a value too; otherwise it gives no key.
+    """
     found: dict[str, Any] = {}
     for key, value in tree.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        is_tree = isinstance(value, Mapping) and (value or not keep_empty)
+        found |= flat(value, f"{prefix}{key}.", keep_empty) if is_tree else {f"{prefix}{key}": value}
     return found

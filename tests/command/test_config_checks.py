@@ -60,6 +60,17 @@ def test_keys_that_an_own_class_ignores_give_a_warning():
     assert found("Reading", "+environment.config.stpes=3") == found("WithoutScorer") == []
 
 
+def test_an_empty_mapping_that_empties_nothing_gives_a_warning():
+    def found(word):
+        words = normalise([word])
+        return ignored(merge(words), words)
+
+    (text,) = found("reward.components={}")
+    assert text.startswith("reward.components={} has no effect: a mapping changes the keys that it names")
+    assert found("data.sampler_config={}") == [], "it is empty already"
+    assert found("generator.eval_sampling_params={}") == [], "it creates the section"
+
+
 def test_sglang_without_conversations_raises_the_error_of_the_guide():
     with pytest.raises(NotImplementedError) as caught:
         compose(["generator.backend=sglang", "generator.use_conversation_multi_turn=false"])
