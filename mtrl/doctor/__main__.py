@@ -54,7 +54,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
             an option has no effect beside the others.
     """
     words = sys.argv[1:] if argv is None else argv
-    if program.OPTION in words:
+    if any(word.startswith("--s") and program.OPTION.startswith(word) for word in words):  # it may be abbreviated
         return program.parse(words)
     parser = argparse.ArgumentParser(
         prog="mtrl doctor", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

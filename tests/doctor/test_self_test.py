@@ -263,6 +263,23 @@ def test_other_settings_are_refused(words, message):
         doctor.parse(["--self-test", *words])
 
 
+def test_the_option_may_be_abbreviated():
+    assert doctor.parse(["--self", "--quick"]).json == program.JSON
+
+
+def test_what_would_cost_the_results_is_refused_before_the_first_case(tmp_path, monkeypatch):
+    args = doctor.parse(["--self-test", "--json", str(tmp_path)])
+    with pytest.raises(UserError, match="--json .* cannot be written .*; name another file"):
+        program.self_test(args, [])
+
+    def broken():
+        raise RuntimeError("libcudart.so.12: cannot open shared object file")
+
+    monkeypatch.setattr(machine, "ask_torch", broken)
+    with pytest.raises(UserError, match="PyTorch cannot be used: libcudart.so.12.*; mtrl doctor names the fix"):
+        program.self_test(args, [])
+
+
 def test_a_model_may_be_in_the_home_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "mine").mkdir()

@@ -82,10 +82,18 @@ def self_test(args: argparse.Namespace, cases: Sequence[Case] = CASES) -> int:
     """Run the cases, print a line for each, and write the JSON file. Return the exit status.
 
     Raises:
+        UserError: PyTorch cannot be used, or the JSON file cannot be written.
         SystemExit: a signal asked the program to stop.
     """
-    gpus = machine.ask_torch().gpus
-    args.json.parent.mkdir(parents=True, exist_ok=True)  # a wrong folder is an error before the first case
+    try:
+        gpus = machine.ask_torch().gpus
+    except RuntimeError as error:
+        raise UserError(f"PyTorch cannot be used: {error}; mtrl doctor names the fix") from None
+    try:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.open("a", encoding="utf-8").close()  # a file that cannot be written is an error before the first case
+    except OSError as error:
+        raise UserError(f"--json {args.json} cannot be written ({error.strerror}); name another file") from None
     temporary = tempfile.TemporaryDirectory(prefix="mtrl-self-test-", ignore_cleanup_errors=True)
     with Interrupt() as interrupt, temporary as folder:
         bench = Bench(
