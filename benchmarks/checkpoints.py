@@ -32,6 +32,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as multiprocessing
+from bounds import check_sizes
 from step import cpu_model
 from torch import Tensor
 from torch.distributed.checkpoint import (
@@ -260,7 +261,9 @@ def parse() -> argparse.Namespace:
     for name, default in asdict(Sizes()).items():
         parser.add_argument(f"--{name}", type=int, default=default, help="default %(default)s")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all results to this file")
-    return parser.parse_args()
+    args = parser.parse_args()
+    check_sizes(parser, args)
+    return args
 
 
 def main() -> None:

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
+from bounds import check_sizes
+
 from envs.terminal import FAMILY
 from experiments.containers.tasks import Task, write_tasks
 from mtrl.sandbox.container import ContainerLimits
@@ -34,6 +36,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10, help="measurements of each kind")
     parser.add_argument("--engine", choices=ENGINES, default=ENGINES[0], help="program of the containers")
     args = parser.parse_args()
+    check_sizes(parser, args)
     taken: dict[str, list[tuple[float, float]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         need_engine(args.engine, Path(folder) / "image")

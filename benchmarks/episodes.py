@@ -263,7 +263,7 @@ def at_once(sizes: Sizes, kind: str) -> dict[str, Any]:
         "cpu_s": cpu,
         "episodes_per_second": episodes / wall,
         "episodes_per_cpu_second": episodes / cpu,
-        "kib_per_open_episode": (watcher.most_rss - before) * 1024 / episodes,
+        "kib_per_open_episode": (watcher.most_rss - before) * 1024 / bench.engine.most,
         "kib_per_finished_episode": (after - before) * 1024 / episodes,
         "lag_ms": {
             "p50": float(np.percentile(lags, 50)),

@@ -33,6 +33,7 @@ from typing import Any
 
 import gateway_client
 import uvicorn
+from bounds import check_sizes
 from gateway_client import WORDS, Plan, answer_of
 
 from mtrl.engines.base import SamplingParams
@@ -216,6 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all results to this file")
     args = parser.parse_args(argv)
+    check_sizes(parser, args, delay=0)
     before = os.getloadavg()
     codec = make_codec()
     with settled():  # as the program of the gateway does

@@ -24,6 +24,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from bounds import check_sizes
+
 MIB = 2**20
 M_MMAP_THRESHOLD = -3
 STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
@@ -192,8 +194,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default)
     parser.add_argument("--json", type=Path, help="also write all results to this file")
     options = parser.parse_args(words)
-    if min(*options.tokens, *options.chunks, options.vocabulary, options.repeats) < 1:
-        parser.error("--tokens, --chunks, --vocabulary and --repeats must be at least 1")
+    check_sizes(parser, options, naive_up_to=0)
     return options
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from statistics import median
 
 import torch
+from bounds import check_sizes
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from mtrl.engines.local import fused
@@ -29,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, default=default, help="default %(default)s")
     parser.add_argument("--trajectories", type=int, nargs="+", default=[1, 4, 16, 64, 128])
     args = parser.parse_args(argv)
+    check_sizes(parser, args)
     torch.set_num_threads(args.threads)
     runner = fused.FusedRunner(make_model(args))
     print(f"{sum(p.numel() for p in runner.model.parameters()) / 1e6:.2f} M parameters, {args.held} tokens held")

@@ -20,6 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from bounds import check_sizes
 from omegaconf import OmegaConf
 
 from mtrl.command.compose import compose
@@ -80,6 +81,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=1, help="number of updates")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the run")
     args = parser.parse_args()
+    check_sizes(parser, args)
     cfg = compose(
         ["experiment=gsm8k", "model=smollm2_135m", "trainer.threads=1", "generator.max_num_seqs=1", *args.overrides]
     )

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from statistics import median
 
+from bounds import check_sizes
+
 from envs.mini_swe import grading, scorer
 from mtrl.config.schema import Config, DataConfig, EnvironmentConfig
 from mtrl.environments.factory import load_task
@@ -61,7 +63,9 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=48, help="training rows, each with its reference answer")
     parser.add_argument("--repeats", type=int, default=3, help="measurements of each way")
-    return parser.parse_args()
+    args = parser.parse_args()
+    check_sizes(parser, args)
+    return args
 
 
 if __name__ == "__main__":

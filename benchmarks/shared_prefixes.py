@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from bounds import check_sizes
 
 from mtrl.models.preparation import prepare_packing
 from mtrl.trainer.data.batching import PACKED, SHARED, RowLayout, micro_batches
@@ -91,6 +92,7 @@ def main() -> None:
     add("--rounds", type=int, default=2, help="rounds, of which the fastest counts (default: %(default)s)")
     add("--threads", type=int, default=1)
     args = parser.parse_args()
+    check_sizes(parser, args, system=0, question=0, observation=0)
     torch.set_num_threads(args.threads)
     model = load(args.model, getattr(torch, args.dtype))
     prepare_packing(model)

@@ -35,6 +35,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from bounds import check_sizes
+
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 1800
 """Time limit of one process, in seconds. The first process may have to make the tiny policy."""
@@ -230,7 +232,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--overrides", nargs="*", default=[], metavar="KEY=VALUE", help="overrides of the run")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all results to this file")
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    check_sizes(parser, args)
+    return args
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any
 
 import torch
+from bounds import check_sizes
 from step import BASE_VOCABULARY, Sizes, machine, make_policy, peak_rss
 from torch.nn.functional import cross_entropy
 
@@ -203,7 +204,9 @@ def main(words: Sequence[str] | None = None) -> None:
         choices = ("float32", "bfloat16") if name == "dtype" else None
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=default, choices=choices)
     parser.add_argument("--json", type=Path, help="also write all results to this JSON file")
-    values = vars(parser.parse_args(words))
+    args = parser.parse_args(words)
+    check_sizes(parser, args, spread=0, seed=0)
+    values = vars(args)
     path = values.pop("json")
     result = measure(Shape(**values))
     print(table(result))

@@ -27,6 +27,7 @@ from statistics import median
 from typing import Any
 
 import httpx
+from bounds import check_sizes
 
 from mtrl.record.trajectories import index_path, write_groups
 from mtrl.types import FinishReason, Group, StopReason, Trajectory, Turn
@@ -254,6 +255,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write all results to this file")
     args = parser.parse_args(argv)
+    check_sizes(parser, args, seed=0)
     with tempfile.TemporaryDirectory(prefix="mtrl-") as folder:
         result = measure(Path(folder), args)
     print(table(args, result))

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from bounds import check_sizes
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -107,9 +108,12 @@ def main() -> None:
     parser.add_argument("--lr", type=float, nargs="+", default=[1e-6, 1e-5, 1e-4])
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=256, help="tokens of each step")
-    parser.add_argument("--dtype", default="bfloat16", help="precision of the servers")
+    parser.add_argument(
+        "--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"), help="precision of the servers"
+    )
     parser.add_argument("--exact", action="store_true", help="round the initial weights to that precision first")
     args = parser.parse_args()
+    check_sizes(parser, args)
     torch.set_num_threads(1)
     path = args.model or compose(["model=smollm2_135m"]).model.path
     folder, dtype = as_folder(path, "--model"), getattr(torch, args.dtype)

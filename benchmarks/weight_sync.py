@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from bounds import check_sizes
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -181,7 +182,9 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="also write all results to this file")
     for name, value in asdict(Sizes()).items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value)
-    arguments = vars(parser.parse_args())
+    args = parser.parse_args()
+    check_sizes(parser, args)
+    arguments = vars(args)
     engines, path = arguments.pop("engines"), arguments.pop("json")
     sizes = Sizes(**arguments)
     torch.set_num_threads(sizes.threads)

@@ -116,6 +116,31 @@ def test_packed_matrices_are_timed_beside_plain_ones(tmp_path):
     assert all(float(row[-1]) < 1e-4 for row in rows), "other kernels give the same logits"
 
 
+@pytest.mark.parametrize(
+    ("script", "option", "value", "bound"),
+    [
+        ("checkpoints.py", "--rounds", "0", 1),
+        ("containers.py", "--repeats", "0", 1),
+        ("gateway.py", "--trajectories", "0", 1),
+        ("gateway.py", "--delay", "-0.5", 0),
+        ("logprobs.py", "--threads", "0", 1),
+        ("matrices.py", "--trajectories", "0", 1),
+        ("real_update.py", "--rounds", "0", 1),
+        ("sandboxes.py", "--rows", "0", 1),
+        ("shared_prefixes.py", "--rounds", "-1", 1),
+        ("start.py", "--rounds", "0", 1),
+        ("update.py", "--rounds", "0", 1),
+        ("viewer.py", "--repeats", "0", 1),
+        ("weight_changes.py", "--steps", "0", 1),
+        ("weight_sync.py", "--repeats", "0", 1),
+    ],
+)
+def test_a_benchmark_without_work_is_refused(tmp_path, script, option, value, bound):
+    done = run_benchmark(tmp_path, script, option, value)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.splitlines()[-1] == f"{script}: error: {option} must be at least {bound}"
+
+
 ONE = """
 import json, os, sys
 job, *words = sys.argv[sys.argv.index("--one") + 1:]
