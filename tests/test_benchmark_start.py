@@ -29,6 +29,7 @@ TRAINED = '{"step": 0}\n{"step": 1}\n'
 
 @pytest.fixture
 def start(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")  # the module imports another file of that folder
     spec = importlib.util.spec_from_file_location("benchmark_start", ROOT / "benchmarks" / "start.py")
     module = importlib.util.module_from_spec(spec)
     monkeypatch.setitem(sys.modules, spec.name, module)
