@@ -92,6 +92,7 @@ def prepare(argv: Sequence[str]) -> Callable[[], object]:
     overrides = normalise(args.overrides, args.config_dir)
     if args.help:
         return lambda: print(help_text(overrides, args.config_dir, args.resolve))
+    _check_modes(args)
     if not _starts_run(args):
         return partial(_show, [*flags, *overrides])
     if args.multirun or names_sweep(overrides):
@@ -174,6 +175,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
     parser.error = on_error  # type: ignore[assignment, method-assign]
     return parser.parse_intermixed_args(argv)
+
+
+def _check_modes(args: argparse.Namespace) -> None:
+    """Raise a UserError for two flags of which Hydra takes only one."""
+    given = [f"--{name}" for name in ("run", "multirun", "cfg", "info") if getattr(args, name)]
+    if len(given) > 1:
+        raise UserError(f"{given[0]} and {given[1]} exclude each other; leave one of them out")
 
 
 def _starts_run(args: argparse.Namespace) -> bool:

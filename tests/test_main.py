@@ -242,6 +242,15 @@ def test_every_flag_of_hydra_is_parsed(tmp_path):
             main_module.prepare([flag, *value])
 
 
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [(["-m", "seed=1,2", "--cfg", "job"], "--multirun and --cfg"), (["-rm"], "--run and --multirun")],
+)
+def test_flags_of_which_hydra_takes_one_are_refused_together(words, flags):
+    with pytest.raises(UserError, match=f"^{flags} exclude each other; leave one of them out$"):
+        main_module.prepare(words)
+
+
 def test_keys_of_hydra_that_only_a_sweep_reads_are_named(jobs, capsys):
     main_module.cli(["hydra.job.chdir=true", "hydra.verbose=true"])
     assert capsys.readouterr().err == (
