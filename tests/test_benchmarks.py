@@ -128,7 +128,7 @@ def test_packed_matrices_are_timed_beside_plain_ones(tmp_path):
         ("real_update.py", "--rounds", "0", 1),
         ("sandboxes.py", "--rows", "0", 1),
         ("shared_prefixes.py", "--rounds", "-1", 1),
-        ("start.py", "--rounds", "0", 1),
+        ("start.py", "--rounds", "-1", 0),
         ("update.py", "--rounds", "0", 1),
         ("viewer.py", "--repeats", "0", 1),
         ("weight_changes.py", "--steps", "0", 1),
