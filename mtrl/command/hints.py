@@ -17,6 +17,7 @@ from mtrl.config.algorithm_schema import PUBLISHED_BOUNDS, WITH_CRITIC
 from mtrl.config.derived import (
     engine_installation,
     is_deterministic,
+    local_replicas,
     may_be_sharded,
     overlaps,
     ranks,
@@ -185,7 +186,13 @@ CONDITIONAL: list[tuple[Condition, str]] = [
         "start it with torchrun --nnodes {c.placement.machines} --nproc-per-node {c.placement.ranks} -m mtrl.main",
     ),
     (
-        lambda c: c.model.name == "hf" and not serves(c) and c.model.device != "cpu" and visible_gpus() > 1,
+        lambda c: (
+            c.model.name == "hf"
+            and not serves(c)
+            and c.model.device != "cpu"
+            and visible_gpus() > 1
+            and local_replicas(c) == 1
+        ),
         "generator.backend=local samples on one of the GPUs, and servers use all; install an engine by "
         f"{engine_installation('vllm')} and take generator=auto",
     ),

@@ -17,8 +17,10 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from mtrl.command.compose import merge
+from mtrl.config import keys
 from mtrl.config.derived import overlaps, serves
 from mtrl.config.keys import typed
+from mtrl.config.messages import check_values
 from mtrl.config.overrides import normalise
 from mtrl.config.schema import Config
 from mtrl.doctor.architecture import Architecture, find
@@ -173,6 +175,7 @@ def propose(overrides: Sequence[str], config_dir: str | None = None) -> LayoutPr
             "such as placement.gpus=8"
         )
     OmegaConf.resolve(cfg)
+    check_values(keys.plain(cfg))
     config: Config = OmegaConf.to_object(cfg)  # type: ignore[assignment]
     model = find(str(config.model.path))
     options = sorted(_options(config, model, given), key=lambda option: option.preference)

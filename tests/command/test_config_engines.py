@@ -188,3 +188,10 @@ def test_the_embedded_engine_leaves_other_gpus_unused(gpus, is_warned, monkeypat
     monkeypatch.setattr("mtrl.command.hints.visible_gpus", lambda: gpus)
     told = check(compose(["model=hf", "model.path=owner/name", "trainer.optimizer.lr=1e-6"]))
     assert any("samples on one of the GPUs" in line for line in told) == is_warned
+
+
+def test_an_embedded_engine_on_each_gpu_leaves_none_unused(monkeypatch):
+    for name, value in {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "CUDA_VISIBLE_DEVICES": "0,1"}.items():
+        monkeypatch.setenv(name, value)
+    told = check(compose(["model=hf", "model.path=owner/name", "trainer.optimizer.lr=1e-6"]))
+    assert not any("samples on one of the GPUs" in line for line in told)

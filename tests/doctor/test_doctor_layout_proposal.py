@@ -190,6 +190,7 @@ def test_the_page_and_the_json_name_the_same_settings(capsys):
         ),
         (["model=qwen3_8b", "placement.gpus=8", "model.device=cpu"], "model.device=cpu is not for a layout"),
         (["model=qwen3_8b", "placement.gpus=8", "trainer.lr=1"], "trainer.lr=1 is not a key of mtrl"),
+        (["model=qwen3_8b", "placement.gpus=8", "placement.machines=0"], "placement.machines=0 must be at least 1"),
     ],
 )
 def test_a_wrong_question_is_refused_in_one_sentence(words, sentence):
