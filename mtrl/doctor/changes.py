@@ -9,7 +9,7 @@ from typing import Any
 
 from mtrl.config.schema import Config
 from mtrl.doctor.architecture import Architecture
-from mtrl.doctor.layout import ranks_here, recomputed_layers
+from mtrl.doctor.layout import can_share_sequences, ranks_here, recomputed_layers
 
 Change = dict[str, Any]
 """Values by the key of the configuration."""
@@ -45,7 +45,7 @@ def possible_changes(cfg: Config, model: Architecture) -> Iterator[Change]:
     is_divided = divided_among > 1
     for parts in (2, 4, 8):
         divides = not model.num_attention_heads % parts and not here * machines % parts
-        if parts > trainer.sequence_parallel and divides and cfg.model.attn_implementation == "sdpa" and not is_divided:
+        if parts > trainer.sequence_parallel and divides and can_share_sequences(cfg) and not is_divided:
             yield {"trainer.sequence_parallel": parts}
     if cfg.generator.backend == "local":
         for sequences in (64, 32, 16, 8):

@@ -91,6 +91,11 @@ def recomputed_layers(config: Config, model: Architecture) -> int:
     return min(trainer.recomputed_layers or layers, layers) if trainer.gradient_checkpointing else 0
 
 
+def can_share_sequences(config: Config) -> bool:
+    """Whether the settings allow ranks to share sequences (`trainer.sequence_parallel`)."""
+    return config.model.attn_implementation == "sdpa" and not config.algorithm.expert_balance_coef
+
+
 def needs_reference(config: Config) -> bool:
     """Whether a second copy of the policy is needed for the KL; with adapters, the policy without them usually serves
     instead."""

@@ -25,7 +25,7 @@ from mtrl.config.overrides import normalise
 from mtrl.config.schema import Config
 from mtrl.doctor.architecture import Architecture, find
 from mtrl.doctor.changes import Change, apply
-from mtrl.doctor.layout import GIB, MemoryLayout, context_of, needs_critic, teacher_of
+from mtrl.doctor.layout import GIB, MemoryLayout, can_share_sequences, context_of, needs_critic, teacher_of
 from mtrl.doctor.memory import Memory, Moment
 from mtrl.doctor.plan import Plan, plan_of, refuse_tiny
 from mtrl.doctor.recomputation import fewest_recomputed
@@ -261,7 +261,7 @@ def _divisions(config: Config, model: Architecture, given: set[str]) -> Iterator
         yield {key: _value(config, key) for key in DIVISION}
         return
     heads, experts = model.num_attention_heads, model.num_local_experts
-    is_shared = config.model.attn_implementation == "sdpa"
+    is_shared = can_share_sequences(config)
     sizes = {"trainer.sequence_parallel": [n for n in PARTS if n == 1 or (is_shared and not heads % n)]}
     has_others = config.model.lora_rank or needs_critic(config) or teacher_of(config)
     if not (has_others or config.trainer.compile):

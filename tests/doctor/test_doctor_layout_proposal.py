@@ -86,6 +86,17 @@ def test_sequences_are_not_shared_with_an_attention_that_cannot():
     assert found.option.change["trainer.sequence_parallel"] == 1 and not found.plan.fits
 
 
+def test_sequences_are_not_shared_with_a_loss_that_cannot():
+    """The loss that balances experts reads whole sequences, and a run with both is refused."""
+    words = ["algorithm=gae", "algorithm.expert_balance_coef=0.01", "generator.max_context_length=32768", "model=hf"]
+    found = propose([*words, "model.path=Qwen/Qwen3-30B-A3B", "placement.gpus=8", "placement.gpu_memory=24"])
+    assert found.option.change["trainer.sequence_parallel"] == 1
+    words += ["model.path=Qwen/Qwen3-0.6B", "placement.ranks=4", "placement.gpu_memory=12", "generator=vllm"]
+    words += ["generator.vllm.replicas=4", "trainer.max_tokens_per_microbatch=32768"]
+    plan = make_plan([*words, "trainer.gradient_checkpointing=true", "trainer.fsdp.param_dtype=bfloat16"])
+    assert not plan.fits and "trainer.sequence_parallel" not in (plan.change or {})
+
+
 def test_settings_inside_of_a_mapping_are_kept():
     words = ["model=qwen3_8b", "placement.gpus=8", "generator.vllm={tensor_parallel_size: 4}"]
     change = propose([*words, "trainer.optimizer={lr: 1e-6, offload: true}"]).option.change
