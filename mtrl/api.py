@@ -68,10 +68,10 @@ class MultiTurnRLTrainer:
         run_dir: str | Path | None = None,
         **service: Any,
     ):
-        recipe, run_dir = recipe or "gsm8k", run_dir or output_folder(service, "run_dir")
-        name = (overrides or {}).get("name", recipe)
-        folder = f"outputs/{name}/{datetime.now():%Y-%m-%d_%H-%M-%S}" if run_dir is None else str(run_dir)
-        self.run = RunDir(Path(claim(folder) if run_dir is None else folder))
+        recipe, overrides = recipe or "gsm8k", dict(overrides or {})
+        run_dir = overrides.pop("run_dir", None) or run_dir or output_folder(service, "run_dir")
+        folder = f"outputs/{overrides.get('name', recipe)}/{datetime.now():%Y-%m-%d_%H-%M-%S}"
+        self.run = RunDir(claim(folder) if run_dir is None else in_home(run_dir))
         own = {
             "experiment": recipe,
             "model.path": model,
@@ -80,7 +80,7 @@ class MultiTurnRLTrainer:
             "data.path": training_dataset or dataset or None,
             **service_keys(service),
         }
-        keys = {**given(own), **(overrides or {}), "run_dir": str(self.run.path)}
+        keys = {**given(own), **overrides, "run_dir": str(self.run.path)}
         self.command = command("mtrl.main", {"model": "hf", **keys} if model else keys)
 
     def train(self, show: Callable[[str], object] = print) -> dict[str, Any]:
@@ -163,21 +163,22 @@ class MultiTurnRLEvaluator:
         output: str | Path | None = None,
         **service: Any,
     ):
-        output = output or output_folder(service, "output")
+        overrides = dict(overrides or {})
+        output = overrides.pop("evaluation.output", None) or output or output_folder(service, "output")
         own = {
             "data.path": dataset or None,
             "evaluation.success_threshold": success_threshold,
             **service_keys(service),
         }
-        keys = {**given(own), **(overrides or {})}
+        keys = {**given(own), **overrides}
         recipe = recipe or keys.pop("experiment", None)
         self.evaluate_base_model = evaluate_base_model
         self.trainer = model if isinstance(model, MultiTurnRLTrainer) else None
         self.model = str(model) if self.trainer is None else str(self.trainer.run.path)
         if recipe is None and self.trainer is None:
             check_is_run(self.model)
-        folder = f"outputs/evaluations/{datetime.now():%Y-%m-%d_%H-%M-%S}" if output is None else str(output)
-        self.output = Path(claim(folder) if output is None else folder)
+        folder = f"outputs/evaluations/{datetime.now():%Y-%m-%d_%H-%M-%S}"
+        self.output = Path(claim(folder)) if output is None else in_home(output)
         keys["evaluation.output"] = str(self.output)
         if recipe is not None:
             keys = {"experiment": recipe, "evaluation.model": self.model, **keys}
@@ -296,20 +297,41 @@ def override(key: str, value: Any) -> str:
 
 
 def run_command(words: list[str], show: Callable[[str], object]) -> None:
-    """Run the command until it ends. Ctrl-C is forwarded to the command as SIGINT, so that it can save first.
+    """Run the command until it ends. Each Ctrl-C is forwarded to the command as SIGINT: at the first one it saves, at
+    the second one it ends at once.
 
     Raises:
         UserError: the exit status is not 0.
     """
     last = ""
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    process = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # a terminal would send Ctrl-C to the command too, which would get two signals for one
+    )
     try:
         for line in process.stdout or ():
             show(line.rstrip("\n"))
             last = line.strip() or last
     except BaseException:
-        process.send_signal(signal.SIGINT)
-        process.wait()
+        interrupt(process)
         raise
     if status := process.wait():
         raise UserError(f"{shlex.join(words[1:])} ended with {status}: {last}")
+
+
+def interrupt(process: subprocess.Popen[str]) -> None:
+    """Send SIGINT to a command, again at each further Ctrl-C, and wait until it ends. Its output is read and discarded,
+    because a command whose pipe is full does not end."""
+    while True:
+        process.send_signal(signal.SIGINT)
+        try:
+            for _ in process.stdout or ():
+                pass
+            process.wait()
+            return
+        except KeyboardInterrupt:
+            continue

@@ -12,12 +12,13 @@ Training and evaluation run as processes of their own, as the commands do; nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mtrl.api import MultiTurnRLEvaluator, MultiTurnRLTrainer, check_is_run
 from mtrl.config.keys import flat
+from mtrl.errors import UserError
 from mtrl.record.run import Run
 from mtrl.utils.files import in_home
 
@@ -46,10 +47,11 @@ def train(experiment: str = "gsm8k", *overrides: str, show: Show = print, **keys
             `trainer={"max_steps": 20}`.
 
     Raises:
-        UserError: the run ended with an error; the message holds the last line that it printed.
+        UserError: the run ended with an error; the message holds the last line that it printed. Or an override names
+            `run_dir`, which is an argument.
     """
-    run_dir = keys.pop("run_dir", None)
-    trainer = MultiTurnRLTrainer(experiment, overrides=flat(keys, keep_empty=True), run_dir=run_dir)
+    check_folder(overrides, "run_dir", "run_dir=FOLDER")
+    trainer = MultiTurnRLTrainer(experiment, overrides=flat(keys, keep_empty=True))
     trainer.command += overrides
     trainer.train(show)
     return load(trainer.run.path)
@@ -69,9 +71,10 @@ def evaluate(
         keys: keys and values; a dict is a section.
 
     Raises:
-        UserError: the evaluation ended with an error, the model does not exist, or it belongs to no run and no
-            experiment is given.
+        UserError: the evaluation ended with an error, the model does not exist, it belongs to no run and no
+            experiment is given, or an override names `evaluation.output`, which is an argument.
     """
+    check_folder(overrides, "evaluation.output", "evaluation={'output': FOLDER}")
     path = model.path if isinstance(model, Run) else model
     experiment = keys.pop("experiment", None)
     if experiment is None:
@@ -80,3 +83,14 @@ def evaluate(
     evaluator = MultiTurnRLEvaluator(path, recipe=experiment, evaluate_base_model=compare_base, overrides=settings)
     evaluator.command += overrides
     return dict(evaluator.evaluate(show=show))
+
+
+def check_folder(overrides: Sequence[str], key: str, argument: str) -> None:
+    """Check that no override names the folder of the results: they are read in the folder of the argument.
+
+    Raises:
+        UserError: an override sets `key`.
+    """
+    for word in overrides:
+        if word.startswith(f"{key}="):
+            raise UserError(f"{word} names a folder in which the results are not read; give {argument} as an argument")

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -94,6 +95,44 @@ def test_the_error_contains_the_last_line_of_the_command(tmp_path):
     trainer = MultiTurnRLTrainer(overrides={"trainer.max_stepz": 2}, run_dir=tmp_path / "run")
     with pytest.raises(UserError, match=r"mtrl.main .* ended with 2: .*trainer.max_steps"):
         trainer.train(lambda line: None)
+
+
+def test_the_folder_of_results_may_be_an_override_or_in_the_home_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for trainer in (MultiTurnRLTrainer(overrides={"run_dir": "~/run"}), MultiTurnRLTrainer(run_dir="~/run")):
+        assert trainer.run.path == tmp_path / "run"
+        assert [word for word in trainer.command if word.startswith("run_dir=")] == [f"run_dir={tmp_path}/run"]
+    for given in ({"overrides": {"evaluation.output": "~/report"}}, {"output": "~/report"}):
+        evaluator = MultiTurnRLEvaluator("a/b", recipe="gsm8k", **given)
+        assert evaluator.output == tmp_path / "report" and f"evaluation.output={tmp_path}/report" in evaluator.command
+
+
+def test_one_interruption_is_one_signal_to_the_command(monkeypatch):
+    """A terminal sends Ctrl-C to the session of the foreground, so the command must have a session of its own."""
+    monkeypatch.setattr(api, "subprocess", subprocess)
+    lines = []
+    api.run_command([sys.executable, "-ISc", "import os; print(os.getsid(0) == os.getpid())"], lines.append)
+    assert lines == ["True"]
+
+
+def test_an_interrupted_command_may_print_more_than_a_pipe_holds(monkeypatch, tmp_path):
+    monkeypatch.setattr(api, "subprocess", subprocess)
+    code = """
+import sys, time
+try:
+    print("begun", flush=True)
+    time.sleep(60)
+except KeyboardInterrupt:
+    print("x" * 200_000, flush=True)
+    open(sys.argv[1], "w").close()
+"""
+
+    def show(line):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        api.run_command([sys.executable, "-ISc", code, str(tmp_path / "saved")], show)
+    assert (tmp_path / "saved").exists()
 
 
 ROLE = "arn:aws:iam::123456789012:role/SageMakerRole"

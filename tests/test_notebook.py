@@ -68,6 +68,16 @@ def test_an_empty_dict_reaches_the_command(tmp_path, monkeypatch):
     assert {"generator.eval_sampling_params={}", "reward.components={}"} <= set(commands[0])
 
 
+def test_the_folder_of_results_is_an_argument(monkeypatch, tmp_path):
+    """The results were searched in the folder of the argument, after the whole run."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(api, "run_command", lambda words, show: pytest.fail("the command began"))
+    with pytest.raises(UserError, match="^run_dir=mine .*; give run_dir=FOLDER as an argument$"):
+        mtrl.train("gsm8k", "run_dir=mine")
+    with pytest.raises(UserError, match="^evaluation.output=mine .*; give evaluation={'output': FOLDER}"):
+        mtrl.evaluate("a/b", "evaluation.output=mine", experiment="gsm8k")
+
+
 def test_an_unknown_attribute_is_refused():
     with pytest.raises(AttributeError, match="'mtrl' has no attribute 'trian'"):
         mtrl.trian  # noqa: B018
