@@ -36,6 +36,6 @@ def checkpoint_step(path: Path) -> int:
 def _score(checkpoint: Path) -> float | None:
     """Return the score in a checkpoint's state; None if the state has none or is damaged, since a damaged old
     checkpoint must not end the run."""
-    with suppress(OSError, ValueError, AttributeError):
+    with suppress(OSError, ValueError, AttributeError, RecursionError):
         return number_of(json.loads((checkpoint / STATE).read_text(encoding="utf-8")).get("score"))
     return None

@@ -70,16 +70,17 @@ def damage(folder: Path, names: Iterable[str] | None = None) -> str | None:
         recorded = _recorded(folder)
         if recorded is None:
             return MISSING
-        present = {path.name for path in folder.iterdir() if path.suffix in READ and not path.name.startswith(".")}
+        found = (path for path in folder.iterdir() if path.suffix in READ and not path.name.startswith("."))
+        present = {path.name for path in found if path.is_file()}  # reading a pipe would not end
         looked_at = sorted(present | recorded.keys() if names is None else set(names))
         if lost := [name for name in looked_at if name not in present]:
             return f"{', '.join(lost)} is missing"
         if unknown := [name for name in looked_at if name not in recorded]:
             return f"{SUMS} has no checksum of {', '.join(unknown)}"
-        found = checksums(folder, looked_at)
+        sums = checksums(folder, looked_at)
     except (OSError, ValueError) as error:
         return str(error)
-    changed = [name for name in looked_at if found[name] != recorded[name]]
+    changed = [name for name in looked_at if sums[name] != recorded[name]]
     return f"{', '.join(changed)} is not as it was written, by its checksum in {SUMS}" if changed else None
 
 
@@ -120,11 +121,14 @@ def _recorded(folder: Path) -> dict[str, str] | None:
     """Return the recorded checksums by file name; None if `SHA256SUMS` does not exist.
 
     Raises:
-        ValueError: A line is not a checksum and a name.
+        ValueError: A line is not a checksum and a name, or the file is not a regular file.
         OSError: The file cannot be read.
     """
+    path = folder / SUMS
+    if path.exists() and not path.is_file():  # reading a pipe or a device would not end
+        raise ValueError(f"{SUMS} is no regular file")
     try:
-        text = (folder / SUMS).read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
     except ValueError as error:

@@ -24,7 +24,7 @@ from mtrl.scoring.agreement import Thresholds
 from mtrl.types import Trajectory
 
 LARGEST_JSON = 2**20
-"""Maximum size of summary.json and of the state of a checkpoint, in bytes."""
+"""Maximum size of summary.json, in bytes."""
 LONGEST_STATUS = 100
 """Maximum size of status.txt, in bytes."""
 ABANDONED = 3600.0

@@ -19,6 +19,7 @@ from operator import sub
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
+from mtrl.record.reading import read
 from mtrl.record.trajectory_json import trajectory_line
 from mtrl.types import Group, to_dict
 from mtrl.utils.files import replace_file
@@ -27,6 +28,8 @@ FORMAT = 1
 """Version of the index format. An index with another version is rebuilt."""
 LONGEST_LINE = 64 * 2**20
 """Maximum length of a line, in bytes. A longer line is not read; its summary reports the `problem`."""
+LARGEST_INDEX = 512 * 2**20
+"""Maximum size of an index, in bytes. A larger one is rebuilt."""
 TAIL = 4096
 """Number of bytes at the end of a file that go into its stamp."""
 MOST_REWARDS = 64
@@ -195,12 +198,12 @@ def write_index(path: Path, index: TrajectoryIndex) -> None:
 
 def read_index(path: Path) -> TrajectoryIndex | None:
     """Return the stored index of the file `path`, which may describe an older state of the file; None if there is no
-    usable index.
+    usable index. An index that is a pipe, or a link out of the folder, is not read.
 
     To check the index, compare its stamp with `stamp_of`, or use `continues` if the file may have grown since.
     """
     try:
-        content = json.loads(index_path(path).read_bytes())
+        content = json.loads(read(index_path(path), path.parent, LARGEST_INDEX))
         if content["format"] != FORMAT or content["fields"] != list(LineSummary._fields):
             return None
         lines = [LineSummary._make(row) for row in content["lines"]]

@@ -1,10 +1,11 @@
 """Checksums name the files of a folder that have changed."""
 
+import os
 import subprocess
 
 import pytest
 
-from mtrl.record.checksums import SUMS, changes, write_checksums
+from mtrl.record.checksums import SUMS, changes, damage, write_checksums
 
 
 @pytest.fixture
@@ -46,3 +47,15 @@ def test_an_invalid_list_of_checksums_is_reported(folder, text):
     assert changes(folder) == f"{SUMS}, line 1, is not a checksum and a name"
     (folder / SUMS).write_bytes(b"\xff\xfe")
     assert changes(folder) == f"{SUMS} is no text"
+
+
+def test_pipes_of_another_person_are_not_read(tmp_path):
+    """Reading one would never end."""
+    (tmp_path / "a.json").write_text("a")
+    write_checksums(tmp_path, [tmp_path / "a.json"])
+    (tmp_path / "a.json").unlink()
+    os.mkfifo(tmp_path / "a.json")
+    assert damage(tmp_path) == "a.json is missing" and changes(tmp_path) == "a.json: missing"
+    (tmp_path / SUMS).unlink()
+    os.mkfifo(tmp_path / SUMS)
+    assert damage(tmp_path) == changes(tmp_path) == f"{SUMS} is no regular file"

@@ -126,7 +126,8 @@ def test_the_best_checkpoint_is_the_latest_of_the_highest_score(run):
     assert Run(run).checkpoints == [] and Run(run).best_checkpoint is None
     first, second, third = (add_checkpoint(run, *each) for each in ((1, 0.5), (2, 0.5), (10, 0.25)))
     (run / "checkpoints" / "step_000011").mkdir()  # incomplete
-    assert Run(run).checkpoints == [first, second, third]
+    (add_checkpoint(run, 12) / "state.json").write_text("[" * 100_000)  # nested too deeply for Python's parser
+    assert Run(run).checkpoints[:3] == [first, second, third]
     assert Run(run).best_checkpoint == second
 
 

@@ -276,6 +276,18 @@ def test_a_broken_index_is_none(tmp_path, harm):
     assert read_index(path) is None
 
 
+def test_an_index_that_is_a_pipe_or_leads_elsewhere_is_none(tmp_path):
+    """The thread that indexes the runs of the viewer would wait for the pipe for ever."""
+    path = write_groups(tmp_path, "train", 1, groups(make_trajectory()))
+    (tmp_path / "run").mkdir()
+    copy = path.rename(tmp_path / "run" / path.name)
+    index_path(copy).symlink_to(index_path(path))
+    assert read_index(path) is not None and read_index(copy) is None
+    index_path(copy).unlink()
+    os.mkfifo(index_path(copy))
+    assert read_index(copy) is None
+
+
 def test_a_missing_index_is_none(tmp_path):
     assert read_index(tmp_path / "nothing.jsonl") is None
 
