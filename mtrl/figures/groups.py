@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,8 @@ def repeated_seeds(group: SeedGroup) -> list[tuple[Run, Run]]:
 
 
 def labels(identities: Sequence[Settings]) -> list[str]:
-    """Return a short label for each experiment: few differing keys that distinguish them, as `key=value`.
+    """Return a short label for each experiment: few differing keys that distinguish them, as `key=value`. Equal labels,
+    as of long values that are cut to the same text, get a number.
 
     The label of a single experiment is its name.
     """
@@ -112,7 +114,11 @@ def labels(identities: Sequence[Settings]) -> list[str]:
     keys = distinguishing(identities)
     short = {key: NAMES.get(key, key.rpartition(".")[2]) for key in keys}
     words = {key: word if list(short.values()).count(word) == 1 else key for key, word in short.items()}
-    return [", ".join(_word(words[key], settings.get(key)) for key in keys) for settings in identities]
+    found: list[str] = []
+    for settings in identities:
+        label = ", ".join(_word(words[key], settings.get(key)) for key in keys)
+        found.append(next(name for n in count(1) if (name := label if n == 1 else f"{label} ({n})") not in found))
+    return found
 
 
 def distinguishing(identities: Sequence[Settings]) -> list[str]:

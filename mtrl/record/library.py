@@ -78,11 +78,14 @@ class Library:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a folder holds files of a run."""
+    """Whether a folder holds files of a run. A folder that this user must not read holds none."""
     run = RunDir(path)
-    if run.metrics.is_file() or next(run.trajectories.glob("*.jsonl"), None) is not None:
-        return True
-    return run.config.is_file() and (run.trajectories.is_dir() or run.summary.is_file())
+    try:
+        if run.metrics.is_file() or next(run.trajectories.glob("*.jsonl"), None) is not None:
+            return True
+        return run.config.is_file() and (run.trajectories.is_dir() or run.summary.is_file())
+    except PermissionError:
+        return False
 
 
 def find_runs(path: Path, levels: int = DEPTH) -> Iterator[Path]:

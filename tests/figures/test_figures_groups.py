@@ -63,6 +63,13 @@ def test_two_keys_with_the_same_last_word_are_written_out():
     assert found == ["a.lr=1, b.lr=1", "a.lr=2, b.lr=1", "a.lr=1, b.lr=2"]
 
 
+def test_long_values_that_are_cut_to_the_same_text_have_different_labels():
+    """Figures hold the data of a group by its label; one of two groups with the same label was not drawn."""
+    paths = [f"/data/{'shared/' * 9}{name}{'/rows' * 9}" for name in ("first", "other")]
+    label, other = labels([{"data.path": path} for path in paths])
+    assert label.startswith("path=/data/shared/") and other == f"{label} (2)"
+
+
 def test_a_name_cannot_act_on_a_terminal():
     assert labels([{"name": "a\x1b[31m"}]) == ["a\\x1b[31m"]
 
