@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 import mtrl
 from mtrl.cli import completion
-from mtrl.cli.commands import COMMANDS, COMPLETE, GROUPS
+from mtrl.cli.commands import COMMANDS, COMPLETE, GROUPS, SERVERS
 from mtrl.errors import UserError
 from mtrl.utils.quiet_pipe import quiet_pipe
 
@@ -44,6 +44,8 @@ def answer(words: Sequence[str]) -> str | None:
         return help_text()
     if first == "--version":
         return f"mtrl {mtrl.__version__}"
+    if first == "serve" and rest[:1] in (["-h"], ["--help"]):
+        return "\n".join(["mtrl serve SERVER", "", *(f"  mtrl serve {name} --help" for name in SERVERS)])
     if first in ("completion", COMPLETE):
         return completion.script(rest) if first == "completion" else "\n".join(completion.completions(*rest[:1]))
     return None

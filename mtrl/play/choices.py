@@ -23,6 +23,8 @@ from mtrl.types import Row
 
 OWN = ("row", "split", "player", "episodes", "out")
 """Keys of these settings, which are not part of the configuration."""
+LONGEST_NUMBER = 20
+"""Number of digits from which a text is no number of a row. Python reads no number of 5,000 digits."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,18 @@ def prepared(overrides: Sequence[str], config_dir: str | None) -> tuple[Config, 
     return config, task
 
 
+def rows_of(task: Task, split: str) -> list[Row]:
+    """Return the rows of a split.
+
+    Raises:
+        UserError: the split has no rows.
+    """
+    rows: list[Row] = getattr(task.splits, split)
+    if not rows:
+        raise UserError(f"split={split} has no rows; check data.path and its splits, or take another split")
+    return rows
+
+
 def find_row(rows: list[Row], wanted: str, split: str) -> int:
     """Return the index of the row with this id, or else of the row with this number.
 
@@ -106,7 +120,7 @@ def find_row(rows: list[Row], wanted: str, split: str) -> int:
     for place, row in enumerate(rows):
         if str(row["id"]) == wanted:
             return place
-    if wanted.isdecimal() and int(wanted) < len(rows):
+    if wanted.isdecimal() and len(wanted) < LONGEST_NUMBER and int(wanted) < len(rows):
         return int(wanted)
-    some = f", ids such as {', '.join(str(row['id']) for row in rows[:3])}" if rows else ""
-    raise UserError(f"row={wanted} is no row of split={split}; it has {len(rows)} rows, 0 to {len(rows) - 1}{some}")
+    some = f", ids such as {', '.join(str(row['id']) for row in rows[:3])}"
+    raise UserError(f"row={wanted:.80} is no row of split={split}; it has {len(rows)} rows, 0 to {len(rows) - 1}{some}")

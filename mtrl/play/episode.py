@@ -3,6 +3,7 @@ text instead of tokens."""
 
 from __future__ import annotations
 
+import asyncio
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -89,13 +90,16 @@ class TextEpisode:
         return self.observation
 
     async def say(self, text: str, message: Message | None = None) -> StepResult | None:
-        """Take one turn, and return its result; None if the turn failed. `message` is the parsed response, if the
-        caller has it."""
+        """Take one turn, and return its result; None if the turn failed. A cancelled turn ends the episode, because the
+        environment may still be taking it. `message` is the parsed response, if the caller has it."""
         message = message or text_message(text, self.tools, len(self.trajectory.turns))
         turn = text_turn(text, self.observation, message)
         self.trajectory.turns.append(turn)
         try:
             result, self.observation = await self._stepper.take(turn)
+        except asyncio.CancelledError:
+            self._stepper.over = True
+            raise
         except Exception as error:
             self._fail(error)
             return None

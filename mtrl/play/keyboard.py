@@ -37,7 +37,9 @@ class Keyboard:
     Characters that no tokenizer could have decoded, such as halves of surrogate pairs, become replacement characters.
     """
 
-    def __init__(self, stream: TextIO, note: Callable[[str], None]):
+    def __init__(self, stream: TextIO | None, note: Callable[[str], None]):
+        """`stream` is None in a program whose standard input is closed."""
+        stream = io.StringIO() if stream is None else stream
         self.is_terminal = stream.isatty() and stream is sys.stdin
         self._stream, self._note = stream, note
         if isinstance(stream, io.TextIOWrapper):

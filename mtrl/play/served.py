@@ -10,10 +10,10 @@ from mtrl.config.schema import Config
 from mtrl.environments.factory import Task
 from mtrl.environments.tool_calls import TextCall, format_call, message_calls
 from mtrl.errors import UserError
-from mtrl.play.choices import Choices, find_row
+from mtrl.play.choices import Choices, find_row, rows_of
 from mtrl.play.episode import Rules, TextEpisode, judge
 from mtrl.rewards.mixture import make_composer
-from mtrl.types import Message, Row, write_jsonl
+from mtrl.types import Message, write_jsonl
 from mtrl.utils.images import content_text
 
 START, RESPOND = "start_episode", "respond"
@@ -64,10 +64,10 @@ class ServedEpisodes:
             choices: `row` is the first row, and finished episodes are written to `out`.
 
         Raises:
-            UserError: the split does not have the first row.
+            UserError: the split has no rows, or not the first row.
         """
         self.config, self.task, self.choices = config, task, choices
-        self.rows: list[Row] = getattr(task.splits, choices.split)
+        self.rows = rows_of(task, choices.split)
         self.place = 0 if choices.row is None else find_row(self.rows, choices.row, choices.split)
         """Number of the next row."""
         self.composer = make_composer(config)

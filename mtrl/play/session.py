@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from mtrl.config.schema import Config
 from mtrl.environments.factory import Task
 from mtrl.errors import UserError
-from mtrl.play.choices import Choices, find_row
+from mtrl.play.choices import Choices, find_row, rows_of
 from mtrl.play.episode import Rules, TextEpisode, judge
 from mtrl.play.keyboard import Keyboard, PlayerCommand
 from mtrl.play.players import Moves, gold_moves, moves_of
@@ -71,9 +71,7 @@ class PlaySession:
         """
         self.config, self.task, self.choices = config, task, choices
         self.keyboard, self.screen = keyboard, screen
-        self.rows: list[Row] = getattr(task.splits, choices.split)
-        if not self.rows:
-            raise UserError(f"split={choices.split} has no rows; check data.path and its splits, or take another split")
+        self.rows = rows_of(task, choices.split)
         self.place = 0 if choices.row is None else find_row(self.rows, choices.row, choices.split)
         self.composer = make_composer(config)
         self.rules = Rules.of(config, task.make_environment)

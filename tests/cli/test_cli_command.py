@@ -102,6 +102,12 @@ def test_serve_names_the_module_of_a_server():
     assert "--corpus" in run("serve", "retriever", "--help").stdout
 
 
+def test_the_help_of_serve_names_the_servers(capsys):
+    """`mtrl --help` says that every command has `--help`."""
+    main(["serve", "--help"])
+    assert "  mtrl serve environment --help" in capsys.readouterr().out.splitlines()
+
+
 def test_version(capsys):
     main(["--version"])
     assert capsys.readouterr().out == f"mtrl {mtrl.__version__}\n"

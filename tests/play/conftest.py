@@ -31,14 +31,15 @@ def program(tmp_path):
 
 @pytest.fixture
 def play(tmp_path, monkeypatch, capsys):
-    """The same function in this process; the text may be bytes."""
+    """The same function in this process; the text may be bytes, or None for a closed input."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.syspath_prepend(ROOT)
 
     def run(typed, *words):
-        typed = typed if isinstance(typed, bytes) else typed.encode()
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(typed), encoding="utf-8"))
+        typed = typed.encode() if isinstance(typed, str) else typed
+        stdin = None if typed is None else io.TextIOWrapper(io.BytesIO(typed), encoding="utf-8")
+        monkeypatch.setattr(sys, "stdin", stdin)
         try:
             with one_sentence():
                 status = main(words)

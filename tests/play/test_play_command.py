@@ -79,6 +79,12 @@ def test_a_split_without_rows(awkward):
     assert done.returncode == 2 and flat(done.stderr).startswith("split=test has no rows; check data.path")
 
 
+def test_a_closed_input_is_an_empty_one(awkward):
+    """Services start programs without a standard input, and Python's `sys.stdin` is then None."""
+    shown = awkward(None, "player=gold")
+    assert shown.returncode == 0 and "successes 1" in shown.stdout
+
+
 def test_commands(awkward):
     typed = "/help\n/gold\n/row 7\n/row train-2\n/skip\n/nonsense\n/bin/ls\n/quit\nright\n"
     shown = awkward(typed, "row=train-1").stdout

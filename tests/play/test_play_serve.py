@@ -3,13 +3,17 @@
 import asyncio
 import json
 import sys
+import threading
 
 import pytest
 
+from mtrl.environments.base import BaseEnvironment
+from mtrl.environments.pool import EnvironmentPool
 from mtrl.environments.tools import ToolError
 from mtrl.errors import UserError
 from mtrl.mcp.connection import Connection
 from mtrl.mcp.environment import McpEnvironment
+from mtrl.play.episode import Rules, TextEpisode
 from mtrl.play.serve import main
 from mtrl.types import read_trajectories
 from tests.play.awkward import Tools, load
@@ -103,9 +107,38 @@ def test_a_served_environment_is_the_environment(tmp_path, monkeypatch):
         (["player=gold"], "player=gold has no effect, because the client of the server is the player"),
         (["split=all"], "split=all"),
         (["row=99999999"], "row=99999999 is no row of split=train"),
+        ([f"row={'9' * 5000}"], "row=9+ is no row of split=train"),
+        (["split=test"], "split=test has no rows"),
     ],
 )
 def test_wrong_settings_are_named(words, problem, monkeypatch):
     monkeypatch.syspath_prepend(ROOT)
     with pytest.raises(UserError, match=problem):
-        main([*TASK, "environment.target=tests.play.awkward.FAMILY", *words])
+        main([*TASK, "environment.target=tests.play.awkward.UNTESTED", *words])
+
+
+def test_a_turn_that_the_client_cancels_ends_its_episode():
+    """The environment may still be taking the turn; the next call would step it at the same time."""
+    begun, released = threading.Event(), threading.Event()
+
+    class Held(BaseEnvironment):
+        def step(self, response, ground_truth):
+            begun.set()
+            released.wait(60)
+            return 0.0, None, False
+
+    async def cancel():
+        rules = Rules(Held, EnvironmentPool(2), max_turns=5, step_timeout=60.0, episode_timeout=60.0)
+        episode = TextEpisode(rules, load(None, 0).train[0], "group")
+        await episode.open()
+        turn = asyncio.create_task(episode.say("look"))
+        await asyncio.to_thread(begun.wait, 60)
+        turn.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await turn
+        is_over = episode.over
+        released.set()
+        await episode.close()
+        return is_over
+
+    assert asyncio.run(cancel())
