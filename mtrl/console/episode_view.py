@@ -105,9 +105,9 @@ def _body(text: str, role: str, style: str = "") -> Text:
 
 def message_text(message: Message) -> str:
     """Return the text of a chat message, its tool calls included. Environments may put any type into both."""
-    content = message.get("content") or ""
-    parts = content if isinstance(content, list) else [content]
-    return "\n".join(filter(None, map(_part_text, [*parts, *(message.get("tool_calls") or [])])))
+    values = message.get("content") or "", message.get("tool_calls") or []
+    parts = (part for value in values for part in (value if isinstance(value, list) else [value]))
+    return "\n".join(filter(None, map(_part_text, parts)))
 
 
 def _part_text(part: Any) -> str:

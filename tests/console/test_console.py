@@ -15,6 +15,7 @@ from rich.cells import cell_len
 from mtrl.config.schema import Config, EnvironmentConfig
 from mtrl.console import progress
 from mtrl.console.console import Console
+from mtrl.console.episode_view import message_text
 from mtrl.console.step_table import COLUMNS
 from mtrl.trainer.run import run_facts
 from mtrl.types import StopReason, Trajectory
@@ -172,6 +173,12 @@ def test_tool_calls_and_parts_are_text(printed, turn):
     text = printed(lambda console: console.evaluation({}, Trajectory("t", "g", 0, [one])))
     assert '{"name": "look", "arguments": "{}"}' in text and "see" in text and "[image]" in text and "bare" in text
     assert "(empty)" in text
+
+
+@pytest.mark.parametrize(("calls", "shown"), [(5, "5"), ({"a": 1}, '{"a": 1}'), ("look", "look")])
+def test_tool_calls_of_another_form_are_shown(calls, shown):
+    """A number ended the run at its first evaluation."""
+    assert message_text({"role": "user", "content": "text", "tool_calls": calls}) == f"text\n{shown}"
 
 
 def test_evaluation_of_nothing(printed):
