@@ -36,18 +36,20 @@ class GrowingFile:
             OSError: The file cannot be read.
         """
         with self.path.open("rb") as file:
-            if self._checksum(file) != self._tail:
+            known, data = self._read(file)
+            if zlib.crc32(known) != self._tail:
                 self.restart()
-            is_first_read = self.offset == 0
-            file.seek(self.offset)
-            data = file.read()
-            end = data.rfind(b"\n") + 1
-            found = list(enumerate(data[:end].splitlines(keepends=True), self.lines + 1))
-            self.is_unfinished = end < len(data)
-            self.offset, self.lines = self.offset + end, self.lines + len(found)
-            self._tail = self._checksum(file)
+                known, data = self._read(file)
+        is_first_read = self.offset == 0
+        end = data.rfind(b"\n") + 1
+        found = list(enumerate(data[:end].splitlines(keepends=True), self.lines + 1))
+        self.is_unfinished = end < len(data)
+        self.offset, self.lines = self.offset + end, self.lines + len(found)
+        # Not read again: the file may have been cut meanwhile, and the next call must notice it.
+        self._tail = zlib.crc32((known + data[max(0, end - TAIL) : end])[-TAIL:])
         return is_first_read, found
 
-    def _checksum(self, file: BinaryIO) -> int:
+    def _read(self, file: BinaryIO) -> tuple[bytes, bytes]:
+        """Return the bytes before the read position that are compared, and all bytes after it."""
         file.seek(max(0, self.offset - TAIL))
-        return zlib.crc32(file.read(min(self.offset, TAIL)))
+        return file.read(min(self.offset, TAIL)), file.read()
