@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -38,8 +39,9 @@ def import_from_here() -> None:
 
 @contextmanager
 def one_sentence() -> Iterator[None]:
-    """Context for entry points: print a `UserError` or an error of Hydra to stderr as one sentence, and exit with
-    status 2. The program ends quietly if the reader of its output has ended."""
+    """Context for entry points: print a `UserError`, an error of Hydra, or that of a full disk or of a path that is too
+    long to stderr as one sentence, and exit with status 2. The program ends quietly if the reader of its output has
+    ended."""
     try:
         with quiet_pipe():
             yield
@@ -48,12 +50,20 @@ def one_sentence() -> Iterator[None]:
     except HydraException as error:
         sentence = str(explain(error))
     except Exception as error:
-        if (unwritable_file := unwritable(error)) is None:
+        found = unwritable(error) or _too_long(error)
+        if found is None:
             raise
-        sentence = unwritable_file
+        sentence = found
     else:
         return
     refuse(sentence)
+
+
+def _too_long(error: Exception) -> str | None:
+    """Return the sentence about a path whose name the file system refuses; None for any other error."""
+    if not isinstance(error, OSError) or error.errno != errno.ENAMETOOLONG:
+        return None
+    return f"{os.fsdecode(error.filename or 'a path'):.80}… is too long for the name of a file; give a shorter one"
 
 
 def refuse(sentence: str) -> NoReturn:

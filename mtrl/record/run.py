@@ -69,14 +69,18 @@ class Run:
         """Return the run in a folder.
 
         Raises:
-            UserError: The folder does not exist, or has no config.yaml.
+            UserError: The folder does not exist, has no config.yaml, or must not be read.
         """
         run = cls(path)
-        if run.path.is_file():
+        try:
+            is_file, is_folder, has_config = run.path.is_file(), run.path.is_dir(), run.dir.config.is_file()
+        except PermissionError as error:
+            raise UserError(f"{run.path} cannot be read ({error.strerror}); let this user read the folder") from error
+        if is_file:
             raise UserError(f"{run.path} is a file; give the folder of a run, such as {run.path.parent}")
-        if not run.path.is_dir():
+        if not is_folder:
             raise UserError(f"{run.path} does not exist; give the folder of a run, such as outputs/gsm8k/TIME")
-        if not run.dir.config.is_file():
+        if not has_config:
             example = such_as(run.path)
             raise UserError(f"{run.path} is no run, for it has no config.yaml; give the folder of a run{example}")
         return run

@@ -84,6 +84,17 @@ def test_a_file_is_no_run(run):
         Run.open(run / "config.yaml")
 
 
+def test_a_run_that_must_not_be_read_is_named(run, monkeypatch):
+    def refused(path):
+        """Root may read every folder, so the error of other users is made here."""
+        raise PermissionError(13, "Permission denied")
+
+    shown = Run.open(run)
+    monkeypatch.setattr(type(shown.dir.config), "is_file", refused)
+    with pytest.raises(UserError, match=r"run cannot be read \(Permission denied\); let this user read the folder"):
+        Run.open(run)
+
+
 def test_changed_files_are_read_again(run):
     found = Run(run)
     assert found.last_step == 2 and found.settings["seed"] == 3
