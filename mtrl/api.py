@@ -297,20 +297,21 @@ def override(key: str, value: Any) -> str:
 
 
 def run_command(words: list[str], show: Callable[[str], object]) -> None:
-    """Run the command until it ends. Each Ctrl-C is forwarded to the command as SIGINT: at the first one it saves, at
-    the second one it ends at once.
+    """Run the command (`command`) until it ends, or until this process ends, when it gets SIGTERM. Each Ctrl-C is
+    forwarded to the command as SIGINT: at the first one it saves, at the second one it ends at once.
 
     Raises:
         UserError: the exit status is not 0.
     """
     last = ""
+    python, flag, *module = words
     process = subprocess.Popen(
-        words,
+        [python, flag, "mtrl.command.attached", *module],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,  # a terminal would send Ctrl-C to the command too, which would get two signals for one
+        start_new_session=True,  # terminals and Jupyter signal the group, so the command would get two signals for one
     )
     try:
         for line in process.stdout or ():

@@ -1,8 +1,10 @@
 """The Python API: trainers and evaluators build commands, run them, and accept arguments of SageMaker AI."""
 
 import json
+import os
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -107,32 +109,49 @@ def test_the_folder_of_results_may_be_an_override_or_in_the_home_folder(monkeypa
         assert evaluator.output == tmp_path / "report" and f"evaluation.output={tmp_path}/report" in evaluator.command
 
 
-def test_one_interruption_is_one_signal_to_the_command(monkeypatch):
-    """A terminal sends Ctrl-C to the session of the foreground, so the command must have a session of its own."""
+def run_program(code, folder, monkeypatch, show=None):
+    """Run a module with this code as a command of the API, and return its lines."""
+    (folder / "own_program.py").write_text(code)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), str(Path(api.__file__).parent.parent)]))
     monkeypatch.setattr(api, "subprocess", subprocess)
     lines = []
-    api.run_command([sys.executable, "-ISc", "import os; print(os.getsid(0) == os.getpid())"], lines.append)
-    assert lines == ["True"]
+    api.run_command([sys.executable, "-m", "own_program"], show or lines.append)
+    return lines
+
+
+def test_one_interruption_is_one_signal_to_the_command(monkeypatch, tmp_path):
+    """A terminal sends Ctrl-C to all processes of the foreground, so the command must have a session of its own. It
+    ends with the process that started it: signal 15 comes when the parent has ended."""
+    lines = run_program(
+        """
+import ctypes, os
+number = ctypes.c_int()
+ctypes.CDLL(None).prctl(2, ctypes.byref(number))
+print(os.getsid(0) == os.getpid(), number.value)
+""",
+        tmp_path,
+        monkeypatch,
+    )
+    assert lines == ["True 15"]
 
 
 def test_an_interrupted_command_may_print_more_than_a_pipe_holds(monkeypatch, tmp_path):
-    monkeypatch.setattr(api, "subprocess", subprocess)
     code = """
-import sys, time
+import time
 try:
     print("begun", flush=True)
     time.sleep(60)
 except KeyboardInterrupt:
     print("x" * 200_000, flush=True)
-    open(sys.argv[1], "w").close()
+    open(__file__ + ".saved", "w").close()
 """
 
     def show(line):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        api.run_command([sys.executable, "-ISc", code, str(tmp_path / "saved")], show)
-    assert (tmp_path / "saved").exists()
+        run_program(code, tmp_path, monkeypatch, show)
+    assert (tmp_path / "own_program.py.saved").exists()
 
 
 ROLE = "arn:aws:iam::123456789012:role/SageMakerRole"
