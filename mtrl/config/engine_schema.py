@@ -125,7 +125,7 @@ class AgentConfig:
     the main conversation whose request was sent again)."""
     host: str = "127.0.0.1"
     """Address of this machine at which programs reach the model."""
-    port: int = number(0, at_least=0)
+    port: int = number(0, at_least=0, at_most=65535)
     """Port at that address; 0: a free port."""
     env: dict[str, str] = field(default_factory=dict)
     """command: additional environment variables of the program. They are written to config.yaml, so they must hold no

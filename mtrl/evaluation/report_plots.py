@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mtrl.evaluation.report import KINDS, ModelsReport
 from mtrl.evaluation.report_style import COLOURS
-from mtrl.evaluation.report_tables import each_result, name
+from mtrl.evaluation.report_tables import each_result, level_text, name
 from mtrl.evaluation.results import ModelResult
 from mtrl.figures.style import STYLE, to_svg
 from mtrl.scoring.agreement import succeeded
@@ -45,7 +45,7 @@ def success(report: ModelsReport) -> str:
         axes.plot(
             [], [], "D", color=MUTED, markersize=5, markerfacecolor="none", linestyle="", label="the reward's claim"
         )
-        axes.plot([], [], color=INK, linewidth=1.6, label=f"{report.method['confidence']:.0%} interval")
+        axes.plot([], [], color=INK, linewidth=1.6, label=f"{level_text(report)} interval")
         _categories(axes, [label for label, _ in rows])
         _shares(axes.xaxis)
         axes.set_xlim(0, 1.02)

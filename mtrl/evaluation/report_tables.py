@@ -30,9 +30,14 @@ class Table:
     note: str = ""
 
 
+def level_text(report: ModelsReport) -> str:
+    """Format the level of the confidence intervals: 95%, 99.9%."""
+    return f"{100 * report.method['confidence']:.6g}%"
+
+
 def headline(report: ModelsReport) -> Table:
     rows = [_success_row(name, result) for name, _, result in each_result(report)]
-    level = f"{report.method['confidence']:.0%}"
+    level = level_text(report)
     note = (
         f"Success: the scorer gives at least {short(report.method['success_threshold'])}; completion: the "
         "episode holds an answer that the task can read, right or wrong. "
@@ -81,7 +86,7 @@ def comparison(report: ModelsReport) -> Table | None:
     ]
     tests = sorted({f"{c.kind}: {c.test}" for c in report.comparisons})
     note = (
-        f"On the same rows. Differences in points, with their {report.method['confidence']:.0%} interval. "
+        f"On the same rows. Differences in points, with their {level_text(report)} interval. "
         f"p: two-sided; {'; '.join(tests)}. p (Holm): for the number of models compared with."
     )
     head = ["models", "success", "difference", "won / lost / tied", "p", "p (Holm)", "rows"]

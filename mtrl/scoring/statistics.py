@@ -52,7 +52,7 @@ def wilson(successes: float, trials: float, level: float = 0.95) -> tuple[float,
     """
     if not (trials > 0 and 0 <= successes <= trials and 0 < level < 1):
         raise ValueError(f"no interval at level {level} for {successes} successes in {trials} trials")
-    z = NormalDist().inv_cdf((1 + level) / 2)
+    z = _z(level)
     rate = successes / trials
     scale = 1 + z * z / trials
     centre = (rate + z * z / (2 * trials)) / scale
@@ -60,6 +60,14 @@ def wilson(successes: float, trials: float, level: float = 0.95) -> tuple[float,
     low = 0.0 if successes == 0 else max(centre - half, 0.0)  # at the ends the formula is exact except for rounding
     high = 1.0 if successes == trials else min(centre + half, 1.0)
     return low, high
+
+
+def _z(level: float) -> float:
+    """Return the number of standard deviations on either side of the mean that hold `level` of a normal distribution.
+
+    It is computed from the lower tail, because (1 + level) / 2 rounds to 1 for levels close to 1.
+    """
+    return -NormalDist().inv_cdf((1 - level) / 2)
 
 
 def success_rate(outcomes: Sequence[Sequence[float]], level: float = 0.95) -> Rate:
@@ -148,7 +156,7 @@ def mean_difference(differences: Sequence[float], level: float = 0.95) -> Differ
     padded = [*differences, 1.0, -1.0]
     centre = math.fsum(padded) / len(padded)
     variance = math.fsum((d - centre) ** 2 for d in padded) / len(padded) ** 2
-    half = NormalDist().inv_cdf((1 + level) / 2) * math.sqrt(variance)
+    half = _z(level) * math.sqrt(variance)
     return Difference(mean, min(max(centre - half, -1.0), mean), max(min(centre + half, 1.0), mean))
 
 

@@ -81,9 +81,12 @@ def _calls_of(trajectory: Trajectory) -> Iterable[tuple[str, bool]]:
 
 
 def _message_calls(calls: list[dict[str, Any]], reply: list[Message]) -> Iterable[tuple[str, bool]]:
-    answers = {message.get("tool_call_id"): message for message in reply if message.get("role") == "tool"}
-    for call in calls:
-        answer = answers.get(call.get("id"), {})
+    results = [message for message in reply if message.get("role") == "tool"]
+    by_id = {message["tool_call_id"]: message for message in results if message.get("tool_call_id") is not None}
+    for place, call in enumerate(calls):
+        # Without ids, a server answers calls in their order.
+        in_order = {} if by_id or place >= len(results) else results[place]
+        answer = by_id.get(call.get("id"), in_order)
         name = answer.get("name") or (call.get("function") or {}).get("name")
         content = answer.get("content")
         wrong = "malformed" in call or (isinstance(content, str) and content.startswith("Error"))

@@ -116,3 +116,7 @@ def test_state_is_that_of_classes_and_modules():
         leaky_class.Leaky.seen.pop()
     assert not changed(before, snapshot(family))
     assert not [name for name in before if json.dumps(name).startswith('"mtrl.')]
+
+
+def test_a_deep_answer_is_no_json_object():
+    assert json_object('{"a": ' + "[" * 100_000) is None

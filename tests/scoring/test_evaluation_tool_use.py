@@ -33,6 +33,13 @@ def test_tool_calls_and_their_errors():
     assert used(with_calls(calls, replies)) == {"look": (2, 1), MALFORMED: (1, 1), "unknown": (1, 1)}
 
 
+def test_results_without_ids_answer_the_calls_in_their_order():
+    calls = [{"function": {"name": name}} for name in ("look", "look", "open")]
+    replies = [{"role": "tool", "content": content} for content in ("fine", "Error: no", "Error: no")]
+    assert used(with_calls(calls, replies)) == {"look": (2, 1), "open": (1, 1)}
+    assert used(with_calls(calls, replies[:2])) == {"look": (2, 1), "open": (1, 0)}
+
+
 @pytest.mark.parametrize(
     ("answer", "names"),
     [

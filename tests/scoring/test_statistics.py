@@ -38,6 +38,11 @@ def test_wilson_solves_its_equation(trials, data, level):
         assert (rate - end) ** 2 == pytest.approx(z * z * end * (1 - end) / trials, abs=1e-9)
 
 
+def test_a_level_close_to_one_has_an_interval():
+    low, high = wilson(3, 10, 0.9999999999999999)
+    assert 0 < low < wilson(3, 10, 0.999999)[0] and wilson(3, 10, 0.999999)[1] < high < 1
+
+
 def test_wilson_is_symmetric_and_narrows():
     low, high = wilson(3, 10)
     assert wilson(7, 10) == pytest.approx((1 - high, 1 - low))
