@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-from mtrl.environments.tools import NAME, Tool, ToolError
+from mtrl.environments.tools import Tool, ToolError
 from mtrl.errors import UserError
 from mtrl.mcp.stdio_server import StdioServer
 
@@ -123,11 +123,6 @@ class Connection:
                 return tools
 
     def _tool(self, offered: Any) -> Tool:
-        if not NAME.fullmatch(offered.name):
-            raise UserError(
-                f"{self.name} has a tool named {offered.name[:80]!r}; a name has 1 to 64 letters, digits, _ or -"
-            )
-
         async def call(**arguments: Any) -> str:
             return await self.call(offered.name, arguments)
 
