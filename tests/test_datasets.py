@@ -256,8 +256,8 @@ def test_columns_become_prompt_and_ground_truth(raw, prompt, ground_truth):
         ({"prompt": [{"role": "user", "content": {"text": "a"}}]}, "which is text or a list of parts"),
         ({"prompt": [{"role": "user", "content": None}]}, "which is text or a list of parts"),
         (
-            {"id": 5, "prompt": [{"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}]},
-            r"row 5 of data.path has a message with tool_calls=\[{'name': 'f'}\]; write a list of",
+            {"id": 5, "prompt": [{"role": "assistant", "content": "", "tool_calls": [{"tool": "f"}]}]},
+            r"row 5 of data.path has a message with tool_calls=\[{'tool': 'f'}\]; write a list of",
         ),
         (
             {"id": 5, "prompt": [{"role": "hacker", "content": "a"}]},
@@ -286,9 +286,11 @@ def test_keys_that_parquet_adds_to_messages_and_parts_are_left_out(tmp_path):
 @pytest.mark.parametrize("text", ['{"at": "x"}', "", None])
 def test_arguments_of_calls_are_objects(text):
     """OpenAI's format has their JSON text, and Parquet can hold no objects of different keys."""
-    call = {"type": "function", "function": {"name": "look", "arguments": text}}
-    row = to_row({"prompt": [{"role": "assistant", "content": "", "tool_calls": [call]}]}, "train", 0)
-    assert row["prompt"][0]["tool_calls"][0]["function"] == {"name": "look", "arguments": json.loads(text or "{}")}
+    plain = {"name": "look", "arguments": text}
+    calls = [{"id": "a", "type": "function", "function": plain}, {"id": "a", **plain}]
+    row = to_row({"prompt": [{"role": "assistant", "content": "", "tool_calls": calls}]}, "train", 0)
+    function = {"name": "look", "arguments": json.loads(text or "{}")}
+    assert row["prompt"][0]["tool_calls"] == [{"id": "a", "type": "function", "function": function}] * 2
 
 
 def test_load_rows_with_caps(tmp_path):

@@ -117,8 +117,8 @@ GOOD = json.dumps(CHATS[0])
         ('{"messages": [{"role": "user", "content": ["x"]}]}', r"the content of message 1 is \['x'\]; it must be text"),
         ('{"messages": [{"role": "user", "content": "x"}]}', "line 3: the assistant says nothing"),
         (
-            '{"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"name": "f"}]}]}',
-            r"line 3 has a message with tool_calls=\[{'name': 'f'}\]; write a list of",
+            '{"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"tool": "f"}]}]}',
+            r"line 3 has a message with tool_calls=\[{'tool': 'f'}\]; write a list of",
         ),
         (
             '{"messages": [{"role": "assistant", "content": "\\ud800"}]}',

@@ -55,7 +55,8 @@ def are_messages(value: Any) -> bool:
 
 def with_argument_objects(message: Message, where: str) -> Message:
     """Return a message whose calls of tools have objects as arguments, as renderers take them: OpenAI's format has
-    their JSON text. Text that holds no object stays as it is.
+    their JSON text. Text that holds no object stays as it is. Calls may also have name and arguments as keys of their
+    own, as some chat templates take them.
 
     Args:
         where: place of the message, for the error.
@@ -66,20 +67,22 @@ def with_argument_objects(message: Message, where: str) -> Message:
     calls = message.get("tool_calls")
     if not calls:
         return message
-    if not isinstance(calls, list) or not all(map(_is_call, calls)):
+    functions = [_function(call) for call in calls] if isinstance(calls, list) else [None]
+    if not all(functions):
         raise UserError(
             f"{where} has a message with tool_calls={str(calls)[:60]}; write a list of "
             '{"type": "function", "function": {"name": …, "arguments": {…}}}'
         )
-    return {**message, "tool_calls": [{**call, "function": _with_object(call["function"])} for call in calls]}
+    kept = [{k: v for k, v in call.items() if k not in ("name", "arguments")} for call in calls]
+    pairs = zip(kept, functions, strict=True)
+    return {**message, "tool_calls": [{"type": "function", **call, "function": function} for call, function in pairs]}
 
 
-def _is_call(value: Any) -> bool:
-    function = value.get("function") if isinstance(value, dict) else None
-    return isinstance(function, dict) and isinstance(function.get("name"), str)
-
-
-def _with_object(function: dict[str, Any]) -> dict[str, Any]:
+def _function(call: Any) -> dict[str, Any] | None:
+    """Return name and arguments of a call; None if it is no call of a function."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return None
     arguments = function.get("arguments")
     if arguments is None or isinstance(arguments, str):
         try:
@@ -87,7 +90,7 @@ def _with_object(function: dict[str, Any]) -> dict[str, Any]:
         except ValueError:
             found = None
         arguments = found if isinstance(found, dict) else arguments
-    return {**function, "arguments": arguments}
+    return {"name": function["name"], "arguments": arguments}
 
 
 def _is_message(value: Any) -> bool:
