@@ -72,7 +72,13 @@ class Connection:
             ToolError: the server answers with an error, or with a content that is no text.
             UserError: the server can answer no more.
         """
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._call(name, arguments), self._loop))
+        call = self._call(name, arguments)
+        try:
+            result = asyncio.run_coroutine_threadsafe(call, self._loop)
+        except RuntimeError:  # the session has ended, and its event loop with it
+            call.close()
+            raise self._failure(ConnectionError("the session has ended")) from None
+        return await asyncio.wrap_future(result)
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> str:
         from mcp import MCPError

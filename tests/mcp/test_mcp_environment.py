@@ -15,6 +15,7 @@ import pytest
 
 from mtrl.environments.tools import Tool
 from mtrl.errors import UserError
+from mtrl.mcp.connection import Connection
 from mtrl.mcp.environment import McpEnvironment
 
 SERVER = [sys.executable, str(Path(__file__).with_name("mcp_server_example.py"))]
@@ -115,8 +116,11 @@ def test_wrong_settings_are_named():
     ]:
         with pytest.raises(UserError, match=problem):
             McpEnvironment(**config)
-    with pytest.raises(UserError, match="cannot be reached"):
-        started(command=[], url="http://127.0.0.1:9/mcp")
+    connection = Connection([], {}, "http://127.0.0.1:9/mcp", 60.0)
+    with pytest.raises(UserError, match="cannot be reached"), connection:
+        pass
+    with pytest.raises(UserError, match="cannot be reached .*the session has ended"):  # and no fault of the tool
+        asyncio.run(connection.call("add", {}))
 
 
 def test_only_the_names_of_offered_tools_must_be_valid(monkeypatch):
