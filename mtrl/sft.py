@@ -23,6 +23,7 @@ from mtrl.config import keys
 from mtrl.config.outputs import check_local
 from mtrl.errors import UserError
 from mtrl.types import ROLES, Demonstration, Tools
+from mtrl.utils.prompt_column import with_argument_objects
 from mtrl.utils.strict_json import loads_text
 
 
@@ -99,12 +100,15 @@ def _conversation(line: str, where: str) -> Demonstration:
     for number, message in enumerate(messages, 1):
         if not isinstance(message, dict) or message.get("role") not in ROLES:
             raise UserError(f"{where}: message {number} has no role of {', '.join(ROLES)}")
+        if message.get("content") is None and message.get("tool_calls"):
+            message["content"] = ""
         if not isinstance(message.get("content"), str):
             raise UserError(
                 f"{where}: the content of message {number} is {message.get('content')!r:.60}; it must be text"
             )
     if all(message["role"] != "assistant" for message in messages):
         raise UserError(f"{where}: the assistant says nothing, so there is nothing to learn; add its message")
+    messages = [with_argument_objects(message, where) for message in messages]
     return Demonstration(messages, _tools(value.get("tools"), where))
 
 

@@ -256,6 +256,10 @@ def test_columns_become_prompt_and_ground_truth(raw, prompt, ground_truth):
         ({"prompt": [{"role": "user", "content": {"text": "a"}}]}, "which is text or a list of parts"),
         ({"prompt": [{"role": "user", "content": None}]}, "which is text or a list of parts"),
         (
+            {"id": 5, "prompt": [{"role": "assistant", "content": "", "tool_calls": [{"tool": "f"}]}]},
+            r"row 5 of data.path has a message with tool_calls=\[{'tool': 'f'}\]; write a list of",
+        ),
+        (
             {"id": 5, "prompt": [{"role": "hacker", "content": "a"}]},
             "row 5 of data.path has a message with role='hacker' in prompt; write one of system, user, assistant, tool",
         ),
@@ -267,7 +271,7 @@ def test_rows_without_a_prompt_are_user_errors(raw, message):
 
 
 def test_keys_that_parquet_adds_to_messages_and_parts_are_left_out(tmp_path):
-    call = {"type": "function", "function": {"name": "look", "arguments": "{}"}}
+    call = {"type": "function", "function": {"name": "look", "arguments": "{oops"}}
     parts = [{"type": "text", "text": "what is this?"}, {"type": "image", "image": "data:image/png;base64,"}]
     prompt = [
         {"role": "user", "content": parts},
@@ -277,6 +281,16 @@ def test_keys_that_parquet_adds_to_messages_and_parts_are_left_out(tmp_path):
     raw = read_file(tmp_path / "train.parquet")[0]
     assert raw["prompt"][0]["content"][0] == {**parts[0], "image": None}
     assert to_row(raw, "train", 0)["prompt"] == prompt
+
+
+@pytest.mark.parametrize("text", ['{"at": "x"}', "", None])
+def test_arguments_of_calls_are_objects(text):
+    """OpenAI's format has their JSON text, and Parquet can hold no objects of different keys."""
+    plain = {"name": "look", "arguments": text}
+    calls = [{"id": "a", "type": "function", "function": plain}, {"id": "a", **plain}]
+    row = to_row({"prompt": [{"role": "assistant", "content": "", "tool_calls": calls}]}, "train", 0)
+    function = {"name": "look", "arguments": json.loads(text or "{}")}
+    assert row["prompt"][0]["tool_calls"] == [{"id": "a", "type": "function", "function": function}] * 2
 
 
 def test_load_rows_with_caps(tmp_path):

@@ -8,8 +8,9 @@ import sys
 import pytest
 from transformers import Qwen3VLConfig
 
+from mtrl.environments.tool_calls import format_call, text_of
 from mtrl.errors import UserError
-from mtrl.sft import main
+from mtrl.sft import main, read_conversations
 from mtrl.types import Demonstration
 from tests import forked
 
@@ -91,6 +92,15 @@ def test_the_same_seed_writes_the_same_bytes(chats, tmp_path):
     assert one == other
 
 
+def test_calls_have_the_names_of_their_tools(tmp_path):
+    """OpenAI's format has the arguments of calls as JSON text, and null as the content beside them."""
+    call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": '{"at": "x"}'}}
+    messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    (tmp_path / "chats.jsonl").write_text(json.dumps({"messages": messages}))
+    (chat,) = read_conversations(tmp_path / "chats.jsonl")
+    assert text_of(chat.messages[1]) == format_call("look", {"at": "x"})
+
+
 GOOD = json.dumps(CHATS[0])
 
 
@@ -106,6 +116,10 @@ GOOD = json.dumps(CHATS[0])
         ('{"messages": [{"role": "user"}]}', "line 3: the content of message 1 is None; it must be text"),
         ('{"messages": [{"role": "user", "content": ["x"]}]}', r"the content of message 1 is \['x'\]; it must be text"),
         ('{"messages": [{"role": "user", "content": "x"}]}', "line 3: the assistant says nothing"),
+        (
+            '{"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"tool": "f"}]}]}',
+            r"line 3 has a message with tool_calls=\[{'tool': 'f'}\]; write a list of",
+        ),
         (
             '{"messages": [{"role": "assistant", "content": "\\ud800"}]}',
             "line 3: this is not JSON .*half of a surrogate",

@@ -73,7 +73,8 @@ def as_outcome(value: Any, what: str) -> ProgramResult | None:
         return value
     if not isinstance(value, Mapping):
         return ProgramResult(_rewards(value, what))
-    reward, metrics, error = value.get("reward", value.get("rewards")), value.get("metrics") or {}, None
+    reward, metrics, error = value.get("reward"), value.get("metrics") or {}, None
+    reward = value.get("rewards") if reward is None else reward
     if value.get("status") in ("error", "failed"):
         error = str(value.get("error") or value.get("message") or "the program reported that it failed")
     if not isinstance(metrics, Mapping):

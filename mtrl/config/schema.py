@@ -128,7 +128,7 @@ class EvalSamplingConfig(SamplingConfig):
 
     max_generate_length: int = number(II("generator.sampling_params.max_generate_length"), at_least=1)
     temperature: float = number(0.0, at_least=0, why="0 is greedy")
-    top_p: float = II("generator.sampling_params.top_p")
+    top_p: float = number(II("generator.sampling_params.top_p"), above=0, at_most=1)
     top_k: int = II("generator.sampling_params.top_k")
     stop: list[str] = II("generator.sampling_params.stop")  # noqa: RUF009
 

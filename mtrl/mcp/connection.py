@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-from mtrl.environments.tools import NAME, Tool, ToolError
+from mtrl.environments.tools import Tool, ToolError
 from mtrl.errors import UserError
 from mtrl.mcp.stdio_server import StdioServer
 
@@ -72,7 +72,13 @@ class Connection:
             ToolError: the server answers with an error, or with a content that is no text.
             UserError: the server can answer no more.
         """
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._call(name, arguments), self._loop))
+        call = self._call(name, arguments)
+        try:
+            result = asyncio.run_coroutine_threadsafe(call, self._loop)
+        except RuntimeError:  # the session has ended, and its event loop with it
+            call.close()
+            raise self._failure(ConnectionError("the session has ended")) from None
+        return await asyncio.wrap_future(result)
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> str:
         from mcp import MCPError
@@ -123,11 +129,6 @@ class Connection:
                 return tools
 
     def _tool(self, offered: Any) -> Tool:
-        if not NAME.fullmatch(offered.name):
-            raise UserError(
-                f"{self.name} has a tool named {offered.name[:80]!r}; a name has 1 to 64 letters, digits, _ or -"
-            )
-
         async def call(**arguments: Any) -> str:
             return await self.call(offered.name, arguments)
 

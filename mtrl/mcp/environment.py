@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
-from mtrl.environments.tools import ToolEnvironment, toolbox
+from mtrl.environments.tools import NAME, ToolEnvironment, toolbox
 from mtrl.errors import UserError, missing_extra
 from mtrl.mcp.connection import Connection
 from mtrl.types import Message, Row
@@ -56,7 +56,8 @@ class McpEnvironment(ToolEnvironment):
         """Start the server or connect to it, and add its tools to the toolbox.
 
         Raises:
-            UserError: the server does not start, or lacks a tool of `offered_tools`.
+            UserError: the server does not start, lacks a tool of `offered_tools`, or has an offered tool whose name no
+                model can call.
         """
         opening = super().reset(row)
         connection = self.resources.enter_context(Connection(self.command, self.env, self.url, self.start_timeout))
@@ -66,6 +67,11 @@ class McpEnvironment(ToolEnvironment):
             raise UserError(
                 f"environment.config.offered_tools has {', '.join(lacking)}, and {connection.name} has only: "
                 f"{', '.join(tools)}"
+            )
+        if wrong := next((name for name in names if not NAME.fullmatch(name)), None):
+            raise UserError(
+                f"{connection.name} has a tool named {wrong[:80]!r}, and a name may have 1 to 64 letters, digits, _ or "
+                "-; name the other tools that the model is offered by environment.config.offered_tools"
             )
         self.toolbox = toolbox(self.toolbox, {name: tools[name] for name in names})
         return opening

@@ -8,6 +8,7 @@ from typing import Any
 
 from mtrl.errors import UserError
 from mtrl.types import ROLES, Message
+from mtrl.utils.strict_json import strict_loads
 
 COLUMNS = ("prompt", "question")
 """Names of the column, the preferred one first."""
@@ -43,13 +44,53 @@ def prompt_messages(raw: dict[str, Any], row_id: str) -> list[Message]:
                 f"row {row_id} of data.path has a message with role={role[:60]!r} in {column}; write one of "
                 f"{', '.join(ROLES)}"
             )
-    return [_without_none(message) for message in prompt]
+    return [with_argument_objects(_without_none(message), f"row {row_id} of data.path") for message in prompt]
 
 
 def are_messages(value: Any) -> bool:
     """Return whether a value is a list of one or more messages with role and content: text, a list of parts, or None
     beside calls of tools."""
     return isinstance(value, list) and bool(value) and all(map(_is_message, value))
+
+
+def with_argument_objects(message: Message, where: str) -> Message:
+    """Return a message whose calls of tools have objects as arguments, as renderers take them: OpenAI's format has
+    their JSON text. Text that holds no object stays as it is. Calls may also have name and arguments as keys of their
+    own, as some chat templates take them.
+
+    Args:
+        where: place of the message, for the error.
+
+    Raises:
+        UserError: `tool_calls` is no list of calls of functions.
+    """
+    calls = message.get("tool_calls")
+    if not calls:
+        return message
+    functions = [_function(call) for call in calls] if isinstance(calls, list) else [None]
+    if not all(functions):
+        raise UserError(
+            f"{where} has a message with tool_calls={str(calls)[:60]}; write a list of "
+            '{"type": "function", "function": {"name": …, "arguments": {…}}}'
+        )
+    kept = [{k: v for k, v in call.items() if k not in ("name", "arguments")} for call in calls]
+    pairs = zip(kept, functions, strict=True)
+    return {**message, "tool_calls": [{"type": "function", **call, "function": function} for call, function in pairs]}
+
+
+def _function(call: Any) -> dict[str, Any] | None:
+    """Return name and arguments of a call; None if it is no call of a function."""
+    function = call.get("function", call) if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return None
+    arguments = function.get("arguments")
+    if arguments is None or isinstance(arguments, str):
+        try:
+            found = strict_loads(arguments or "{}")
+        except ValueError:
+            found = None
+        arguments = found if isinstance(found, dict) else arguments
+    return {"name": function["name"], "arguments": arguments}
 
 
 def _is_message(value: Any) -> bool:

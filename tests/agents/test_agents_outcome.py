@@ -18,6 +18,7 @@ from mtrl.agents.runner import ProgramResult, as_outcome
         (np.array([0.5, 1.0]), ProgramResult([0.5, 1.0])),
         ({"reward": 2}, ProgramResult(2.0)),
         ({"rewards": [1, 2]}, ProgramResult([1.0, 2.0])),
+        ({"reward": None, "rewards": [1, 2]}, ProgramResult([1.0, 2.0])),
         ({"reward": 1, "metrics": {"tests": np.int64(3)}}, ProgramResult(1.0, {"tests": 3.0})),
         ({"metrics": {"a": 1}}, ProgramResult(None, {"a": 1.0})),
         ({"status": "error", "error": "no disk"}, ProgramResult(None, {}, "no disk")),

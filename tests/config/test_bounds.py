@@ -14,8 +14,7 @@ from mtrl.errors import UserError
 BOUNDED = {path: key.bound for path, key in all_keys().items() if key.bound}
 FREE = (
     *("algorithm.turn_advantage_coef", "algorithm.entropy_coef", "generator.sampling_params.top_k"),
-    *("generator.eval_sampling_params.top_p", "generator.eval_sampling_params.top_k"),
-    *("evaluation.success_threshold", "evaluation.claim_threshold"),
+    *("generator.eval_sampling_params.top_k", "evaluation.success_threshold", "evaluation.claim_threshold"),
 )
 """Numbers without a bound."""
 

@@ -196,3 +196,11 @@ def test_images_are_sent_in_the_form_of_the_api():
     messages = [{"role": "user", "content": [text, {"type": "image", "image": "data:image/png;base64,AA=="}]}]
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
     assert to_wire(messages) == [{"role": "user", "content": [text, image]}]
+
+
+def test_calls_without_ids_are_sent_as_text():
+    """An API refuses a call without an id, and data may have none."""
+    calls = [{"type": "function", "function": {"name": "price", "arguments": {"of": "tea"}}}]
+    messages = [{"role": "assistant", "content": "so: ", "tool_calls": calls}, {"role": "tool", "content": "3"}]
+    text = 'so: <tool_call>{"name": "price", "arguments": {"of": "tea"}}</tool_call>'
+    assert to_wire(messages) == [{"role": "assistant", "content": text}, {"role": "user", "content": "3"}]

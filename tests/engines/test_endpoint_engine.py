@@ -171,6 +171,7 @@ def test_implausible_token_counts_are_zero():
         refusal(503, "overloaded"),
         refusal(529, "overloaded"),
         Reply(502, b"<html>bad gateway</html>"),
+        Reply(502, b"bad gateway", {"content-type": "text/html; charset=undefined"}),
         Reply(500, b"[" * 5000),
         Reply(200, b"{half a js"),
         Reply(200, b"\xff\xfe\x00"),

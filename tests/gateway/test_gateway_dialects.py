@@ -308,6 +308,9 @@ def test_errors_have_each_apis_own_form(live, opened, stream):
     with pytest.raises(openai.BadRequestError) as caught:
         responses.say("look", previous_response_id="resp_unknown")
     assert caught.value.param == "previous_response_id"
+    responses.items = [{"role": "system", "content": ""}]
+    with pytest.raises(openai.BadRequestError, match="input has only system messages without text"):
+        responses.ask(instructions="")
 
 
 def test_the_key_and_the_models_of_anthropics_client(live, opened):

@@ -7,11 +7,15 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from mtrl.environments.tools import Tool
 from mtrl.errors import UserError
+from mtrl.mcp.connection import Connection
 from mtrl.mcp.environment import McpEnvironment
 
 SERVER = [sys.executable, str(Path(__file__).with_name("mcp_server_example.py"))]
@@ -112,8 +116,22 @@ def test_wrong_settings_are_named():
     ]:
         with pytest.raises(UserError, match=problem):
             McpEnvironment(**config)
-    with pytest.raises(UserError, match="cannot be reached"):
-        started(command=[], url="http://127.0.0.1:9/mcp")
+    connection = Connection([], {}, "http://127.0.0.1:9/mcp", 60.0)
+    with pytest.raises(UserError, match="cannot be reached"), connection:
+        pass
+    with pytest.raises(UserError, match="cannot be reached .*the session has ended"):  # and no fault of the tool
+        asyncio.run(connection.call("add", {}))
+
+
+def test_only_the_names_of_offered_tools_must_be_valid(monkeypatch):
+    server = nullcontext(SimpleNamespace(name="the MCP server x", tools=[]))
+    server.enter_result.tools += [Tool(name, {"function": {"name": name}}, print) for name in ("look", "shop.open")]
+    monkeypatch.setattr("mtrl.mcp.environment.Connection", lambda *_: server)
+    environment = started(offered_tools=["look"])
+    assert [*environment.toolbox] == ["look"]
+    environment.close()
+    with pytest.raises(UserError, match=r"x has a tool named 'shop\.open', .* by environment\.config\.offered_tools"):
+        started()
 
 
 def test_a_server_ends_with_a_killed_trainer(tmp_path):

@@ -238,7 +238,8 @@ class ChatClient:
                     content = await read_body(response.aiter_bytes(), self.largest)
                 except ResponseTooLargeError as error:
                     raise GarbledAnswerError(str(error)) from None
-        headers = {key: response.headers[key] for key in ("content-type", "retry-after") if key in response.headers}
+        # Without its type the text is decoded as UTF-8. A server can name a charset whose decoder raises errors.
+        headers = {key: value for key, value in response.headers.items() if key == "retry-after"}
         return httpx.Response(response.status_code, headers=headers, content=content)
 
     def _own_connections(self) -> _Connections:

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from mtrl.environments.tool_calls import OPEN, TextCall
+from mtrl.environments.tool_calls import OPEN, TextCall, text_of
 from mtrl.types import Generation, Message
 from mtrl.utils.strict_json import strict_loads
 
@@ -40,8 +40,9 @@ def to_wire(messages: list[Message]) -> list[Message]:
     """Return the messages in the form that OpenAI's API takes.
 
     The API takes arguments as JSON text, a tool result must name a call of the assistant, and unknown keys may be
-    refused. Unknown keys and the reasoning of past turns are therefore not sent. Calls in the text form are sent as
-    that text. A tool result that answers such a call, or no call, is sent as a user message.
+    refused. Unknown keys and the reasoning of past turns are therefore not sent. Calls in the text form, and calls of a
+    message of which one has no id, are sent as text. A tool result that answers such a call, or no call, is sent as a
+    user message.
     """
     wire: list[Message] = []
     called: set[str] = set()
@@ -51,7 +52,9 @@ def to_wire(messages: list[Message]) -> list[Message]:
         content = [_part_to_wire(part) for part in content] if isinstance(content, list) else content
         sent: Message = {"role": role, "content": content}
         calls = message.get("tool_calls") or []
-        if role == "assistant" and calls and not (isinstance(content, str) and OPEN in content):
+        if role == "assistant" and not all(isinstance(call.get("id"), str) for call in calls):
+            sent["content"] = text_of(message)
+        elif role == "assistant" and calls and not (isinstance(content, str) and OPEN in content):
             sent["tool_calls"] = [_call_to_wire(call) for call in calls]
             called.update(call["id"] for call in sent["tool_calls"])
         elif role == "tool" and message.get("tool_call_id") in called:

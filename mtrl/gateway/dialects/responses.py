@@ -212,7 +212,10 @@ def _with_instructions(body: dict[str, Any], conversation: list[Message]) -> lis
     leading = next((i for i, message in enumerate(conversation) if message["role"] != "system"), len(conversation))
     system = [text for text in (instructions, *(message["content"] for message in conversation[:leading])) if text]
     first: list[Message] = [{"role": "system", "content": "\n\n".join(system)}] if system else []
-    return [*first, *conversation[leading:]]
+    messages = [*first, *conversation[leading:]]
+    if not messages:
+        raise fields.bad("input", "has only system messages without text; add a message of the user")
+    return messages
 
 
 def read_tools(body: dict[str, Any]) -> Tools:
