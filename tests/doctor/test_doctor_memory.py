@@ -396,6 +396,10 @@ def test_a_plan_is_json():
             "tensor_parallel_size=8 does not divide the model's 28 attention heads; take one of 1, 2, 4",
         ),
         (
+            ["model=llama3_2_3b", "generator=vllm", "generator.vllm.tensor_parallel_size=6"],
+            "tensor_parallel_size=6 is neither a divisor nor a multiple of the model's 8 heads .*; take one of 1, 2, 4",
+        ),
+        (
             ["model=qwen2_5_7b", "placement.ranks=8", "trainer.tensor_parallel=8"],
             "trainer.tensor_parallel=8 does not divide the model's 4 heads of keys and values; use a divisor of 4",
         ),
