@@ -467,3 +467,19 @@ def test_adapters_are_merged_bucket_by_bucket_unless_servers_read_files(folder, 
     _, memory = memory_of(f"model.path={folder}", "model.lora_rank=4", *servers)
     merged = memory.model.parameters * memory.layout.computed if way == "disk" else 1000
     assert memory.host()["step"] == 2 * memory.adapters * 4 + merged
+
+
+@pytest.mark.parametrize(
+    ("more", "copies"),
+    [
+        (["placement.ranks=8"], 2),
+        (["placement.ranks=8", "model.lora_rank=4"], 2),
+        (["model.lora_rank=4", "model.dtype=bfloat16"], 2),
+        (["model.dtype=bfloat16"], 0),
+    ],
+)
+def test_the_export_has_the_whole_weights_twice_in_main_memory(folder, more, copies):
+    """A single rank without mixed precision and without adapters writes the module that it has."""
+    _, memory = memory_of(f"model.path={folder}", "generator.local.process=false", *more)
+    host = memory.host()
+    assert host["export"] - host["step"] == copies * memory.model.parameters * memory.layout.stored
