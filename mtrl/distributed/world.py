@@ -118,12 +118,16 @@ class World:
         return box[0]
 
     def gather(self, value: T) -> list[T] | None:
-        """Return the values of all ranks, in the order of ranks, on the leader; None on the other ranks."""
+        """Return the values of all ranks, in the order of ranks, on the leader; None on the other ranks. Those of
+        followers must be picklable; the leader's own value is returned itself, so that it may be large."""
         if self.links is None:
             return [value]
         boxes: list[Any] | None = [None] * self.size if self.is_leader else None
         with self.reporting_errors():
-            dist.gather_object(value, boxes, 0, self.links.answers)
+            # PyTorch pads the message of every rank to the longest one, so weights that rank 0 returns must not be one.
+            dist.gather_object(None if self.is_leader else value, boxes, 0, self.links.answers)
+        if boxes is not None:
+            boxes[0] = value
         return boxes
 
     def close(self) -> None:

@@ -37,6 +37,7 @@ def check_limits(config: Config, model: Architecture) -> None:
     if servers is not None:
         key = f"generator.{config.generator.backend}.tensor_parallel_size"
         _check_heads(key, servers.tensor_parallel_size, model)
+        _check_shared_heads(key, servers.tensor_parallel_size, model)
 
 
 def _check_heads(key: str, parts: int, model: Architecture) -> None:
@@ -45,6 +46,20 @@ def _check_heads(key: str, parts: int, model: Architecture) -> None:
         raise UserError(
             f"{key}={parts} does not divide the model's {model.num_attention_heads} attention heads; take one of "
             f"{sizes}"
+        )
+
+
+def _check_shared_heads(key: str, gpus: int, model: Architecture) -> None:
+    """Check that the GPUs of a server can divide the heads of keys and values equally, or hold equally many copies of
+    each: vLLM and SGLang end at other numbers after they have started."""
+    heads = model.num_key_value_heads
+    if heads % gpus and gpus % heads:
+        sizes = ", ".join(
+            str(size) for size in range(1, gpus) if not model.num_attention_heads % size and not heads % size
+        )
+        raise UserError(
+            f"{key}={gpus} is neither a divisor nor a multiple of the model's {heads} heads of keys and values; take "
+            f"one of {sizes}"
         )
 
 

@@ -76,11 +76,14 @@ def answer(command: list[str], seconds: float = SECONDS) -> str:
 
 def driver_cuda() -> str | None:
     """Return the newest CUDA version that the NVIDIA driver supports, from the header of `nvidia-smi`; None without a
-    driver."""
+    driver.
+
+    Newer drivers name it `CUDA UMD Version`, that of the user-mode driver, where older ones name it `CUDA Version`.
+    """
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
-    found = re.search(r"CUDA Version:\s*(\d+\.\d+)", answer([program], 20.0))
+    found = re.search(r"CUDA (?:UMD )?Version:\s*(\d+\.\d+)", answer([program], 20.0))
     return found[1] if found else None
 
 

@@ -395,7 +395,8 @@ class Memory:
     # The main memory of the machine
 
     def host(self) -> dict[str, int]:
-        """Return the bytes of the first machine's main memory: while models are loaded, and during a step."""
+        """Return the bytes of the first machine's main memory: while models are loaded, during a step, and at most
+        during the export, for which rank 0 gathers the whole weights and `mtrl.models.tiny.save` copies them."""
         layout, model = self.layout, self.model
         loading = self._in_rank_0()
         if self.config.trainer.fsdp.cpu_offload:
@@ -406,7 +407,9 @@ class Memory:
         if self.offloads_inputs:  # PyTorch rounds page-locked memory up to powers of two
             away += self.recomputed_layers * (1 << (self.layer_input - 1).bit_length())
         files = 3 * model.parameters * layout.computed if self._by_shared_memory() else 0
-        return {"loading": loading, "step": layout.ranks_here * away + self._sent() + self._changes() + files}
+        step = layout.ranks_here * away + self._sent()
+        whole = 2 * model.parameters * layout.stored if layout.sharded or self.adapters else 0
+        return {"loading": loading, "step": step + self._changes() + files, "export": step + whole}
 
     def _loaded(self) -> int:
         """Return the bytes of the weights of all models."""

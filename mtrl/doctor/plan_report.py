@@ -86,7 +86,7 @@ def _facts(plan: Plan) -> Iterator[Text]:
     host = memory.host()
     yield Text(
         f"memory of the first machine: {gib(host['loading'])} GiB while models are loaded, "
-        f"{gib(host['step'])} GiB in a step"
+        f"{gib(host['step'])} GiB in a step, {gib(host['export'])} GiB during the export"
     )
 
 

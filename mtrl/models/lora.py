@@ -258,18 +258,19 @@ class LoraWeights:
 
 
 @torch.no_grad()
-def merged_state_of(state: Mapping[str, Tensor], adapters: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:
+def merged_state_of(state: dict[str, Tensor], adapters: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:
     """Return the state of the merged model from whole tensors that were gathered before.
 
     Args:
-        state: state of the plain module, or of peft's module; adapters in it are left out.
+        state: state of the plain module, or of peft's module. Only the adapters in it stay in it: each matrix is
+            removed when it is merged, so that no more than one of them exists twice.
 
     Raises:
         ValueError: an adapter has no matrix.
     """
-    plain = {plain_name(name): value for name, value in state.items() if not _NAME.fullmatch(name)}
+    plain = {plain_name(name): state.pop(name) for name in list(state) if not _NAME.fullmatch(name)}
     check_matrices(plain, adapters)
-    return dict(merged_tensors(plain.items(), adapters, scaling))
+    return dict(merged_tensors(((name, plain.pop(name)) for name in list(plain)), adapters, scaling))
 
 
 def check_matrices(names: Collection[str], adapters: Mapping[str, Tensor]) -> None:

@@ -26,6 +26,8 @@ got = world.broadcast(value if world.is_leader else "not looked at")
 print(got, got is value)
 print(world.scatter([("a", 1), ("b", 2)] if world.is_leader else None))
 print(world.gather(f"of {world.rank}"))
+own = threading.Lock() if world.is_leader else world.rank  # a lock cannot be sent
+print(world.is_leader == (world.gather(own) == [own, 1]))
 
 held = []
 def beside():
@@ -86,6 +88,7 @@ def test_values_are_broadcast_scattered_and_gathered(tmp_path):
         "{'leader': tensor([1., 1.])} True",
         "('a', 1)",
         "['of 0', 'of 1']",
+        "True",
         "3 [21] 2 0 True",
         "False ['MainThread']",
     ]
@@ -93,6 +96,7 @@ def test_values_are_broadcast_scattered_and_gathered(tmp_path):
         "{'leader': tensor([1., 1.])} False",
         "('b', 2)",
         "None",
+        "True",
         "3 [21] 2 1 False",
         "False ['MainThread']",
     ]

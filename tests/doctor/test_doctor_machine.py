@@ -1,8 +1,8 @@
-"""The memory of this machine, as its kernel reports it."""
+"""The memory of this machine, as its kernel reports it, and the version of its driver."""
 
 import pytest
 
-from mtrl.doctor.machine import memory
+from mtrl.doctor.machine import driver_cuda, memory
 
 GIB = 2**30
 MEMINFO = "MemTotal: 67108864 kB\nMemFree: 1 kB\nMemAvailable: 52428800 kB\nHugePages_Total: 0\n"
@@ -52,3 +52,19 @@ def test_free_memory_is_what_the_container_and_the_job_leave(tmp_path, cgroup, f
 
 def test_a_machine_without_these_files_has_unknown_memory(tmp_path):
     assert memory(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("header", "version"),
+    [
+        ("| NVIDIA-SMI 560.35.03    Driver Version: 560.35.03    CUDA Version: 12.6     |", "12.6"),
+        ("| NVIDIA-SMI 610.43.02    KMD Version: 610.43.02    CUDA UMD Version: 13.3     |", "13.3"),
+        ("No devices were found", None),
+    ],
+)
+def test_the_header_of_every_driver_has_its_cuda_version(header, version, tmp_path, monkeypatch):
+    program = tmp_path / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\necho '{header}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert driver_cuda() == version

@@ -396,6 +396,10 @@ def test_a_plan_is_json():
             "tensor_parallel_size=8 does not divide the model's 28 attention heads; take one of 1, 2, 4",
         ),
         (
+            ["model=llama3_2_3b", "generator=vllm", "generator.vllm.tensor_parallel_size=6"],
+            "tensor_parallel_size=6 is neither a divisor nor a multiple of the model's 8 heads .*; take one of 1, 2, 4",
+        ),
+        (
             ["model=qwen2_5_7b", "placement.ranks=8", "trainer.tensor_parallel=8"],
             "trainer.tensor_parallel=8 does not divide the model's 4 heads of keys and values; use a divisor of 4",
         ),
@@ -463,3 +467,19 @@ def test_adapters_are_merged_bucket_by_bucket_unless_servers_read_files(folder, 
     _, memory = memory_of(f"model.path={folder}", "model.lora_rank=4", *servers)
     merged = memory.model.parameters * memory.layout.computed if way == "disk" else 1000
     assert memory.host()["step"] == 2 * memory.adapters * 4 + merged
+
+
+@pytest.mark.parametrize(
+    ("more", "copies"),
+    [
+        (["placement.ranks=8"], 2),
+        (["placement.ranks=8", "model.lora_rank=4"], 2),
+        (["model.lora_rank=4", "model.dtype=bfloat16"], 2),
+        (["model.dtype=bfloat16"], 0),
+    ],
+)
+def test_the_export_has_the_whole_weights_twice_in_main_memory(folder, more, copies):
+    """A single rank without mixed precision and without adapters writes the module that it has."""
+    _, memory = memory_of(f"model.path={folder}", "generator.local.process=false", *more)
+    host = memory.host()
+    assert host["export"] - host["step"] == copies * memory.model.parameters * memory.layout.stored

@@ -5,6 +5,7 @@ import copy
 import pickle
 import sys
 import warnings
+import weakref
 from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 
@@ -440,3 +441,13 @@ def test_names_that_peft_takes_for_stacked_experts_are_refused_with_those_that_w
     assert proposed == ["k_proj", "o_proj", "q_proj", "v_proj"]
     adapted = add_adapters(model, replace(config, lora_target_modules=proposed))
     assert len(adapter_state(adapted)) == 2 * 2 * 4
+
+
+def test_a_matrix_is_freed_when_its_merged_copy_exists():
+    adapted = trained(build())
+    state = copies(adapted.state_dict())
+    matrices = [weakref.ref(value) for name, value in state.items() if name.endswith(".base_layer.weight")]
+    adapters = adapter_state(adapted)
+    merged = merged_state_of(state, adapters, scaling_of(adapted))
+    assert matrices and not any(matrix() is not None for matrix in matrices), "an export would hold the model twice"
+    assert same(merged, merged_state(adapted)) and state.keys() == adapters.keys()

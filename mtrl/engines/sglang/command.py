@@ -25,6 +25,8 @@ OURS = {
     "data-parallel-size": "generator.sglang.replicas=N starts N servers, whose weights can be synced",
     "dp-size": "generator.sglang.replicas=N starts N servers, whose weights can be synced",
     "dp": "generator.sglang.replicas=N starts N servers, whose weights can be synced",
+    "pipeline-parallel-size": "mtrl gives a server the GPUs of generator.sglang.tensor_parallel_size only",
+    "pp-size": "mtrl gives a server the GPUs of generator.sglang.tensor_parallel_size only",
 }
 """Arguments that `generator.sglang.args` may not have, and the reason. (SGLang cannot sync weights to its own
 data-parallel replicas.)"""

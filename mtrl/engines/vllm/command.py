@@ -26,6 +26,7 @@ OURS = {
     "data_parallel_size": "generator.vllm.replicas=N starts N servers",
     "api_server_count": "generator.vllm.replicas=N starts N servers",
     "tensor_parallel_size": "generator.vllm.tensor_parallel_size=N sets it",
+    "pipeline_parallel_size": "mtrl gives a server the GPUs of generator.vllm.tensor_parallel_size only",
     "headless": "the server must answer requests",
     "grpc": "mtrl uses HTTP",
 }

@@ -219,8 +219,9 @@ class Policy:
             adapters = {name: state[name] for name in named_tensors(self.model, trainable_only=True)}
             save_adapter(self.model, folder / "adapter", adapters)
 
-    def _plain(self, state: Mapping[str, Tensor]) -> Any:
-        """Return the model with these whole weights, without sharding and adapters, for saving only: it cannot run."""
+    def _plain(self, state: dict[str, Tensor]) -> Any:
+        """Return the model with these whole weights, without sharding and adapters, for saving only: it cannot run.
+        With adapters, only they stay in `state`."""
         model = self.model
         if self.adapted:
             from mtrl.models.lora import merged_state_of, scaling_of

@@ -108,7 +108,7 @@ def test_additional_arguments_have_the_names_of_sglang():
     assert "--sleep-on-idle" not in argv
 
 
-@pytest.mark.parametrize("name", list(OURS))
+@pytest.mark.parametrize("name", [*OURS, "pp-size"])
 def test_reserved_arguments_are_refused(name):
     for spelling in (name, f"--{name}", name.replace("-", "_")):
         with pytest.raises(UserError, match=f"generator.sglang.args has {name}, which cannot be set: .+; remove it"):

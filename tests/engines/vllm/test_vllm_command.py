@@ -73,7 +73,7 @@ def test_additional_arguments_override_settings_in_any_spelling():
     assert argv[argv.index("--allowed-origins") + 1 :][:2] == ["a", "b"]
 
 
-@pytest.mark.parametrize("name", list(OURS))
+@pytest.mark.parametrize("name", [*OURS, "pipeline_parallel_size"])
 def test_reserved_arguments_are_refused(name):
     with pytest.raises(UserError, match=f"generator.vllm.args has {name}, which cannot be set: .+; remove it"):
         command(VllmConfig(args={f"--{name.replace('_', '-')}": "x"}))
