@@ -73,7 +73,7 @@ def check(cfg: DictConfig) -> list[str]:
     _no_missing(cfg, values)
     check_secrets(values)
     _local_folders(cfg)
-    _plugins(cfg)
+    import_plugins(cfg.plugins)
     check_values(values)
     warnings = [warning for part in _PARTS for warning in part(cfg) or ()]
     return [*warnings, *hints(cfg, values)]
@@ -112,10 +112,6 @@ def _local_folders(cfg: DictConfig) -> None:
     for path in ("run_dir", "evaluation.output", "preflight.json"):
         value = OmegaConf.select(cfg, path)
         check_local(f"{path}={value}", value)
-
-
-def _plugins(cfg: DictConfig) -> None:
-    import_plugins(cfg.plugins)
 
 
 def import_plugins(modules: Sequence[str]) -> None:

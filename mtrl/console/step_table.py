@@ -58,18 +58,21 @@ COLUMNS = (
 """Columns in order of importance: a narrow terminal shows the first ones."""
 
 
-class StepTable:
-    """Aligned lines, one per step; the titles are repeated every `repeat` lines."""
+REPEAT = 20
+"""Number of lines after which the titles are shown again."""
 
-    def __init__(self, repeat: int = 20):
-        self._repeat = repeat
+
+class StepTable:
+    """Aligned lines, one per step; the titles are repeated every `REPEAT` lines."""
+
+    def __init__(self) -> None:
         self._rows = 0
         self._columns: list[Column] = []
 
     def lines(self, metrics: Mapping[str, Any], width: int) -> list[Text]:
         """Return the line of one step. The titles precede it if they are due or if the columns have changed."""
         columns = _fitting(width)
-        titled = self._rows % self._repeat == 0 or columns != self._columns
+        titled = self._rows % REPEAT == 0 or columns != self._columns
         self._rows = 1 if titled else self._rows + 1
         self._columns = columns
         row = Text.assemble(*(column.cell(metrics) for column in columns))

@@ -43,10 +43,10 @@ def over_the_run(record: Record, key: str, steps: int | None = None) -> Change |
     return compare(values[:width], values[-width:], noise(values)) if width >= 3 else None
 
 
-def between_last(record: Record, key: str, steps: int | None = None) -> Change | None:
+def between_last(record: Record, key: str) -> Change | None:
     """Return the change from the second-to-last window to the last."""
     values = record.series(key).values
-    width = min(steps or record.window, len(values) // 2)
+    width = min(record.window, len(values) // 2)
     return compare(values[-2 * width : -width], values[-width:], noise(values)) if width >= 3 else None
 
 
@@ -94,10 +94,10 @@ def span(series: Series) -> tuple[int, int]:
     return (int(series.steps[0]), int(series.steps[-1])) if len(series) else (0, 0)
 
 
-def from_to(name: str, change: Change, show: object = short) -> str:
+def from_to(name: str, change: Change) -> str:
     """Return a sentence such as `name went from 0.21 to 0.62 (± 0.02)`."""
     error = f" (± {short(2 * change.error)})" if 0 < change.error < math.inf else ""
-    return f"{name} went from {show(change.before)} to {show(change.after)}{error}"  # type: ignore[operator]
+    return f"{name} went from {short(change.before)} to {short(change.after)}{error}"
 
 
 def evaluations(record: Record, key: str, name: str) -> str | None:

@@ -105,16 +105,16 @@ class Evaluation:
         total = sum(kind.episodes for kind in runner.kinds) * len(self.sources)
         remote = [source for source in self.sources if source.kind == "endpoint"]
         with self.console.progress("evaluation", total) as whole:
-            done = await all_at_once(runner.run(source, partial(self._remote, source), whole) for source in remote)
+            done = await all_at_once(
+                runner.run(source, partial(endpoint_model, source, self.config, self.task, self.budget), whole)
+                for source in remote
+            )
             if self.budget.closed is not None:
                 raise self.budget.closed
             for source in self.sources:
                 if source not in remote:
                     done.append(await runner.run(source, partial(self._local, source), whole))
         return {model.label: model for model in done}
-
-    def _remote(self, source: Source) -> ReadyModel:
-        return endpoint_model(source, self.config, self.task, self.budget)
 
     def _local(self, source: Source) -> ReadyModel:
         run, known = RunDir(self.folder), (source, self.config, self.task, self.rows)

@@ -23,7 +23,7 @@ HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 FORMS = "write base, a run, RUN/export, RUN/checkpoints/best, a model folder, a Hub name, or MODEL@http://HOST:PORT/v1"
 
 
-def sources_of(texts: Sequence[str], key: str = "evaluation.model") -> list[Source]:
+def sources_of(texts: Sequence[str]) -> list[Source]:
     """Return the models that the texts name, in order, each with a unique label. The first text is `evaluation.model`,
     the others are `evaluation.compare`.
 
@@ -32,7 +32,7 @@ def sources_of(texts: Sequence[str], key: str = "evaluation.model") -> list[Sour
     """
     found: list[Source] = []
     for place, text in enumerate(texts):
-        source = source_of(text, key if place == 0 else "evaluation.compare")
+        source = source_of(text, "evaluation.compare" if place else "evaluation.model")
         if twin := next((other for other in found if _same(other, source)), None):
             raise UserError(f"evaluation.compare: {text} and {twin.text} are the same model; leave one of them out")
         taken = {other.label for other in found}

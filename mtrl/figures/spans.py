@@ -93,11 +93,11 @@ def overlap(some: Sequence[Window]) -> float:
     return sum(window.both for window in some) / total if total else 0.0
 
 
-def middle_steps(spans: Sequence[TimelineSpan], count: int = 3) -> list[int]:
-    """Return `count` consecutive steps from the middle of the run, after its warm-up."""
+def middle_steps(spans: Sequence[TimelineSpan]) -> list[int]:
+    """Return at most three consecutive steps from the middle of the run, after its warm-up."""
     steps = sorted({span.step for span in spans if span.name not in OUTSIDE})
-    first = max(0, (len(steps) - count) // 2)
-    return steps[first : first + count]
+    first = max(0, (len(steps) - 3) // 2)
+    return steps[first : first + 3]
 
 
 def _cuts(spans: Sequence[TimelineSpan]) -> list[tuple[int, float, float]]:

@@ -158,9 +158,9 @@ def row_title(axes: Axes, text: str) -> None:
     axes.annotate(text, (0, 1), (0, 5), fontsize=PAPER["axes.titlesize"], **above).set_in_layout(False)
 
 
-def not_measured(axes: Axes, why: str = "not measured") -> None:
-    """Show a note in an empty panel."""
-    axes.text(0.5, 0.5, why, transform=axes.transAxes, ha="center", va="center", color=GREY)
+def not_measured(axes: Axes) -> None:
+    """Show the note "not measured" in an empty panel."""
+    axes.text(0.5, 0.5, "not measured", transform=axes.transAxes, ha="center", va="center", color=GREY)
     axes.set(xticks=[], yticks=[], xlabel="", ylabel="")
     axes.grid(False)
 
@@ -190,13 +190,10 @@ def whole_ticks(axes: Axes) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6, steps=[1, 2, 5, 10]))
 
 
-def moving_average(values: list[float], half: int | None = None) -> list[float]:
-    """Return the centred mean over 2 half + 1 values, fewer at the ends. By default the width is about a tenth of the
-    values, at most 21.
-
-    Few values (`half` is 0) are returned unchanged.
-    """
-    half = half_window(len(values)) if half is None else half
+def moving_average(values: list[float]) -> list[float]:
+    """Return the centred means over about a tenth of the values, at most 21 and fewer at the ends. Fewer than 20 values
+    are returned unchanged."""
+    half = half_window(len(values))
     windows = [values[max(0, i - half) : i + half + 1] for i in range(len(values))]
     return [sum(window) / len(window) for window in windows] if half else values
 

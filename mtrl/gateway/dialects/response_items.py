@@ -173,7 +173,7 @@ def _message(where: str, item: Any) -> Message:
         return {"role": "assistant", "tool_calls": [_call(where, item)]}
     if kind in ("function_call_output", "custom_tool_call_output"):
         output = fields.content(f"{where}.output", item.get("output"), "\n\n")
-        return {"role": "tool", "content": output, **_call_id(item, "tool_call_id")}
+        return {"role": "tool", "content": output, **_call_id(item)}
     raise fields.bad(where, f"is an item of the type {fields.shown(kind)}, which the model cannot read; leave it out")
 
 
@@ -199,6 +199,6 @@ def _call(where: str, item: dict[str, Any]) -> dict[str, Any]:
     return fields.call(name, item.get("call_id"), values)
 
 
-def _call_id(item: dict[str, Any], name: str) -> dict[str, str]:
+def _call_id(item: dict[str, Any]) -> dict[str, str]:
     call_id = item.get("call_id")
-    return {name: fields.text(call_id)} if isinstance(call_id, str) else {}
+    return {"tool_call_id": fields.text(call_id)} if isinstance(call_id, str) else {}
