@@ -199,6 +199,17 @@ def test_settings_that_change_the_policy_change_the_key():
     assert len({cache_key(config_of(), task), *keys}) == len(others) + 1
 
 
+def test_measured_rows_change_the_key_and_unused_rows_do_not():
+    few = changed(model__warm_start__demonstrations=2, model__warm_start__episodes=2)
+    measured, unused = rows("train", 12), rows("train", 12)
+    measured[6]["more"] = unused[11]["more"] = 1
+    key, of_measured, of_unused = (
+        cache_key(few, replace(echo_task(), splits=Splits(train, [])))
+        for train in (rows("train", 12), measured, unused)
+    )
+    assert key == of_unused != of_measured
+
+
 def test_settings_of_the_training_do_not_change_the_key():
     settled = cache_key(config_of(), echo_task())
     assert cache_key(config_of(), echo_task()) == settled

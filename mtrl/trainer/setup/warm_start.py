@@ -352,7 +352,8 @@ def cache_key(config: Config, task: Task) -> str:
     families = [source.family for source in task.sources.values()] or [task.family]
     functions = chain.from_iterable((family.demonstrate, family.score) for family in families)
     code = [*functions, demonstrate, TinyRenderer, sft.update, tiny.save, make]
-    rows = hashlib.sha256(json.dumps(task.splits.train[:count], sort_keys=True, default=str).encode()).hexdigest()
+    used = [*task.splits.train[:count], *measured_rows(task, config.model.warm_start.episodes)]
+    rows = hashlib.sha256(json.dumps(used, sort_keys=True, default=str).encode()).hexdigest()
     parts = [
         asdict(config.model),
         model_files(config.model.path),
