@@ -33,7 +33,14 @@ from mtrl.scoring.agreement import Thresholds, disagreements
 from mtrl.scoring.heldout import HeldOut
 from mtrl.trackers.tracker import Tracker
 from mtrl.trainer.checkpoint.checkpoint import Checkpoint, Checkpoints
-from mtrl.trainer.data.experience import Collector, Experience, NoSignalError, StoppedError, SymptomError
+from mtrl.trainer.data.experience import (
+    Collector,
+    Experience,
+    NoSignalError,
+    StoppedError,
+    SymptomError,
+    of_sources,
+)
 from mtrl.trainer.data.mixed_sampler import sampler_of
 from mtrl.trainer.data.samples import Credited, credit_by_rewards, note_advantages, note_logprobs
 from mtrl.trainer.data.stream import Stream
@@ -271,7 +278,7 @@ class Trainer:
         self.rows.drawn = self.progress.rows_drawn
         stored = self.progress.sampler
         self.rows.restore(stored.get("state", {}) if stored.get("name") == self.config.data.sampler else {})
-        self.experience.restore(checkpoint.groups)
+        self.experience.restore(of_sources(checkpoint.groups, self.config.environments))
 
     def _log(self, row: dict[str, Any]) -> None:
         """Record the metrics of a step, and print the findings of the live diagnosis.

@@ -5,7 +5,7 @@ import json
 import pytest
 from streams import FakeRollouts, Rows, ids, make, rows_of, run, soon, train
 
-from mtrl.trainer.data.experience import Collector
+from mtrl.trainer.data.experience import Collector, of_sources
 
 
 async def interrupted(steps=3, **settings):
@@ -80,6 +80,14 @@ def test_a_synchronous_run_can_restore_the_state_and_vice_versa():
     assert len(set(trained)) == len(trained) == 32
     names = [name for names in ids([*before, *after]) for name in names]
     assert len(set(names)) == len(names)
+
+
+def test_groups_of_removed_sources_are_left_out(caplog):
+    state = [{"version": 3, "admitted": 8, "batch": 2}]
+    state += [{"number": n, "group": {"row": {"id": f"{source}/{n}"}}} for n, source in enumerate(["sums", "maze"])]
+    assert of_sources(state, ["sums", "search"]) == state[:2] and "left out: 1" in caplog.text
+    caplog.clear()
+    assert of_sources(state, ["sums", "maze"]) == of_sources(state, []) == state and not caplog.text
 
 
 def test_a_failed_step_loses_no_stored_prompt():

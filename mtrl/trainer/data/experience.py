@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -24,6 +25,8 @@ from mtrl.scoring.heldout import score_groups
 from mtrl.scoring.measures import is_overlong
 from mtrl.trainer.data.samples import advantages_of
 from mtrl.types import Group, Row, group_from_dict, to_dict
+
+log = logging.getLogger(__name__)
 
 
 class NoSignalError(RunEndedError):
@@ -84,6 +87,24 @@ class Unused:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Unused:
         return cls(data["number"], data["version"], group_from_dict(data["group"]))
+
+
+def of_sources(state: Sequence[dict[str, Any]], sources: Collection[str]) -> list[dict[str, Any]]:
+    """Return a `Producer.state` without the groups of sources that a resumed mixture no longer has, and warn of them.
+
+    Args:
+        sources: names of the sources; empty for a run of one task, which keeps all groups.
+    """
+    kept = [
+        entry
+        for entry in state
+        if not sources or "group" not in entry or source_of(str(entry["group"]["row"]["id"])) in sources
+    ]
+    if left_out := len(state) - len(kept):
+        log.warning(
+            "the checkpoint's untrained groups of sources that `environments` no longer has are left out: %d", left_out
+        )
+    return kept
 
 
 @dataclass
