@@ -242,8 +242,22 @@ _models: WeakKeyDictionary[Any, tuple[type[BaseModel], dict[str, Any]]] = WeakKe
 
 
 def _mark(function: Any, name: str | None) -> Any:
-    setattr(function, _MARK, name or function.__name__)
+    """Mark a function, also one that a `staticmethod` or a `classmethod` wraps.
+
+    Raises:
+        UserError: something else was marked, such as the text of `@tool("name")`.
+    """
+    plain = getattr(function, "__func__", function)
+    if not inspect.isroutine(plain):
+        raise UserError(
+            f"@tool marks {plain!r:.80}, which is no function; write @tool or @tool(name='…') above a method"
+        )
+    setattr(plain, _MARK, name or plain.__name__)
     return function
+
+
+def _is_marked(member: Any) -> bool:
+    return hasattr(getattr(member, "__func__", member), _MARK)
 
 
 def _tools_of(provider: Any) -> list[Tool]:
@@ -255,9 +269,7 @@ def _tools_of(provider: Any) -> list[Tool]:
         return [_make_tool(provider)]
     # Tools are in definition order, base classes first; an override is the definition that counts.
     names = dict.fromkeys(name for cls in reversed(type(provider).__mro__) for name in vars(cls))
-    found = [
-        _make_tool(getattr(provider, n)) for n in names if hasattr(inspect.getattr_static(provider, n, None), _MARK)
-    ]
+    found = [_make_tool(getattr(provider, n)) for n in names if _is_marked(inspect.getattr_static(provider, n, None))]
     if not found and not isinstance(provider, ToolEnvironment):
         raise UserError(f"{type(provider).__name__} has no tools; mark its methods with @tool")
     return found
@@ -286,7 +298,7 @@ def _model_of(function: Callable[..., Any], where: str) -> tuple[type[BaseModel]
     """Return the pydantic model of a function's parameters, and its JSON schema."""
     try:
         types = typing.get_type_hints(function, include_extras=True)
-    except NameError as error:
+    except (NameError, SyntaxError) as error:
         raise UserError(f"{where} has a type that cannot be found ({error}); define it in the module") from error
     fields: dict[str, Any] = {}
     for place, parameter in enumerate(inspect.signature(function).parameters.values()):
