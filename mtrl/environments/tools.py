@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import math
 import re
 import typing
 from collections import Counter
@@ -19,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, Validation
 from pydantic.json_schema import GenerateJsonSchema
 
 from mtrl.environments.base import BaseEnvironment, StepResult
+from mtrl.environments.config_values import check_count, check_positive
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
 from mtrl.environments.tool_calls import PROBLEMS, message_calls, parse_calls
 from mtrl.errors import BackendError, UserError
@@ -114,8 +116,14 @@ class ToolEnvironment(BaseEnvironment):
         Args:
             max_tool_calls: maximum number of calls that run in one turn; the others are answered with an error.
             tool_timeout: time limit of one call, in seconds. The limit of the turn is `environment.step_timeout`.
+
+        Raises:
+            UserError: a limit is out of its range. Otherwise every call would be answered with an error about it.
         """
         super().__init__(max_turns, **config)
+        check_count("max_tool_calls", max_tool_calls)
+        if tool_timeout != math.inf:
+            check_positive("tool_timeout", tool_timeout)
         self.max_tool_calls, self.tool_timeout = max_tool_calls, tool_timeout
         self.toolbox = toolbox(self)
         """Tools by name; `reset` may add others: `self.toolbox |= toolbox(Shop(row))`."""
@@ -147,6 +155,8 @@ class ToolEnvironment(BaseEnvironment):
         return await self.respond(message, response, ground_truth)
 
     def close(self) -> None:
+        if not hasattr(self, "_threads"):
+            raise UserError(f"{type(self).__name__}.__init__ does not call super().__init__(max_turns); add it")
         try:
             super().close()
         finally:
