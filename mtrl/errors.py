@@ -29,8 +29,8 @@ class PrunedError(RunEndedError):
 
 
 class BackendError(RuntimeError):
-    """What an environment runs on has failed, such as the daemon of its containers, and not an action of the model. The
-    episode is invalid, so a tool that raises this error fails it."""
+    """What an environment runs on has failed, such as the daemon of its containers, its sandbox or the server of its
+    searches, and not an action of the model. The episode is invalid, so a tool that raises this error fails it."""
 
 
 class Interrupted(SystemExit):

@@ -95,10 +95,10 @@ def _real_row(raw: dict[str, Any], split: str, index: int, calculator: bool, ful
 
 def _answer(text: str, row_id: str) -> str:
     """Return the number of a ground truth: a bare number, or the text after the last `####` of a solution."""
-    answer = text.rpartition("####")[2].strip().replace(",", "")
-    if parse_number(answer) is None:
+    answer = text.rpartition("####")[2].strip()
+    if parse_number(answer) is None:  # before the commas are removed, which would make 314 of 3,14
         raise UserError(
-            f"row {row_id} of data.path has the answer {text[-40:]!r}; write a number, or a solution that ends with "
-            "'#### number'"
+            f"row {row_id} of data.path has the answer {text[-40:]!r}; write a number, such as 1,000 or 3.14, "
+            "or a solution that ends with '#### number'"
         )
-    return answer.replace("$", "")
+    return answer.replace("$", "").replace(",", "")

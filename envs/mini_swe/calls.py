@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,6 +49,12 @@ def check_calls(calls: Any, row_id: str) -> list[list[Any]]:
         whole = isinstance(call, list) and len(call) in (3, 4)
         if not whole or not isinstance(call[0], str) or "." not in call[0] or not isinstance(call[1], list):
             raise UserError(f'row {row_id} has the call {call!r:.80}; write ["module.function", [arguments], expected]')
+        try:
+            json.dumps(call[:3], allow_nan=False)
+        except ValueError:
+            raise UserError(
+                f"row {row_id}, call {call[0]}: NaN and infinite numbers cannot be compared; leave the call out"
+            ) from None
         if len(call) == 4:
             _check_options(call[3], f"row {row_id}, call {call[0]}")
     return calls

@@ -3,7 +3,6 @@ SWE-bench's instances for containers."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -21,6 +20,7 @@ from mtrl.datasets import Splits, cap, load_splits, to_row
 from mtrl.environments.config_values import check_positive
 from mtrl.errors import UserError
 from mtrl.types import Row
+from mtrl.utils.json_cells import from_cell
 
 FILE = "f.py"
 """Path of the only file in repositories with one function."""
@@ -190,26 +190,19 @@ def _short(name: str, values: tuple[Any, ...], wrong: str, right: str) -> list[d
 def _loaded_row(raw: dict[str, Any], split: str, index: int, backend: str, path: str, example: bool) -> Row:
     if is_swebench(raw):
         return swebench_row(raw, split, index, backend, path, example)
-    row = to_row({"prompt": raw.get("issue"), **raw}, split, index)
+    asked = raw.get("prompt") or raw.get("issue")  # parquet and CSV give a row without a prompt an empty one
+    row = to_row({**raw, "prompt": asked}, split, index)
     if backend != "sandbox":
         raise UserError(
             f"row {row['id']} has no instance_id, and environment.config.backend={backend} runs SWE-bench rows only; "
             "set it to sandbox"
         )
-    files, calls = (_parsed(raw.get(name), row["ground_truth"].get(name)) for name in ("files", "calls"))
+    truth = row["ground_truth"]
+    files, calls = (from_cell(raw.get(name) or truth.get(name)) for name in ("files", "calls"))
     row["ground_truth"] = {"files": _checked_files(files, row["id"]), "calls": check_calls(calls, row["id"])}
-    if isinstance(raw.get("issue"), str) and "prompt" not in raw:
+    if isinstance(raw.get("issue"), str) and not raw.get("prompt"):
         row["prompt"] = full_prompt(raw["issue"], example)
     return row
-
-
-def _parsed(*values: Any) -> Any:
-    """Return the first value that is not None, parsed if it is JSON text, as parquet and CSV may hold."""
-    value = next((value for value in values if value is not None), None)
-    try:
-        return json.loads(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
 
 
 def _checked_files(files: Any, row_id: str) -> dict[str, str]:
@@ -217,9 +210,13 @@ def _checked_files(files: Any, row_id: str) -> dict[str, str]:
         raise UserError(
             f"row {row_id} has no repository; it needs a column files (path to text) and calls, or SWE-bench's columns"
         )
+    folders = {
+        "/".join(parts[:depth]) for parts in (path.split("/") for path in files) for depth in range(1, len(parts))
+    }
     for path in files:
-        if path.startswith("/") or {"..", "", "."} & set(path.split("/")):
+        if path.startswith("/") or {"..", "", "."} & set(path.split("/")) or "\0" in path or path in folders:
             raise UserError(
-                f"row {row_id} has files[{path!r}]; write paths inside the repository, such as src/module.py"
+                f"row {row_id} has files[{path!r}]; write paths inside the repository, such as src/module.py, of which "
+                "none is a folder of another"
             )
     return files

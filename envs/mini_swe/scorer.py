@@ -136,7 +136,7 @@ def replay(
             return submitted, None
     left = [(path, text.encode()) for path, text in files if not is_editable(path)]
     left += [(path, content) for path, content in found.items() if content is not None and is_editable(path)]
-    if sum(len(content) for _, content in left) - sum(len(text) for _, text in files) > 2**20:
+    if sum(len(content) for _, content in left) - sum(len(text.encode()) for _, text in files) > 2**20:
         return submitted, None
     return submitted, tuple(left)
 

@@ -38,6 +38,6 @@ def merged(original: Mapping[str, str], snapshot: Mapping[str, bytes | None]) ->
     """
     files = {path: text.encode() for path, text in original.items() if not is_source(path)}
     files |= {path: content for path, content in snapshot.items() if is_source(path) and content is not None}
-    if sum(map(len, files.values())) - sum(map(len, original.values())) > MOST_BYTES:
+    if sum(map(len, files.values())) - sum(len(text.encode()) for text in original.values()) > MOST_BYTES:
         return None
     return files

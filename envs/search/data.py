@@ -20,6 +20,7 @@ from envs.search.world import Chain, World, draw, is_held_out
 from mtrl.datasets import Splits, cap, load_splits, to_row
 from mtrl.errors import UserError
 from mtrl.types import Message, Row
+from mtrl.utils.json_cells import from_cell
 
 log = logging.getLogger(__name__)
 
@@ -163,9 +164,9 @@ def _answers(raw: dict[str, Any]) -> Any:
 
 
 def _targets(truth: dict[str, Any]) -> list[str]:
-    """Return the accepted answers, from text, a list of texts, or SQuAD's `{"text": [...]}`."""
+    """Return the accepted answers, from text, a list of texts, SQuAD's `{"text": [...]}`, or the JSON text of these."""
     named = (truth.get(name) for name in ("target", "answer", "answers", "text"))
-    value = next((value for value in named if value is not None), None)
+    value = from_cell(next((value for value in named if value is not None), None))
     if isinstance(value, dict):
         return _targets(value)
     values = value if isinstance(value, list | tuple) else [value]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -48,7 +48,12 @@ class RetrieverSettings:
             check_positive("timeout", given["timeout"])
         if "retries" in given:
             check_count("retries", given["retries"], low=0)
-        return cls(retriever, url, corpus, tuple(sorted(given.items())))
+        # A list has no hash, by which `_shared` finds the retriever of equal settings.
+        hashable = {
+            name: tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+            for name, value in given.items()
+        }
+        return cls(retriever, url, corpus, tuple(sorted(hashable.items())))
 
     def make(self) -> Retriever:
         """Return the retriever, which is created once per process, also with concurrent episodes.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from envs.terminal.task import TerminalTask
 from mtrl.environments.config_values import check_count, check_positive
 from mtrl.errors import UserError
-from mtrl.sandbox.bubblewrap_container import BubblewrapContainer
+from mtrl.sandbox.bubblewrap_container import BubblewrapContainer, may_be_cwd
 from mtrl.sandbox.container import Container, ContainerLimits
 from mtrl.sandbox.container_image import build_image
 from mtrl.sandbox.process import ProcessLimits
@@ -21,6 +21,8 @@ ENGINES = ("podman", "docker")
 BACKENDS = ("sandbox", *ENGINES, "swerex")
 SANDBOX_CWD = "/app"
 """Working directory of tasks without an image, if task.toml names none."""
+TESTS_FOLDERS = ("logs", "tests")
+"""Names of the folders of the root that the tests use."""
 LIFETIME_SECONDS = 7200.0
 """Maximum number of seconds of an episode without its tests, after which a container ends by itself."""
 OUTPUT_BYTES = 2**20
@@ -78,6 +80,12 @@ class Backend:
                 f"task {task.name} has neither environment/Dockerfile nor environment.docker_image, and "
                 f"environment.config.backend={self.name} needs one of them; set it to sandbox or swerex"
             )
+        cwd = task.cwd or SANDBOX_CWD
+        if self.name == "sandbox" and (not may_be_cwd(cwd) or cwd.strip("/") in TESTS_FOLDERS):
+            raise UserError(
+                f"task {task.name} has environment.workdir={task.cwd!r}, and the sandbox has working directories "
+                "directly below / only, which are none of the system or of the tests; write one such as /app"
+            )
 
     def container(self, task: TerminalTask) -> Container:
         """Return the container of an episode, which has not been started; an image that is missing is built.
@@ -90,7 +98,7 @@ class Backend:
             limits = ProcessLimits(
                 memory_bytes=memory_mb * 2**20, processes=self.processes, cpu_seconds=3600, output_bytes=OUTPUT_BYTES
             )
-            return BubblewrapContainer(limits, task.cwd or SANDBOX_CWD, ("logs", "tests"))
+            return BubblewrapContainer(limits, task.cwd or SANDBOX_CWD, TESTS_FOLDERS)
         if self.name == "swerex":
             return SweRexContainer(self.servers, task.cwd or SANDBOX_CWD, LIFETIME_SECONDS + task.tests_seconds)
         image = task.image or build_image(self.name, task.folder / "environment", task.build_seconds)

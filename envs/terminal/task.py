@@ -85,9 +85,9 @@ def read_task(folder: Path, name: str = "") -> TerminalTask:
         name=name,
         folder=folder,
         instruction=instruction.strip(),
-        image=place.get("docker_image") or None,
+        image=_optional_text(place, "docker_image", name),
         has_dockerfile=(folder / "environment" / "Dockerfile").is_file(),
-        cwd=place.get("workdir"),
+        cwd=_workdir(place, name),
         agent_seconds=None if limit is None else _positive(limit, "agent.timeout_sec", name),
         tests_seconds=_positive(tests.get("timeout_sec", DEFAULT_SECONDS), "verifier.timeout_sec", name),
         build_seconds=_positive(place.get("build_timeout_sec", DEFAULT_SECONDS), "environment.build_timeout_sec", name),
@@ -159,11 +159,25 @@ def _size(place: dict[str, Any], key: str, name: str) -> int | None:
     """Return the value of `KEY_mb`, or that of the older key, such as 2G, in MiB."""
     value = place.get(f"{key}_mb", place.get(key))
     if isinstance(value, str):
-        found = re.fullmatch(r"([0-9.]+)([KMG])", value.strip().upper())
-        if found is None or found[1].count(".") > 1:
+        found = re.fullmatch(r"([0-9]+(?:\.[0-9]*)?)([KMG])", value.strip().upper())
+        if found is None:
             raise UserError(f"task {name} has environment.{key}={value!r} in task.toml; write a size such as 2G")
         value = float(found[1]) * _UNITS[found[2]]
     return None if value is None else max(1, int(_positive(value, f"environment.{key}_mb", name)))
+
+
+def _optional_text(place: dict[str, Any], key: str, name: str) -> str | None:
+    value = place.get(key)
+    if value is not None and not isinstance(value, str):
+        raise UserError(f"task {name} has environment.{key}={value!r} in task.toml; write a text")
+    return value or None
+
+
+def _workdir(place: dict[str, Any], name: str) -> str | None:
+    value = _optional_text(place, "workdir", name)
+    if value is not None and (not value.startswith("/") or ".." in value.split("/") or "\0" in value):
+        raise UserError(f"task {name} has environment.workdir={value!r} in task.toml; write a whole path such as /app")
+    return value
 
 
 def _wants_network(place: dict[str, Any], name: str) -> bool | None:

@@ -109,9 +109,10 @@ def _loaded_row(
 
 def _gold_sql(raw: dict[str, Any], row: Row) -> str:
     truth = row["ground_truth"]
-    named = (raw.get(name) for name in ("sql", "query", "SQL"))
-    sql = next(filter(None, named), None) or truth.get("sql") or truth.get("answer")
-    if not isinstance(sql, str) or not sql.strip():
+    named = (*(raw.get(name) for name in ("sql", "query", "SQL")), truth.get("sql"), truth.get("answer"))
+    # In Spider's own files `sql` is the parse tree of `query`.
+    sql = next((value for value in named if isinstance(value, str) and value.strip()), None)
+    if sql is None:
         raise UserError(f"row {row['id']} has no gold query; add a column sql, query or reward_spec.ground_truth")
     return sql
 

@@ -17,6 +17,7 @@ from mtrl.datasets import Splits, cap, load_splits
 from mtrl.environments.tools import Tool
 from mtrl.errors import UserError
 from mtrl.types import Message, Row
+from mtrl.utils.json_cells import from_cell
 
 log = logging.getLogger(__name__)
 
@@ -110,13 +111,16 @@ def _loaded_row(raw: dict[str, Any], split: str, index: int, tools: Mapping[str,
 
 
 def _answers(raw: Mapping[str, Any], row_id: str) -> list[str]:
-    """Return the accepted answers without duplicates, from TriviaQA's `answer` with its aliases, a list `answers`, or
-    one text."""
-    given = raw.get("answers", raw.get("answer"))
+    """Return the accepted answers without duplicates, from TriviaQA's `answer` with its aliases, a list `answers`, one
+    text or number, or the JSON text of a list or of TriviaQA's answer."""
+    columns = (raw.get(name) for name in ("answers", "answer"))  # parquet and CSV give each row all columns
+    given = from_cell(next((value for value in columns if value not in (None, "")), None))
     if isinstance(given, Mapping):
         given = [given.get("value"), *(given.get("aliases") or ())]
-    given = [given] if isinstance(given, str) else given
-    answers = list(dict.fromkeys(each for each in given or () if isinstance(each, str) and each.strip()))
+    values = given if isinstance(given, list | tuple) else [given]
+    answers = list(
+        dict.fromkeys(str(each) for each in values if isinstance(each, str | int | float) and str(each).strip())
+    )
     if not answers or answers == [HIDDEN]:
         raise UserError(
             f"row {row_id} of data.path has no answer; write answers (a list of texts) or TriviaQA's answer, and for "

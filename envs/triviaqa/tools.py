@@ -13,15 +13,14 @@ from pydantic import ValidationError
 
 from envs.triviaqa.user_file import functions_of
 from mtrl.environments.tools import Tool, ToolError, tool, toolbox
-from mtrl.errors import UserError
-from mtrl.retrieval import RetrieverError
+from mtrl.errors import BackendError, UserError
 from mtrl.utils.strict_json import strict_loads
 
 KEY = "environment.config.tools_file"
 DEFAULT_FILE = Path(__file__).with_name("wiki_search.py")
 ERROR = "Error: "
 """Prefix of every result that reports an error."""
-_OUR_FAULT = (UserError, RetrieverError)
+_OUR_FAULT = (UserError, BackendError)
 """Exceptions that fail the episode: the task or a server is broken, and the policy should not be trained on text about
 it."""
 
@@ -54,7 +53,7 @@ def call_tool(tools: Mapping[str, Tool], command: str) -> str:
     ".
 
     Raises:
-        UserError, RetrieverError: the task is broken, or a retriever did not answer.
+        UserError, BackendError: the task is broken, or what a tool runs on has failed, such as a retriever.
     """
     try:
         name, arguments = _parse(command)

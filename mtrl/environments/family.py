@@ -19,6 +19,8 @@ from mtrl.utils.user_code import reason
 
 NOT_ASYNC = ("score", "demonstrate", "gold", "decoys", "answered", "worked_example", "explain", "measure", "offline")
 """Functions of a family that are called without an event loop."""
+OF_ROWS = ("load", *NOT_ASYNC)
+"""Functions of a family that a class of environments may have as static methods: they are called without an episode."""
 
 
 class Demonstrator(Protocol):
@@ -180,9 +182,17 @@ def _from_target(target: str) -> Family:
 
 def family_of_class(cls: type[BaseEnvironment]) -> Family:
     """Return a family for an environment class. By default rows come from `data.path`, and an episode is a success if
-    its reward sum is at least 1."""
+    its reward sum is at least 1.
+
+    Raises:
+        UserError: a function of the family is a method of an episode.
+    """
     from mtrl.datasets import load_rows
 
+    for name in OF_ROWS:
+        member = inspect.getattr_static(cls, name, None)
+        if inspect.isfunction(member) and next(iter(inspect.signature(member).parameters), None) == "self":
+            raise UserError(f"{cls.__name__}.{name} takes self, and no episode calls it; write @staticmethod above it")
     return Family(
         name=cls.__name__,
         environment=cls,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mtrl.environments.observation_size import bounded
-from mtrl.types import ROLES, Message, Turn
+from mtrl.types import ROLES, Message, Tools, Turn
 from mtrl.utils.plain_numbers import LARGEST_METRIC, finite, named
 
 
@@ -66,6 +66,20 @@ def add_truncation(turn: Turn, value: Any, environment: Any) -> None:
     turn.metrics.update(result.metrics)
     for key, part in result.components.items():
         turn.components[key] = turn.components.get(key, 0.0) + part
+
+
+def as_tools(tools: Any, environment: Any) -> Tools:
+    """Return the schemas of tools that an environment offers, as a list.
+
+    Raises:
+        TypeError: they are no list of schemas, but for example the tools by name.
+    """
+    if not isinstance(tools, list | tuple) or not all(isinstance(schema, dict) for schema in tools):
+        raise TypeError(
+            f"{type(environment).__name__}.tools is {tools!r:.200}; it must be a list of schemas such as "
+            "{'type': 'function', 'function': {'name': …, 'parameters': …}}"
+        )
+    return list(tools)
 
 
 def _truth(value: Any, what: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import math
 import re
 import typing
 from collections import Counter
@@ -19,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, Validation
 from pydantic.json_schema import GenerateJsonSchema
 
 from mtrl.environments.base import BaseEnvironment, StepResult
+from mtrl.environments.config_values import check_count, check_positive
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
 from mtrl.environments.tool_calls import PROBLEMS, message_calls, parse_calls
 from mtrl.errors import BackendError, UserError
@@ -114,8 +116,14 @@ class ToolEnvironment(BaseEnvironment):
         Args:
             max_tool_calls: maximum number of calls that run in one turn; the others are answered with an error.
             tool_timeout: time limit of one call, in seconds. The limit of the turn is `environment.step_timeout`.
+
+        Raises:
+            UserError: a limit is out of its range. Otherwise every call would be answered with an error about it.
         """
         super().__init__(max_turns, **config)
+        check_count("max_tool_calls", max_tool_calls)
+        if tool_timeout != math.inf:
+            check_positive("tool_timeout", tool_timeout)
         self.max_tool_calls, self.tool_timeout = max_tool_calls, tool_timeout
         self.toolbox = toolbox(self)
         """Tools by name; `reset` may add others: `self.toolbox |= toolbox(Shop(row))`."""
@@ -147,6 +155,8 @@ class ToolEnvironment(BaseEnvironment):
         return await self.respond(message, response, ground_truth)
 
     def close(self) -> None:
+        if not hasattr(self, "_threads"):
+            raise UserError(f"{type(self).__name__}.__init__ does not call super().__init__(max_turns); add it")
         try:
             super().close()
         finally:
@@ -242,8 +252,22 @@ _models: WeakKeyDictionary[Any, tuple[type[BaseModel], dict[str, Any]]] = WeakKe
 
 
 def _mark(function: Any, name: str | None) -> Any:
-    setattr(function, _MARK, name or function.__name__)
+    """Mark a function, also one that a `staticmethod` or a `classmethod` wraps.
+
+    Raises:
+        UserError: something else was marked, such as the text of `@tool("name")`.
+    """
+    plain = getattr(function, "__func__", function)
+    if not inspect.isroutine(plain):
+        raise UserError(
+            f"@tool marks {plain!r:.80}, which is no function; write @tool or @tool(name='…') above a method"
+        )
+    setattr(plain, _MARK, name or plain.__name__)
     return function
+
+
+def _is_marked(member: Any) -> bool:
+    return hasattr(getattr(member, "__func__", member), _MARK)
 
 
 def _tools_of(provider: Any) -> list[Tool]:
@@ -255,9 +279,7 @@ def _tools_of(provider: Any) -> list[Tool]:
         return [_make_tool(provider)]
     # Tools are in definition order, base classes first; an override is the definition that counts.
     names = dict.fromkeys(name for cls in reversed(type(provider).__mro__) for name in vars(cls))
-    found = [
-        _make_tool(getattr(provider, n)) for n in names if hasattr(inspect.getattr_static(provider, n, None), _MARK)
-    ]
+    found = [_make_tool(getattr(provider, n)) for n in names if _is_marked(inspect.getattr_static(provider, n, None))]
     if not found and not isinstance(provider, ToolEnvironment):
         raise UserError(f"{type(provider).__name__} has no tools; mark its methods with @tool")
     return found
@@ -286,7 +308,7 @@ def _model_of(function: Callable[..., Any], where: str) -> tuple[type[BaseModel]
     """Return the pydantic model of a function's parameters, and its JSON schema."""
     try:
         types = typing.get_type_hints(function, include_extras=True)
-    except NameError as error:
+    except (NameError, SyntaxError) as error:
         raise UserError(f"{where} has a type that cannot be found ({error}); define it in the module") from error
     fields: dict[str, Any] = {}
     for place, parameter in enumerate(inspect.signature(function).parameters.values()):

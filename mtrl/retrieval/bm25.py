@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -101,8 +101,9 @@ class BM25Retriever:
 
 
 def _stopwords(stopwords: str | Sequence[str]) -> frozenset[str]:
-    if isinstance(stopwords, str):
-        if stopwords != "english":
-            raise UserError(f"retriever bm25: stopwords={stopwords!r} must be 'english' or a list of words")
+    if stopwords == "english":
         return frozenset(STOPWORDS_EN)
-    return frozenset(word.lower() for word in stopwords)
+    words = list(stopwords) if isinstance(stopwords, Iterable) and not isinstance(stopwords, str) else [None]
+    if not all(isinstance(word, str) for word in words):
+        raise UserError(f"retriever bm25: stopwords={stopwords!r} must be 'english' or a list of words")
+    return frozenset(str(word).lower() for word in words)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mtrl.errors import UserError
+from mtrl.errors import BackendError, UserError
 from mtrl.retrieval.passage import Passage
 
 LONGEST_QUERY = 4096
@@ -38,7 +38,7 @@ class Retriever(Protocol):
         ...
 
 
-class RetrieverError(RuntimeError):
+class RetrieverError(BackendError):
     """A retriever did not answer."""
 
 

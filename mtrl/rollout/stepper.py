@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from mtrl.environments.base import BaseEnvironment, StepResult, TakesMessages
 from mtrl.environments.factory import close_now
 from mtrl.environments.pool import CallTimeoutError, EnvironmentPool
-from mtrl.environments.results import add_truncation, as_messages, as_step_result
+from mtrl.environments.results import add_truncation, as_messages, as_step_result, as_tools
 from mtrl.environments.tool_calls import message_calls, parse_calls
 from mtrl.types import FinishReason, Message, Row, StopReason, Trajectory, Turn
 from mtrl.utils.process_guard import exit_as_error
@@ -94,7 +94,7 @@ class Stepper:
         """Create the environment, reset it with the row, and return the opening messages."""
         environment = self.environment = await self.call(self.make_environment, discard=close_now)
         opening = await self.call(environment.reset, self.row)
-        self.tools = list(environment.tools) if isinstance(environment, TakesMessages) else []
+        self.tools = as_tools(environment.tools, environment) if isinstance(environment, TakesMessages) else []
         return list(self.row["prompt"]) if opening is None else as_messages(opening)
 
     async def take(self, turn: Turn) -> tuple[StepResult, list[Message]]:

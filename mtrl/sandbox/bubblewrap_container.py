@@ -12,6 +12,16 @@ from mtrl.sandbox.process import ProcessLimits, ProcessSandbox, SandboxError
 
 COPY_SECONDS = 30.0
 """Time limit for copying a folder in, in seconds."""
+_SHARED = ("workspace", "tmp")
+"""Names of writable folders of the root that each sandbox has."""
+_SYSTEM = ("bin", "dev", "etc", "lib", "lib32", "lib64", "libx32", "opt", "proc", "sbin", "sys", "usr")
+"""Names of folders of the root that are the system's."""
+
+
+def may_be_cwd(path: str) -> bool:
+    """Whether a path can be a working directory: a folder directly below the root, and none of the system."""
+    name = path.strip("/")
+    return name not in ("", ".", "..", *_SYSTEM) and "/" not in name
 
 
 class BubblewrapContainer:
@@ -20,13 +30,13 @@ class BubblewrapContainer:
 
     Args:
         limits: limits of one command; `seconds` is ignored, because `run` has a limit of its own.
-        cwd: working directory of the commands, a folder of the root such as /app, which exists from the start.
+        cwd: working directory of the commands, which exists from the start; see `may_be_cwd`.
         folders: names of further writable folders of the root.
     """
 
     def __init__(self, limits: ProcessLimits, cwd: str, folders: Sequence[str] = ()):
         self.limits, self.cwd = limits, cwd
-        self._folders = tuple(dict.fromkeys((cwd.strip("/"), *folders)))
+        self._folders = tuple(name for name in dict.fromkeys((cwd.strip("/"), *folders)) if name not in _SHARED)
         self._sandbox: ProcessSandbox | None = None
 
     def start(self) -> None:

@@ -102,7 +102,11 @@ class CodeInterpreter:
         )
 
     def write_file(self, path: str, content: str | bytes) -> None:
-        """Write a file of the session's folder."""
+        """Write a file of the session's folder.
+
+        Raises:
+            OSError: the service refused the path or the content.
+        """
         key = "text" if isinstance(content, str) else "blob"
         self._invoke("writeFiles", content=[{"path": path, key: content}])
 
@@ -110,7 +114,7 @@ class CodeInterpreter:
         """Read a file of the session's folder.
 
         Raises:
-            SandboxError: the file does not exist.
+            OSError: the file does not exist, or the service refused the path.
         """
         for item in self._invoke("readFiles", paths=[path]).get("content", []):
             resource = item.get("resource") or {}
@@ -118,7 +122,7 @@ class CodeInterpreter:
                 return bytes(resource["blob"])
             if "text" in resource:
                 return str(resource["text"]).encode()
-        raise SandboxError(f"there is no file {path}")
+        raise FileNotFoundError(f"there is no file {path}")
 
     def close(self) -> None:
         """End the session. Further calls do nothing."""
@@ -134,7 +138,12 @@ class CodeInterpreter:
             ) from error
 
     def _invoke(self, name: str, **arguments: Any) -> dict[str, Any]:
-        """Run one operation of the session, and return its result."""
+        """Run one operation of the session, and return its result.
+
+        Raises:
+            SandboxError: the session is closed, or the service failed.
+            OSError: the service refused the arguments of an operation on files.
+        """
         with self._lock:
             if self._session is None:
                 raise SandboxError("the sandbox is closed")
@@ -148,7 +157,7 @@ class CodeInterpreter:
         if not results:
             raise SandboxError(f"the code interpreter gave no result of {name}")
         if results[-1].get("isError") and name != "executeCommand":
-            raise SandboxError(f"the code interpreter refused {name}: {_texts(results[-1])}")
+            raise OSError(f"the code interpreter refused {name}: {_texts(results[-1])}")  # paths are the model's
         return results[-1]
 
     def _cut(self, text: str) -> tuple[str, bool]:

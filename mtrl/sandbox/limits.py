@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mtrl.errors import BackendError
 
-class SandboxError(RuntimeError):
+
+class SandboxError(BackendError):
     """The sandbox failed, not the command in it; the episode is invalid."""
 
 

@@ -18,6 +18,13 @@ class Own(BaseEnvironment):
 MINE = Family("mine", Own, load=lambda data, seed: None, score=lambda trajectory, row: 1.0)
 
 
+@pytest.mark.parametrize("name", ["load", "score", "gold", "measure"])
+def test_a_function_of_a_family_that_takes_self_is_refused(name):
+    cls = type("Mistaken", (BaseEnvironment,), {name: lambda self, *rest: None})
+    with pytest.raises(UserError, match=f"Mistaken.{name} takes self, .*write @staticmethod above it"):
+        family_of_class(cls)
+
+
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_built_in_families_keep_their_name(name):
     assert get_family(name).name == name

@@ -13,7 +13,9 @@ from pydantic import BaseModel, Field
 
 from mtrl.environments.base import BaseEnvironment, StepResult, TakesMessages
 from mtrl.environments.tools import ToolEnvironment, ToolError, tool, toolbox
-from mtrl.errors import UserError
+from mtrl.errors import BackendError, UserError
+from mtrl.retrieval import RetrieverError
+from mtrl.sandbox.process import SandboxError
 
 
 class Address(BaseModel):
@@ -177,6 +179,10 @@ def not_found(a: "Nowhere"):  # noqa: F821
     """Doc."""
 
 
+def no_expression(a: "city name"):  # noqa: F722
+    """Doc."""
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -185,6 +191,7 @@ def not_found(a: "Nowhere"):  # noqa: F821
         (many, r"tool many takes \*names"),
         (no_schema, "tool no_schema has a type without a JSON schema"),
         (not_found, "tool not_found has a type that cannot be found .*Nowhere.*define it in the module"),
+        (no_expression, "tool no_expression has a type that cannot be found .*city name"),
         (tool(name="a b")(lambda: None), "has the name 'a b'; write 1 to 64 letters"),
     ],
 )
@@ -405,6 +412,20 @@ def test_a_user_error_of_a_tool_ends_the_episode(make_shop):
 
     with pytest.raises(UserError, match="tool names returned set, which is not JSON"):
         respond(make_shop(Unordered), call("names"))
+
+
+@pytest.mark.parametrize("error", [RetrieverError, SandboxError])
+def test_a_lost_retriever_or_sandbox_ends_the_episode(make_shop, error):
+    """Its text is no observation, because a policy must not learn from a server that is down."""
+
+    class Lost(ToolEnvironment):
+        @tool
+        def look(self) -> str:
+            """Fails."""
+            raise error("it is down")
+
+    with pytest.raises(BackendError, match="it is down"):
+        respond(make_shop(Lost), call("look"))
 
 
 json_values = st.recursive(

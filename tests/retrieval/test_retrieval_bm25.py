@@ -138,6 +138,8 @@ def test_english_stopwords():
         ({"k1": 0}, "k1=0 must be more than 0"),
         ({"b": 1.5}, "b=1.5"),
         ({"stopwords": "german"}, "stopwords='german' must be 'english'"),
+        ({"stopwords": 5}, "stopwords=5 must be 'english' or a list of words"),
+        ({"stopwords": ["the", 1]}, r"stopwords=\['the', 1\] must be 'english' or a list of words"),
         ({"k2": 1}, "retriever=bm25 has no option 'k2'; it has k1, b, stopwords"),
         ({"url": "http://127.0.0.1:1"}, "retriever=bm25 makes no use of url"),
     ],

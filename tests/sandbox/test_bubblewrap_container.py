@@ -2,7 +2,7 @@
 
 import pytest
 
-from mtrl.sandbox.bubblewrap_container import BubblewrapContainer
+from mtrl.sandbox.bubblewrap_container import BubblewrapContainer, may_be_cwd
 from mtrl.sandbox.container import ContainerError, copy_out
 from mtrl.sandbox.process import ProcessLimits
 
@@ -29,3 +29,18 @@ def test_a_sandbox_behaves_like_a_container(tmp_path):
         container.remove()
     with pytest.raises(ContainerError, match="closed"):
         container.run("true", 5)
+
+
+@pytest.mark.parametrize("cwd", ["/workspace", "/tmp"])
+def test_a_folder_that_each_sandbox_has_can_be_the_working_directory(cwd):
+    container = BubblewrapContainer(ProcessLimits(), cwd)
+    container.start()
+    try:
+        assert may_be_cwd(cwd) and container.run("pwd > a; cat a", 20).output == f"{cwd}\n"
+    finally:
+        container.remove()
+
+
+@pytest.mark.parametrize("path", ["/", "", "/etc", "/usr/", "/home/user", "/tmp/x", "/.", "/app/.."])
+def test_other_paths_cannot_be_the_working_directory(path):
+    assert not may_be_cwd(path)

@@ -158,6 +158,14 @@ def test_an_answer_without_a_number_names_the_row(tmp_path):
         FAMILY.load(DataConfig(path=str(tmp_path)), seed=0)
 
 
+@pytest.mark.parametrize("answer", ["3,14", "10,00", ",5", "1,00,000"])
+def test_a_comma_that_separates_no_thousands_is_refused(answer, tmp_path):
+    """Without its comma, 3,14 would be 314."""
+    write_jsonl(tmp_path / "rows.jsonl", [{"question": f"{n}?", "answer": answer} for n in range(2)])
+    with pytest.raises(UserError, match=f"has the answer '{answer}'; write a number, such as 1,000 or 3.14"):
+        FAMILY.load(DataConfig(path=str(tmp_path / "rows.jsonl")), seed=0)
+
+
 def test_decoys_are_wrong_and_well_formed(play_responses):
     rows = FAMILY.load(DataConfig(synthetic_train_rows=200), seed=0).train
     rows += [{"id": "r", "ground_truth": {"answer": answer}} for answer in ("0", "-3", "2.5", "1")]

@@ -211,7 +211,7 @@ def test_settings_without_effect_are_refused():
 
 def test_rows_of_a_file(tmp_path, judged, say, submit):
     text = {**GOOD, "files": json.dumps(GOOD["files"]), "calls": json.dumps(GOOD["calls"])}
-    for raw in (GOOD, text):
+    for raw in (GOOD, text, {**GOOD, "prompt": ""}):  # CSV gives each row the prompt that others have
         row = FAMILY.load(write(tmp_path, raw), 0, command_seconds=7).train[0]
         assert row["ground_truth"] == {"files": GOOD["files"], "calls": GOOD["calls"], "seconds": [7, 30]}
         assert "inc is wrong" in row["prompt"][1]["content"]
@@ -226,6 +226,10 @@ def test_rows_of_a_file(tmp_path, judged, say, submit):
         ({"files": {"/etc/x": ""}}, r"has files\['/etc/x'\]; write paths inside the repository"),
         ({"files": {"a/../../x": ""}}, "write paths inside the repository"),
         ({"files": {"a.py": 5}}, "has no repository"),
+        ({"files": {"a\0.py": ""}}, "write paths inside the repository"),
+        ({"files": {"a": "", "a/b/c.py": ""}}, r"has files\['a'\].*none is a folder of another"),
+        ({"calls": [["m.f", [1], float("nan")]]}, "row train0, call m.f: NaN and infinite numbers cannot be compared"),
+        ({"calls": [["m.f", [float("inf")], 1]]}, "NaN and infinite numbers"),
         ({"calls": None}, "row train0 has no hidden calls; add a column calls"),
         ({"calls": [["f", [1], 2]]}, "has the call"),
         ({"calls": [["m.f", 1, 2]]}, "has the call"),

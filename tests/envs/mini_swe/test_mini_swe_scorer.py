@@ -97,6 +97,12 @@ def test_reward_and_score_agree_on_demonstrations_and_fuzz(splits, judged, say, 
     assert 0 < sum(rewards) < len(rewards)
 
 
+def test_the_size_of_a_repository_is_counted_in_bytes(make_row, judged, say, submit):
+    """Counted in characters, this one would have grown by more than a mebibyte before the first command."""
+    row = make_row(files={"f.py": "def add(a, b): return a - b\n", "words.txt": "\u4e2d" * 600_000})
+    assert judged(row, [say(f"sed -i 's/ - / + /' f.py && {submit}")]) == (1.0, 1.0)
+
+
 def test_an_episode_that_was_cut_off_is_no_success(make_row, make_trajectory, say, submit):
     """The context limit stopped the episode before its last turn, so no reward was computed."""
     mended = [say("sed -i 's|-|+|' f.py")]

@@ -170,6 +170,9 @@ def test_rows_of_other_frameworks(make, tmp_path, corpus, play, score):
         ({"ground_truth": {"target": "n1"}}, ["n1"]),
         ({"ground_truth": {"target": ["n1"]}, "answer": "other"}, ["n1"]),
         ({"answers": ["", " ", "n1"]}, ["n1"]),
+        ({"golden_answers": '["n1", "one"]'}, ["n1", "one"]),  # as CSV holds a list
+        ({"answers": '{"text": ["n1"], "answer_start": [3]}'}, ["n1"]),
+        ({"answer": "[n1] one"}, ["[n1] one"]),
     ],
 )
 def test_plain_rows(answer, target, tmp_path, corpus):

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from omegaconf import ListConfig
 
 from envs.search import FAMILY
 from envs.search.retrievers import RetrieverSettings
@@ -63,6 +64,13 @@ def test_the_retriever_is_made_once(corpus, monkeypatch):
         found = list(pool.map(lambda _: RetrieverSettings(corpus=corpus).make(), range(64)))
     assert len(made) == 1 and all(each is found[0] for each in found)
     assert RetrieverSettings(corpus=corpus, options=(("stopwords", "english"),)).make() is not settings.make()
+
+
+def test_a_list_of_stopwords_is_a_setting_of_the_retriever(corpus):
+    given = (["name"], ListConfig(["name"]), ["has"])
+    found = [RetrieverSettings.of("bm25", None, corpus, {"stopwords": words}).make() for words in given]
+    assert found[0] is found[1] is not found[2]
+    assert found[0].search(["name"], 1) == [[]] and len(found[2].search(["name"], 1)[0]) == 1
 
 
 @pytest.fixture

@@ -70,6 +70,11 @@ def test_an_empty_task_toml_has_harbors_defaults(folder):
         ("[environment]\nnetwork_mode = 'allowlist'\nallowed_hosts = ['a.b']", "needs a list of allowed hosts"),
         ("[environment]\nnetwork_mode = 'some'", "environment.network_mode='some'; write public or no-network"),
         ("[environment]\nmemory = '2 GB'", "environment.memory='2 GB' in task.toml; write a size such as 2G"),
+        ("[environment]\nmemory = '.G'", "environment.memory='.G' in task.toml; write a size such as 2G"),
+        ("[environment]\nworkdir = 'app'", "environment.workdir='app' in task.toml; write a whole path such as /app"),
+        ("[environment]\nworkdir = '/app/../x'", "write a whole path such as /app"),
+        ("[environment]\nworkdir = 5", "environment.workdir=5 in task.toml; write a text"),
+        ("[environment]\ndocker_image = 5", "environment.docker_image=5 in task.toml; write a text"),
         ("[verifier]\ntimeout_sec = 0", "verifier.timeout_sec=0 in task.toml; write a number above 0"),
         ("[verifier.env]\nKEY = '${KEY}'", "verifier.env.KEY='\\${KEY}', and mtrl passes no variable of this machine"),
         ("environment = 3", "task first has environment=3 in task.toml; write a table"),
@@ -129,6 +134,13 @@ def test_settings_of_tasks_without_an_effect_are_named(tmp_path, caplog, monkeyp
     with caplog.at_level(logging.WARNING):
         load(DataConfig(path=str(tmp_path)), 0, backend=backend, servers=["https://x"] if backend == "swerex" else [])
     assert [message.split("t1, ")[1] for message in caplog.messages] == COMPLAINTS[backend]
+
+
+@pytest.mark.parametrize("workdir", ["/home/user/project", "/usr/src", "/etc", "/tests", "/"])
+def test_a_working_directory_that_the_sandbox_cannot_have_is_refused_at_the_start(folder, workdir):
+    make_task(folder.parent / "second", f"[environment]\nworkdir = '{workdir}'")
+    with pytest.raises(UserError, match=f"task second has environment.workdir='{workdir}', and the sandbox has"):
+        load(DataConfig(path=str(folder.parent)), 0)
 
 
 def test_settings_that_do_not_fit_are_refused(folder, monkeypatch):

@@ -131,17 +131,21 @@ def test_rows_of_triviaqa_in_parquet(tmp_path):
 def test_plain_rows(tmp_path):
     rows = [
         {"question": "a?", "answers": ["x", "y", "x", " "], "split": "train"},
-        {"question": "b?", "answer": "z", "split": "test"},
+        {"question": "b?", "answers": [1969, "in 1969"], "split": "train"},
+        {"question": "c?", "answers": None, "answer": 1969, "split": "train"},
+        {"question": "d?", "answers": '["x", "y"]', "split": "train"},  # as CSV holds a list
+        {"question": "e?", "answer": "z", "split": "test"},
     ]
     splits = FAMILY.load(DataConfig(path=lines(tmp_path / "rows.jsonl", rows)), 0)
-    assert [row["ground_truth"]["answers"] for row in splits.train + splits.test] == [["x", "y"], ["z"]]
+    answers = [row["ground_truth"]["answers"] for row in splits.train + splits.test]
+    assert answers == [["x", "y"], ["1969", "in 1969"], ["1969"], ["x", "y"], ["z"]]
 
 
 @pytest.mark.parametrize(
     ("row", "sentence"),
     [
         ({"question": "a?"}, "row train-0 of data.path has no answer; write answers"),
-        ({"question": "a?", "answers": [" ", 5]}, "has no answer"),
+        ({"question": "a?", "answers": [" ", None]}, "has no answer"),
         ({"question": "a?", "answer": {"value": "<unk>", "aliases": []}}, "set data.test_split=validation"),
         ({"question": " ", "answer": "x"}, "row train-0 of data.path has question=' '; write the question as text"),
         ({"answer": "x"}, "row train-0 of data.path has question=None"),

@@ -9,7 +9,7 @@ from envs.triviaqa.retriever import best_passage
 from envs.triviaqa.tools import call_tool, load_tools
 from mtrl.config.schema import DataConfig
 from mtrl.environments.tools import ToolError
-from mtrl.errors import UserError
+from mtrl.errors import BackendError, UserError
 
 OWN = '''
 from typing import Literal
@@ -67,6 +67,12 @@ def test_errors_of_tools_are_reported_without_paths(call):
     assert call("convert", value=-1) == "Error: distances are positive"
     assert call("broken", path="x") == "Error: broken failed: ValueError"
     assert call("silent") == "Error: silent returned nothing"
+
+
+def test_the_error_of_a_lost_backend_is_no_observation(write):
+    raises = "from mtrl.sandbox.process import SandboxError\ndef f() -> str:\n    'F.'\n    raise SandboxError('lost')"
+    with pytest.raises(BackendError, match="lost"):
+        call_tool(load_tools(write(f"{raises}\nTOOL_FUNCTIONS = [f]")), '{"name": "f", "args": {}}')
 
 
 def test_a_tool_that_returns_no_json_is_a_broken_task(call):
