@@ -1,4 +1,4 @@
-"""Where the commands of an episode run."""
+"""The backends, in which the commands of an episode run: the sandbox and container engines."""
 
 from __future__ import annotations
 

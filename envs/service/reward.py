@@ -11,7 +11,7 @@ from mtrl.errors import UserError
 
 @dataclass(frozen=True)
 class Verdict:
-    """What of the task is done."""
+    """The parts of the task, and whether each is done."""
 
     state: bool
     """Whether every order is as it is after the reference action."""

@@ -18,8 +18,8 @@ SHOWN = ("item", "status", "returns", "parcel")
 class Store:
     """The orders of one episode.
 
-    The tools do what they are told: the procedure, and no tool, says when a change is right. No change can be undone,
-    so that an agent that tries every change never ends in the right state.
+    The tools execute every call: the procedure, and no tool, says when a change is right. No change can be undone, so
+    that an agent that tries every change never ends in the right state.
     """
 
     def __init__(self, orders: dict[str, dict[str, Any]]):

@@ -1,4 +1,4 @@
-"""From a task and the settings of a run to the container of one episode."""
+"""The backend of a run, which makes the container of each episode from its task."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OUTPUT_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Backend:
-    """Where the tasks of a run are executed, and the most that a container may use.
+    """The place where the tasks of a run are executed, and the limits of a container.
 
     Raises:
         UserError: a value is out of its range, or has no effect on this backend.

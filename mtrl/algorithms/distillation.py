@@ -32,12 +32,12 @@ from mtrl.types import TopTokens
 
 @dataclass(frozen=True)
 class TeacherScores:
-    """What a teacher says about the A sampled tokens of a sample."""
+    """The scores of a teacher at the A sampled tokens of a sample."""
 
     logprobs: Floats
-    """[A] its log-prob of each sampled token."""
+    """[A] the log-prob of each sampled token under the teacher."""
     top: TopTokens
-    """Its k most probable tokens at each of them."""
+    """The k most probable tokens of the teacher at each sampled token."""
 
 
 def reverse_kl(student: Floats, teacher: Floats) -> Floats:

@@ -1,1 +1,1 @@
-"""From the words of a command to a checked configuration: composition, checks, warnings and the folder of the run."""
+"""Turns the words of a command into a checked configuration: composition, checks, warnings and the folder of a run."""

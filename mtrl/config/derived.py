@@ -1,4 +1,4 @@
-"""What follows from several keys of a configuration together, or from them and the machine."""
+"""Values that are derived from several keys of a configuration, or from keys and the machine."""
 
 from __future__ import annotations
 
@@ -157,7 +157,8 @@ def cache_capacity(tokens: int) -> int:
 
 
 def doubled_capacity(tokens: int) -> int:
-    """Like `cache_capacity`, where other lengths than powers of two cost more than memory, as with CUDA graphs."""
+    """Return the next power of two, at least 64: the capacity where other lengths cost more than memory, as with
+    CUDA graphs. See `cache_capacity`."""
     return 1 << max(6, (tokens - 1).bit_length())
 
 

@@ -195,7 +195,7 @@ def _of_hydra(error: BaseException) -> str:
         return f"{setting} is several values; write one of them{as_list}; mtrl train -m makes a run of each"
     if "Could not load 'hydra/launcher/submitit" in text:
         return str(missing_extra("hydra/launcher=slurm", "sweep"))
-    if missing := re.search(r"Could not load '(.+)/(.+)'", text):  # one of a list, for which Hydra tells no options
+    if missing := re.search(r"Could not load '(.+)/(.+)'", text):  # one of a list, for which Hydra names no options
         return f"{missing[1]}={missing[2]} does not exist"
     if "does not support sweep type" in text:
         return f"{text}; write a list of values, or use a sweeper that samples: sweep=optuna"

@@ -56,7 +56,7 @@ one, and in a forward pass the receive buffer of the current one as well, which 
 
 @dataclass(frozen=True)
 class Device:
-    """What the estimate takes from the device on which a rank computes."""
+    """The properties of the device of a rank on which the estimate depends."""
 
     kind: str
     """`cuda` or `cpu`."""

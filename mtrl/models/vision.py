@@ -6,7 +6,7 @@ The image processor of the model cuts an image into patches. The vision tower of
 Transformers computes them from the token types and the grids of the patches.
 
 A placeholder is a token of a message's image only. The same id in the text of the policy is an ordinary token: the
-token types `mm_token_type_ids`, and not the ids, tell the model which tokens are placeholders.
+token types `mm_token_type_ids`, and not the ids, determine which tokens are placeholders.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def tower(model: Any) -> nn.Module:
 
 
 def prepare_vision(model: Any, freeze: bool) -> Any:
-    """Let the token types alone tell a model which tokens are placeholders, and return the model.
+    """Let the token types alone determine which tokens are placeholders for a model, and return the model.
 
     Args:
         freeze: whether the vision tower keeps its weights.

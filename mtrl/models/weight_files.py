@@ -116,7 +116,8 @@ def _without_messages() -> Iterator[None]:
 
 @contextmanager
 def _in_this_thread() -> Iterator[None]:
-    """Within this context Transformers casts tensors in the calling thread, since `StandIns` sees this thread only."""
+    """Within this context Transformers casts tensors in the calling thread, since `StandIns` intercepts casts of this
+    thread only."""
     before = os.environ.get(_SYNCHRONOUS)
     os.environ[_SYNCHRONOUS] = "1"
     try:

@@ -45,7 +45,7 @@ class GrowingFile:
         found = list(enumerate(data[:end].splitlines(keepends=True), self.lines + 1))
         self.is_unfinished = end < len(data)
         self.offset, self.lines = self.offset + end, self.lines + len(found)
-        # Not read again: the file may have been cut meanwhile, and the next call must notice it.
+        # The tail is not read again: the file may have been cut meanwhile, and the next call must notice it.
         self._tail = zlib.crc32((known + data[max(0, end - TAIL) : end])[-TAIL:])
         return is_first_read, found
 

@@ -262,7 +262,7 @@ class EpisodeLoop(BaseLoop[str]):
             trajectory.stop_reason = StopReason.CONTEXT_LIMIT
             await stepper.truncate()
             return None
-        # The engine knows the limit of the run, and that of a source of a mixture may be lower.
+        # The engine applies the limit of the run, and that of a source of a mixture may be lower.
         sampling = replace(sampling, max_generate_length=min(sampling.max_generate_length, room))
         start = time.perf_counter()
         with self.sampling_clock:

@@ -29,7 +29,7 @@ _libc = ctypes.CDLL(None)
 
 @dataclass(frozen=True)
 class ContainerFiles:
-    """Where the files of one container are on this machine."""
+    """The places of the files of one container on this machine."""
 
     folder: str
     """Folder that holds the changes of the container."""

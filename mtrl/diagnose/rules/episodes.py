@@ -10,7 +10,7 @@ from mtrl.utils.text import percent
 
 FAILED, BREAKS = "rollout/failed_episodes", "rollout/breaks"
 WANTED = ("fold", "branch", "retry", "fresh")
-"""Reasons of breaks that the configuration or a program wants."""
+"""Reasons of breaks that the configuration or a program intends."""
 
 
 @rule("R066", windows=0.2)

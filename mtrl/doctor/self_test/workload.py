@@ -109,7 +109,7 @@ class UpdateRate:
     held_bytes: int
     """GPU memory that the trainer holds after an update, without cached blocks; 0 on a CPU."""
     planned_bytes: int
-    """The same peak by the memory plan; 0 if the plan does not know the architecture, or on a CPU."""
+    """The same peak by the memory plan; 0 if the plan has no formula for the architecture, or on a CPU."""
 
     def line(self) -> str:
         """Return the figures in a few words."""

@@ -60,7 +60,7 @@ class GraphCache(SlotCache):
 
 class CudaRunner(FusedRunner):
     """See `runner.Runner`. Attention uses the memory-efficient kernel, which takes a mask, and as many heads of keys as
-    of queries. Widths are multiples of 128, since it wants aligned masks."""
+    of queries. Widths are multiples of 128, since it needs aligned masks."""
 
     def forward(self, ids: Tensor, starts: Tensor, lengths: Tensor, first_slot: int, width: int) -> Tensor:
         return super().forward(ids, starts, lengths, first_slot, min(rounded_width(width), self.cache.capacity))

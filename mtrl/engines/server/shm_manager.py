@@ -45,8 +45,8 @@ def start_manager() -> None:
 
 
 def _register(address: bytes) -> None:
-    """Let torch use the manager at this address, by mapping a file of that manager: torch uses a manager that it knows,
-    and it knows the manager of every file that it has mapped."""
+    """Let torch use the manager at this address, by mapping a file of that manager: torch stores the manager of every
+    file that it has mapped, and uses it again."""
     name = f"torch_{os.getpid()}_{secrets.token_hex(8)}"
     with open(SHARED_MEMORY / name, "xb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
         file.truncate(_SIZE)

@@ -1,4 +1,4 @@
-"""What a rollout worker must know about servers that the leader controls."""
+"""The data about servers, which the leader controls, that a rollout worker needs."""
 
 from __future__ import annotations
 

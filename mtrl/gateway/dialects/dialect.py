@@ -1,4 +1,4 @@
-"""What the gateway needs to know of one request in the API of its client."""
+"""The parts of one request that the gateway uses, whatever the API of its client."""
 
 from __future__ import annotations
 

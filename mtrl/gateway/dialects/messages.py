@@ -196,7 +196,7 @@ def _messages(value: Any) -> list[Message]:
 
 
 def _message(where: str, message: Any) -> list[Message]:
-    """Return the messages that one of this API stands for: each result of a tool becomes a message of its own."""
+    """Convert one message of this API: each result of a tool becomes a message of its own."""
     role = message.get("role") if isinstance(message, dict) else None
     if role not in ("user", "assistant", "system"):
         raise fields.bad(where, f"has the role {fields.shown(role)}; it must be user or assistant")

@@ -1,1 +1,1 @@
-"""From trajectories to mini-batches: admission, the stream of groups, samples and batches."""
+"""Turns trajectories into mini-batches: admission, the stream of groups, samples and batches."""

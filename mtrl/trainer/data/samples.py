@@ -1,4 +1,4 @@
-"""From a step's groups with rewards to samples with advantages, and from the results per token back to turns.
+"""Makes samples with advantages from the rewarded groups of a step, and assigns results per token to turns again.
 
 Turns merge into one sequence while each context extends the tokens of an earlier turn.
 """
