@@ -1,12 +1,11 @@
 """Program for a process of its own: runs the calls on stdin with the manager class of a folder's `tools.py`.
 
-python -I record_tools.py FOLDER < calls.json > results.json
+PYTHONHASHSEED=0 python -s -P record_tools.py FOLDER < calls.json > results.json
 
 The calls are a list of `[tool, arguments]`; each result is `{"result": …}` or `{"error": "…"}`. The program imports
 nothing of this package, to keep it separate from the folder's code.
 """
 
-import contextlib
 import importlib.util
 import json
 import os
@@ -16,11 +15,12 @@ import sys
 
 def main(folder):
     calls = json.load(sys.stdin)
-    with contextlib.redirect_stdout(sys.stderr):  # output of the tools must not mix with the results
+    # The output of the tools, and of the programs that they start, must not mix with the results.
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as output:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         random.seed(0)  # tools with random results give the same ones in every run
         manager = make_manager(os.path.join(folder, "tools.py"))
-        results = [answer(manager, name, arguments) for name, arguments in calls]
-    json.dump(results, sys.stdout)
+        json.dump([answer(manager, name, arguments) for name, arguments in calls], output)
 
 
 def make_manager(path):
@@ -44,7 +44,7 @@ def answer(manager, name, arguments):
         else:
             result = getattr(manager, name)(**arguments)
         return {"result": json.loads(json.dumps(result, default=plain), parse_constant=lambda constant: None)}
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return {"error": f"{type(error).__name__}: {error}"}
 
 

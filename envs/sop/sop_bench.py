@@ -174,9 +174,10 @@ def _run(folder: Path, calls: list[Call]) -> list[dict[str, Any]]:
     credentials."""
     if not (folder / "tools.py").is_file():
         raise UserError(f"{folder / 'tools.py'} does not exist; give the whole folder of one SOP-Bench domain")
-    command = [sys.executable, "-I", "-B", record_tools.__file__, str(folder)]
+    # Not -I, with which Python does not read the two variables of its own.
+    command = [sys.executable, "-s", "-P", "-B", record_tools.__file__, str(folder)]
     with tempfile.TemporaryDirectory() as empty:
-        variables = {"PATH": os.defpath, "HOME": empty, "LANG": "C.UTF-8", "PYTHONUTF8": "1"}
+        variables = {"PATH": os.defpath, "HOME": empty, "LANG": "C.UTF-8", "PYTHONUTF8": "1", "PYTHONHASHSEED": "0"}
         try:
             done = subprocess.run(
                 command, input=json.dumps(calls), env=variables, cwd=empty, capture_output=True, text=True,

@@ -78,6 +78,20 @@ def test_tools_that_draw_at_random_answer_the_same_in_every_run(folder, rows):
     assert any("noise" in str(line["result"]) for line in rows[0]["fixture"])
 
 
+def test_tools_that_print_exit_or_return_sets_spoil_no_result(folder):
+    code = (folder / "tools.py").read_text()
+    code = code.replace(
+        "random.random()", "(os.system('echo a program'), os.write(1, b'x'), set('abcdefghijklmnop'))[2]"
+    )
+    (folder / "tools.py").write_text(
+        code.replace("return int(", "return sys.exit(").replace("import csv", "import csv, sys")
+    )
+    rows = load_sop_bench(folder)
+    looks = [line["result"] for line in rows[0]["fixture"]]
+    assert looks and all(len(look["noise"]) == len(str(set("abcdefghijklmnop"))) for look in looks)
+    assert load_sop_bench(folder) == rows, "the order of a set differs between processes with other hash seeds"
+
+
 def test_values_outside_of_json_become_null(folder):
     specs = json.loads((folder / "toolspecs.json").read_text())
     specs[1]["toolSpec"]["inputSchema"]["json"]["properties"]["key_ring"]["type"] = "string"
