@@ -5,6 +5,8 @@ VENV ?= .venv
 TORCH ?=
 # Overrides for `make train`: make train ARGS="experiment=text_to_sql seed=1"
 ARGS ?=
+# The tests of `make test`: without those that take minutes and those that CI runs. TESTS="not rare" has the latter.
+TESTS ?= not rare and not ci
 # How many tests run at once: one more than a small machine has cores, since many tests wait for other processes.
 JOBS ?= 3
 
@@ -26,11 +28,11 @@ install: $(VENV)/.base ## make .venv and install mtrl into it
 train: $(VENV)/.base ## install, then train an agent; ARGS="key=value …" changes the run
 	@trap : INT; $(PY) -m mtrl.main $(ARGS); status=$$?; $(HOW); exit $$status
 
-test: $(VENV)/.dev ## install, then run every test but the rare ones of engines
-	$(PYTEST) -m "not rare"
+test: $(VENV)/.dev ## install, then run the tests; TESTS="not rare" also runs those that only CI runs by itself
+	$(PYTEST) -m "$(TESTS)"
 
 test-fast: $(VENV)/.dev ## only the tests that take seconds
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not ci"
 
 test-engines: $(VENV)/.dev ## install vLLM and SGLang (.venv-vllm, .venv-sglang), then run every test that needs them
 	$(PY) scripts/install_engine.py vllm

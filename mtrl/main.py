@@ -26,7 +26,7 @@ from omegaconf import DictConfig
 from mtrl.command.checks import ready
 from mtrl.command.compose import CONF, VERSION_BASE, merge_with_hydra, naming_params, without_hydra
 from mtrl.command.help import help_text
-from mtrl.command.program import import_from_here, one_sentence, refuse
+from mtrl.command.program import one_sentence, refuse, start_program
 from mtrl.command.runs import has_default_run_dir, reserve
 from mtrl.config.config_dir import check_folders, check_primary, own_folders
 from mtrl.config.overrides import dashed, normalise, quoted
@@ -43,7 +43,7 @@ READ_IN_A_RUN = ("hydra.searchpath", "hydra.verbose", "hydra.job_logging", "hydr
 def cli(argv: Sequence[str] | None = None) -> None:
     """Run the command: train, sweep, or print help or the configuration."""
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises the error; mtrl prints the message
-    import_from_here()
+    start_program()
     words = sys.argv[1:] if argv is None else argv
     with one_sentence():
         try:

@@ -158,6 +158,7 @@ ROLE = "arn:aws:iam::123456789012:role/SageMakerRole"
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_code_of_the_sagemaker_article_runs(tmp_path):
     """Steps 6 and 7 of the article on SageMaker AI run, with a debug run, a local MLflow and folders of the test.
 

@@ -6,6 +6,8 @@ import pytest
 
 from tests.benchmark_runs import run_benchmark
 
+pytestmark = pytest.mark.ci
+
 
 def bench(folder, *words):
     return run_benchmark(folder, "asynchrony.py", *words, timeout=300)

@@ -17,6 +17,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from mtrl.types import FinishReason, Generation
 from tests.benchmark_runs import run_benchmark
 
+pytestmark = pytest.mark.ci
+
 ROOT = Path(__file__).parent.parent
 OURS = ("generation", "generation_bound", "generation_samplers", "engines", "step")
 BURN = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ninput()"

@@ -6,6 +6,8 @@ import pytest
 
 from tests.benchmark_runs import run_benchmark
 
+pytestmark = pytest.mark.ci
+
 
 @pytest.mark.slow
 def test_a_worker_returns_the_token_ids_of_one_process(tmp_path):

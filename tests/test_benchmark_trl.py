@@ -14,7 +14,7 @@ import pytest
 from mtrl.errors import UserError
 from tests.benchmark_runs import run_benchmark
 
-pytestmark = pytest.mark.xdist_group("benchmark_trl")  # which share a measured step
+pytestmark = [pytest.mark.ci, pytest.mark.xdist_group("benchmark_trl")]  # which share a measured step
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 SMALL = (
     "--hidden-size 32 --intermediate-size 64 --layers 2 --heads 2 --kv-heads 1 --prompts 2 --group-size 2 --tokens 4"

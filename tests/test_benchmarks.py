@@ -7,6 +7,8 @@ import pytest
 
 from tests.benchmark_runs import ROOT, run_benchmark
 
+pytestmark = pytest.mark.ci
+
 SMALL = (
     "--hidden-size 32 --intermediate-size 64 --layers 2 --heads 2 --kv-heads 1 "
     "--prompts 2 --group-size 2 --tokens 4 --steps 1"

@@ -314,6 +314,7 @@ def test_an_ended_run_resumes_by_the_documented_command(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_environment_of_the_quickstart_is_learned(snippets):
     """A policy of half the width learns it."""
     words = next(words for name, words in TRAINING.items() if "vault.Vault" in name)

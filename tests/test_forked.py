@@ -92,6 +92,7 @@ def test_settings_that_python_reads_at_its_start_are_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_forked_run_equals_a_started_one(tmp_path):
     """The first command of the README, with a small configuration, gives equal metrics, weights and output."""
     words = ["-m", "mtrl.main", "debug=fast", "run_dir=run", *QUIET, "model.warm_start.demonstrations=8"]

@@ -40,6 +40,7 @@ def test_a_run_is_trained_and_read(run):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_run_is_evaluated(run, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     report = mtrl.evaluate(run, "evaluation.rows=4", show=lambda line: None, evaluation={"sampled_rows": 0})

@@ -234,6 +234,7 @@ def test_the_wheel_composes_outside_of_the_tree(wheel, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_installed_wheel_trains_in_an_empty_folder(wheel, tmp_path):
     """The installed wheel trains with the packages of this environment, without the checkout."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "venv")], check=True)

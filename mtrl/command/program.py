@@ -14,13 +14,14 @@ from hydra.errors import HydraException
 
 from mtrl.config.messages import explain
 from mtrl.errors import UserError, unwritable
+from mtrl.utils.process import collect_rarely
 from mtrl.utils.quiet_pipe import quiet_pipe
 
 
 def run_program(main: Callable[[Sequence[str] | None], int], argv: Sequence[str] | None = None) -> NoReturn:
     """Call `main` and exit with the status that it returns, or with 2 and one sentence if the command is wrong."""
     logging.getLogger("mtrl").setLevel(logging.ERROR)  # the program prints the outcome of episodes itself
-    import_from_here()
+    start_program()
     with one_sentence():
         try:
             status = main(argv)
@@ -31,8 +32,10 @@ def run_program(main: Callable[[Sequence[str] | None], int], argv: Sequence[str]
     raise SystemExit(status)
 
 
-def import_from_here() -> None:
-    """Let the configuration name modules of the current folder, as in `environment.target=my_package.MyEnv`."""
+def start_program() -> None:
+    """Let the configuration name modules of the current folder, as in `environment.target=my_package.MyEnv`, and let
+    garbage collections be rare while modules are imported."""
+    collect_rarely()
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
 

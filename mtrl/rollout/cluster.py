@@ -109,35 +109,14 @@ class RayCluster:
         """Whether workers may run on other machines than this one."""
         self._is_ours = not ray.is_initialized()
         if self._is_ours:
-            own: dict[str, Any] = {
-                **resources.own_cluster(count),
-                "object_store_memory": SMALLEST_STORE + 3 * weight_bytes,
-                "include_dashboard": False,
-            }
-            handler, before = signal.getsignal(signal.SIGTERM), {name: os.environ.get(name) for name in CHANGED}
-            if not is_there:  # workers import what this process can import, such as a user's module
-                os.environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
             try:
-                ray.init(
-                    address="auto" if is_there else "local",
-                    log_to_driver=False,
-                    configure_logging=False,
-                    **({} if is_there else own),
-                )
+                self._connect(resources.own_cluster(count) | {"object_store_memory": SMALLEST_STORE + 3 * weight_bytes})
             except Exception as error:
                 where = "the cluster of Ray cannot be used" if is_there else "Ray cannot be started"
                 raise UserError(
                     f"rollouts.workers={count}: {where} ({one_line(error, 400)}); "
                     + (f"start it, or set {ADDRESS}=local" if is_there else "rollouts.workers=0 needs no Ray")
                 ) from error
-            finally:
-                if threading.current_thread() is threading.main_thread():
-                    signal.signal(signal.SIGTERM, handler)  # Ray's would end the run without saving it
-                for name, value in before.items():
-                    if value is None:
-                        os.environ.pop(name, None)
-                    else:
-                        os.environ[name] = value
         self._actor = ray.remote(_Actor).options(
             **resources.options(),
             max_restarts=0,
@@ -155,6 +134,27 @@ class RayCluster:
                 f"rollouts.workers={count}: each worker reserves {resources}, and Ray has room for {room:g} of them; "
                 "set fewer workers, or less in rollouts.cpus, rollouts.gpus or environment.resources"
             )
+
+    def _connect(self, own: Mapping[str, Any]) -> None:
+        """Connect this process to the running cluster, or start Ray on this machine with the resources `own`.
+
+        Ray changes a signal handler and environment variables of this process, which are set back.
+        """
+        handler, before = signal.getsignal(signal.SIGTERM), {name: os.environ.get(name) for name in CHANGED}
+        there: dict[str, Any] = {"address": "auto"}
+        here = {"address": "local", "include_dashboard": False, **own}
+        if not self._has_machines:  # workers import what this process can import, such as a user's module
+            os.environ["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        try:
+            self._ray.init(log_to_driver=False, configure_logging=False, **(there if self._has_machines else here))
+        finally:
+            if threading.current_thread() is threading.main_thread():
+                signal.signal(signal.SIGTERM, handler)  # Ray's would end the run without saving it
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
     def spawn(self, index: int) -> Any:
         """See `Cluster`. Ray spreads the processes over the machines that have room."""

@@ -124,6 +124,7 @@ print(json.dumps([errors, wrong, resource.getrusage(resource.RUSAGE_SELF).ru_max
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_memory_limit_stops_queries_that_compile_to_gigabytes(outside):
     """Most never reach their first instruction and would use over 5 GB. Concurrent queries stay right."""
     attacks = [*sql_attacks.nested_bombs(), *sql_attacks.swelling_aggregates()]

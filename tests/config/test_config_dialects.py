@@ -129,6 +129,7 @@ NOT_HERE = (
 one, which the refusal names."""
 
 
+@pytest.mark.ci
 def test_every_proposal_composes_with_the_proposed_value():
     """Every key of the tables, and wrong keys like ours, with every value that people give: all checks pass."""
     proposed = {**guesses(), **proposals()}

@@ -70,6 +70,7 @@ print(json.dumps(results))
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_disk_that_is_full(tmp_path):
     """A disk of one page for each program, which bubblewrap mounts over its folder."""
     commands = {name: [word.format(tmp_path / name) for word in words] for name, words in PROGRAMS.items()}

@@ -76,6 +76,7 @@ def line_of(name, lines):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_each_part_runs_on_a_cpu(self_test):
     status, found, lines = self_test(CASES)
     checks = {check["name"]: check for check in found["checks"]}

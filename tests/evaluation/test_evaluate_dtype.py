@@ -7,7 +7,7 @@ from mtrl.config.plain_yaml import load_config
 from mtrl.types import read_trajectories
 from tests.evaluation.conftest import TASK
 
-pytestmark = pytest.mark.xdist_group("half")  # one worker trains
+pytestmark = [pytest.mark.ci, pytest.mark.xdist_group("half")]  # one worker trains
 
 
 @pytest.fixture(scope="module")

@@ -286,6 +286,7 @@ def test_an_invalid_guess_has_a_negative_reward_and_the_game_ends_after_four_tur
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_the_policy_learns_to_use_the_hints():
     """Random guesses would find 1 - (6/7)^4 = 46 % of the numbers."""
     torch.set_num_threads(1)

@@ -10,6 +10,8 @@ nbformat = pytest.importorskip("nbformat", reason="needs pip install 'mtrl-agent
 nbclient = pytest.importorskip("nbclient", reason="needs pip install 'mtrl-agents[notebooks]'")
 pytest.importorskip("ipykernel", reason="needs pip install 'mtrl-agents[notebooks]'")
 
+pytestmark = pytest.mark.ci
+
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = ROOT / "examples" / "notebooks"
 FAST = {

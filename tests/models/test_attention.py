@@ -190,6 +190,7 @@ def is_compiled_again(shapes, **environment):
     not (ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
     reason="oneDNN multiplies no bfloat16 on this processor",
 )
+@pytest.mark.ci
 def test_the_cache_of_shapes_is_small_unless_the_user_sets_its_size():
     assert is_compiled_again(130) and not is_compiled_again(4)
     assert is_compiled_again(4, **dict.fromkeys(CACHES, "2"))

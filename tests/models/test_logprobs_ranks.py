@@ -11,6 +11,8 @@ from mtrl.models.logprobs import token_logprobs
 from mtrl.models.preparation import checkpoint_gradients
 from tests.distributed.ranks import run_ranks
 
+pytestmark = pytest.mark.ci
+
 VOCABULARY = 61
 SIZES = {"vocab_size": VOCABULARY, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "head_dim": 8,
          "num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": 0, "bos_token_id": 1,

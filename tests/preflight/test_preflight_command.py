@@ -255,6 +255,7 @@ def test_the_policy_plays_last(tmp_path):
     ("experiment", "rows"),
     [("games", 4), ("mini_swe", 2), ("search", 4), ("sop", 4), ("triviaqa", 4), ("service", 4), ("visual_maze", 4)],
 )
+@pytest.mark.ci
 def test_the_other_shipped_tasks_fail_nowhere(experiment, rows, monkeypatch):
     """Their READMEs explain their warnings. mini_swe has fewer episodes, since its turns start sandboxes."""
     words = (f"experiment={experiment}", f"preflight.rows={rows}", "preflight.seconds=5")

@@ -52,6 +52,7 @@ def parent(pid):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_workers_of_several_nodes(nodes):
     cluster, found = nodes
     raylets = {name: node.all_processes["raylet"][0].process.pid for name, node in found.items()}

@@ -138,6 +138,7 @@ def served_turns(settings):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_workers_of_ray_send_their_turns_to_servers(monkeypatch, tmp_path):
     """Two workers and two servers; a server and a worker are killed while turns are sampled."""
     monkeypatch.setenv("RAY_ADDRESS", "local")

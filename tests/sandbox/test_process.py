@@ -246,6 +246,7 @@ def test_close_stops_a_command_of_another_thread(sandbox):
     assert results and results[0].killed_by == "closed" and results[0].exit_code == 137
 
 
+@pytest.mark.ci
 def test_two_hundred_sandboxes_run_at_once():
     """Each sandbox has its own folder and its own count of processes."""
     all_exist = threading.Barrier(200, timeout=300)

@@ -67,6 +67,7 @@ def steps(run):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_stopped_job_is_queued_again_and_resumes(cluster):
     words = [*QUICK, "environment.config.payoff=0.5", f"trainer.max_steps_without_signal={ENDLESS}"]
     words += ["evaluation.every_steps=0", "trainer.save_trajectories_every=0", "trainer.checkpoint.every_steps=1000"]

@@ -92,6 +92,7 @@ LAUNCHERS = {
 
 
 @pytest.mark.parametrize(("name", "seeds", "words"), [(name, *of) for name, of in LAUNCHERS.items()], ids=LAUNCHERS)
+@pytest.mark.ci
 def test_jobs_side_by_side(tmp_path, name, seeds, words):
     """Jobs run in other processes with fast training. The failed job is reported, and the others are in the table."""
     pytest.importorskip(f"hydra_plugins.hydra_{name}_launcher", reason="pip install -e '.[sweep]'")

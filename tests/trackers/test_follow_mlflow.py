@@ -239,6 +239,7 @@ def kill(server):
     server.wait()
 
 
+@pytest.mark.ci
 def test_a_killed_server_loses_and_duplicates_nothing(tmp_path, monkeypatch):
     from mlflow.tracking import MlflowClient
 

@@ -195,7 +195,7 @@ def both_ways(rank, place):
     return found
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.ci)])
 def test_slices_from_files_are_those_of_whole_weights(size, folders, tmp_path):
     for name in KINDS:
         model, _ = load_model(config_of(folders / name), str(folders / name), in_files=True)

@@ -200,7 +200,7 @@ class Compared:
     """Folder of the model that the ranks exported."""
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=[pytest.mark.slow, pytest.mark.ci])])
 def compared(request, folders, tmp_path_factory):
     cases, path, alone = CASES[request.param], tmp_path_factory.mktemp("checkpoints"), []
     for number, (model, *_, words) in enumerate(cases):

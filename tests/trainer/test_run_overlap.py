@@ -35,7 +35,11 @@ def test_the_stream_at_staleness_0_is_the_synchronous_run_bit_for_bit(tmp_path):
     ("lag", "words"),
     [
         (1, []),
-        (2, ["async_config.in_flight=drain", "generator.local.process=true", "generator.local.replicas=2"]),
+        pytest.param(
+            2,
+            ["async_config.in_flight=drain", "generator.local.process=true", "generator.local.replicas=2"],
+            marks=pytest.mark.ci,
+        ),
         (1, ["async_config.on_stale=requeue", "algorithm.dynamic_sampling_rounds=4", "model.lora_rank=8"]),
     ],
 )

@@ -28,6 +28,7 @@ def held_during_updates(run_dir, *words, frees=True):
     return [int(line) for line in file.read_text().splitlines()]
 
 
+@pytest.mark.ci
 def test_freed_weights_change_no_result(tmp_path):
     words = ["trainer.fsdp.param_dtype=bfloat16", "trainer.max_steps=4"]
     assert held_during_updates(tmp_path / "frees", *words) == [0] * 4

@@ -40,6 +40,7 @@ def test_a_resumed_run_with_a_worker_gives_the_results_of_one_process(alone, tmp
     assert rows == rows_of(alone)[-1:] and rows[0]["step"] == 3 and weights_of(tmp_path / "one") == weights_of(alone)
 
 
+@pytest.mark.ci
 def test_a_signal_saves_a_run_with_workers_which_resumes(alone, tmp_path):
     """Two workers sample the tokens of one process in the first two steps; later the last bits of weights differ."""
     process = start(tmp_path / "run", *SHORT, "rollouts.workers=2", "trainer.max_steps=500")

@@ -162,7 +162,7 @@ def alone(folder):
     return {case: learned(config_of(folder, words), World(), folder) for case, words in CASES.items()}
 
 
-@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.fixture(scope="module", params=[2, pytest.param(4, marks=[pytest.mark.slow, pytest.mark.ci])])
 def ranks(request, folder, tmp_path_factory):
     return run_ranks(request.param, on_a_rank, tmp_path_factory.mktemp("ranks"), folder)
 

@@ -72,6 +72,7 @@ def test_two_warm_starts_are_equal_byte_for_byte(cache, monkeypatch):
     assert {"config.json", "model.safetensors", "tokenizer.json", "warm_start.json"} <= first.keys()
 
 
+@pytest.mark.ci
 def test_another_process_writes_the_same_bytes(cache):
     program = "import sys; sys.path.insert(0, sys.argv[1]); import test_warm_start; "
     program += "print(test_warm_start.family_start('gsm8k')[0])"

@@ -8,7 +8,7 @@ from mtrl.utils.process import usable_cores
 
 NODE = """
 import gc, weakref
-from mtrl.utils.process import settled
+from mtrl.utils.process import collect_rarely, settled
 
 class Node:
     def __init__(self):
@@ -56,6 +56,16 @@ def test_objects_that_were_frozen_before_remain_frozen():
         "    del old",
         "gc.collect()",
         "assert stored() is not None and gc.get_threshold() == before",
+    )
+
+
+def test_a_program_that_has_started_collects_rarely():
+    execute(
+        "made = lambda: sum(stage['collections'] for stage in gc.get_stats())",
+        "collect_rarely()",
+        "first = made()",
+        "kept = [[] for _ in range(500_000)]",
+        "assert made() - first <= 11",
     )
 
 

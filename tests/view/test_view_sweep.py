@@ -11,6 +11,9 @@ from mtrl.view.query import Query
 from tests.view.made_runs import HOSTILE, TOKEN, make_run, viewing
 from tests.view.page_browser import fits, opened
 
+BOXES = "[...document.querySelectorAll('svg.parallel .name')].map(one => one.getBoundingClientRect().toJSON())"
+NARROW = "document.querySelector('svg.parallel').getBoundingClientRect().width <= innerWidth"
+
 
 def add_job(run, number, words, value, status="finished", reason=""):
     outcome = JobResult.begin(number, words, "success_after", "maximize")
@@ -69,8 +72,9 @@ def test_the_page_shows_the_jobs(browser, swept):
         rows.nth(1).hover()
         expect(page.locator("svg.parallel .pointed title")).to_contain_text("job 2:")
         page.set_viewport_size({"width": 420, "height": 800})
+        page.wait_for_function(NARROW)
         assert fits(page)
-        boxes = names.evaluate_all("all => all.map(one => one.getBoundingClientRect().toJSON())")
+        boxes = page.evaluate(BOXES)  # at once: the page draws again, and names that it has replaced have no size
         ends = [(box["left"], box["right"]) for box in boxes]
         assert len(ends) == 5 and all(right < left for (_, right), (left, _) in pairwise(sorted(ends)))
         rows.first.locator("a").click()

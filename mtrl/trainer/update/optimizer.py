@@ -149,8 +149,10 @@ def clip_gradients(groups: list[list[Tensor]], limit: float) -> float:
         return 0.0
     joined = torch.stack([norm.to(norms[0].device, norms[0].dtype) for norm in norms])
     total = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(joined)
-    for group in groups:
-        torch.nn.utils.clip_grads_with_norm_(group, limit, total)
+    scale = torch.clamp(limit / (total + 1e-6), max=1.0)  # as `torch.nn.utils.clip_grads_with_norm_`
+    for gradient in (gradient for gradients in found for gradient in gradients):
+        part = local_part(gradient)  # PyTorch takes seconds to plan the operations of whole DTensors
+        part.mul_(scale.to(part.device))
     return total.item()
 
 

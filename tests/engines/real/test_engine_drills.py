@@ -228,6 +228,7 @@ class Drill:
 
 
 @pytest.mark.parametrize("name", ["vllm", "sglang"])
+@pytest.mark.ci
 def test_two_servers_survive_all_drills(name, tied_model, tmp_path, monkeypatch):
     monkeypatch.setattr(replica, "HEALTH_CHECK_SECONDS", 3.0)
     drill = Drill(name, tied_model, tmp_path, monkeypatch)

@@ -117,14 +117,14 @@ def test_a_call_may_not_take_longer_than_all(tmp_path):
 
 
 def test_gold_that_fails_names_its_call(tmp_path):
-    rows = [row_of("f = abs", n, ["m.f", [-n], n + (n == 3)]) for n in range(8)]
+    rows = [row_of("f = abs", n, ["m.f", [-n], n + (n == 3)]) for n in range(4)]
     overrides = [
         "experiment=mini_swe",
         f"data.path={write_rows(tmp_path, *rows)}",
         "preflight.model=false",
         "preflight.processes=0",
     ]
-    results = check(OmegaConf.to_object(compose([*overrides, "preflight.rows=8"])))
+    results = check(OmegaConf.to_object(compose([*overrides, "preflight.rows=4"])))
     gold = next(result for result in results if result.name == "gold")
     assert "gold fails on 1. " in gold.evidence
     assert "the score is 0 (m.f(-3) gives 3; 4 is expected)" in gold.evidence
