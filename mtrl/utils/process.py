@@ -19,8 +19,8 @@ youngest generation, then the number of collections of each generation before th
 defaults are 700, 10, 10."""
 
 IMPORT_THRESHOLDS = (50_000, 20, 20)
-"""Thresholds of a program that has just started. The imports of torch and Transformers make a million objects, none of
-which is garbage; with Python's thresholds the collections took a tenth of the CPU time of a short run."""
+"""Thresholds of a program that has just started. The imports of torch and Transformers make half a million objects,
+none of which is garbage; with Python's thresholds many collections would examine them again."""
 
 
 def is_launched() -> bool:
