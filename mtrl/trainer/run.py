@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from mtrl.algorithms.registry import find_estimator
 from mtrl.config.config_dir import config_dir_flags
 from mtrl.config.derived import prompt_of, serves
 from mtrl.config.epochs import with_steps
@@ -133,7 +134,8 @@ def _lead(given: Config, run: RunDir, console: Console, world: World, hooks: Hoo
     pick_device(given.model.device)  # raises before any work if there is no such GPU
     task = load_task(given)
     sampler_of(given, task.splits.train)  # raises before a model is loaded
-    planned = with_steps(given, len(task.splits.train))
+    critic = find_estimator(given.algorithm.advantage_method).needs_critic
+    planned = with_steps(given, len(task.splits.train), critic)
     config = with_machine_settings(planned)
     if (epochs := given.trainer.epochs) is not None:
         console.note(f"trainer.epochs={epochs:g}: {config.trainer.max_steps} steps, by {len(task.splits.train)} rows")

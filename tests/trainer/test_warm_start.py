@@ -371,9 +371,12 @@ def test_failed_episodes_count_in_the_success_rate(warmed):
     assert success_of(config, task, connected(config, task), *load_model(config, warmed.path)) == 4 / 12
 
 
-@pytest.mark.parametrize(("least", "share"), [(1, 1.0), (3, 0.5), (4, 0.0)])
-def test_successes_in_too_few_turns_do_not_count(warmed, least, share):
-    """Every episode succeeds: on even rows in the first turn, on odd rows in the third."""
+@pytest.mark.parametrize(
+    ("least", "share", "fold"), [(1, 1.0, "none"), (3, 0.5, "none"), (4, 0.0, "none"), (4, 0.0, "summarise")]
+)
+def test_successes_in_too_few_turns_do_not_count(warmed, least, share, fold):
+    """Every episode succeeds: on even rows in the first turn, on odd rows in the third, with two summaries that are no
+    turns of the environment if the context is folded."""
 
     class Patient(Echo):
         def reset(self, row=None):
@@ -385,6 +388,7 @@ def test_successes_in_too_few_turns_do_not_count(warmed, least, share):
             return float(self.left == 0), "again", self.left == 0
 
     config = config_of(episodes=12, min_turns=least)
+    config.generator.context.fold, config.generator.context.threshold = fold, 1
     task = echo_task(Patient)
     assert success_of(config, task, connected(config, task), *load_model(config, warmed.path)) == share
 
@@ -393,6 +397,9 @@ def test_more_turns_than_an_episode_can_have_are_an_error():
     config = config_of(min_turns=4)
     config.generator.max_turns = 3
     with pytest.raises(UserError, match=r"min_turns=4 counts no .* generator\.max_turns=3; lower it to at most 3"):
+        warm_start(config, echo_task(), never)
+    config.environments = {"a": {"environment": {"name": "echo"}, "generator": {"max_turns": 2}}}
+    with pytest.raises(UserError, match=r"generator\.max_turns=2; lower it to at most 2"):
         warm_start(config, echo_task(), never)
 
 

@@ -30,7 +30,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from mtrl.config.derived import max_logits
-from mtrl.config.mixture import source_of
+from mtrl.config.mixture import source_configs, source_of
 from mtrl.config.schema import Config
 from mtrl.environments.factory import Task
 from mtrl.environments.family import reward_is_success
@@ -114,7 +114,8 @@ def warm_start(
         UserError: the task has no demonstrator, a demonstration fails, no episode can have enough turns, or the success
             rate does not reach the band.
     """
-    least, most = config.model.warm_start.min_turns, config.generator.max_turns
+    least, sources = config.model.warm_start.min_turns, source_configs(config).values()
+    most = max((own.generator.max_turns for own in sources), default=config.generator.max_turns)
     if least > most:
         raise UserError(
             f"model.warm_start.min_turns={least} counts no episode as a success, since generator.max_turns={most}; "
@@ -326,7 +327,7 @@ def success_of(config: Config, task: Task, connect: Callable[[Any, Any], Any], m
         return report.groups
 
     trajectories = [trajectory for group in asyncio.run(play()) for trajectory in group.trajectories]
-    scores = [t.score or 0.0 for t in trajectories if len(t.turns) >= least]
+    scores = [t.score or 0.0 for t in trajectories if len(t.environment_turns) >= least]
     return sum(score >= config.evaluation.success_threshold for score in scores) / count
 
 
