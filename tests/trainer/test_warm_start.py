@@ -216,6 +216,10 @@ def test_settings_of_the_training_do_not_change_the_key():
     after = changed(trainer__max_steps=7, trainer__optimizer__lr=1.0, algorithm__group_size=3, run_dir="other")
     other_test_rows = replace(echo_task(), splits=Splits(rows("train", 12), rows("test", 3)))
     assert cache_key(after, echo_task()) == cache_key(config_of(), other_test_rows) == settled
+    source = {"environment": {"name": "echo"}}
+    mixtures = source, source | {"weight": 2, "algorithm": {"group_size": 3}}, source | {"reward": {"level": "turn"}}
+    first, same_policy, other = (cache_key(changed(environments={"a": own}), echo_task()) for own in mixtures)
+    assert first == same_policy != other
 
 
 @pytest.mark.parametrize("moment", ["model", "tokenizer", "rename", "record", "checksums"])

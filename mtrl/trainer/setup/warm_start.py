@@ -18,7 +18,7 @@ import json
 import logging
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
@@ -371,10 +371,19 @@ def cache_key(config: Config, task: Task) -> str:
         list(map(asdict, islice(training_demonstrations(config, task, random.Random(config.seed)), KEY_CONVERSATIONS))),
         torch.__version__,
         *([str(dtype)] if (dtype := compute_dtype(config)) != getattr(torch, config.model.dtype) else []),
-        *([config.environments] if config.environments else []),
+        *([played(config.environments)] if config.environments else []),
         *([asdict(generator.context)] if generator.context.fold != "none" else []),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def played(environments: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the sources of a mixture without the keys that only training reads: their weights and group sizes."""
+    training = ("weight", "algorithm")
+    return {
+        name: {key: value for key, value in source.items() if key not in training}
+        for name, source in environments.items()
+    }
 
 
 def model_files(path: str | None) -> list[list[Any]]:
