@@ -189,6 +189,8 @@ def _finish(config: Config, run: RunDir, console: Console, trainer: Any) -> dict
         check_start(config, f"resume={config.resume}", checkpoint.state.get("start", ""), trainer.progress.start)
         trainer.resume(checkpoint)
         console.note(f"resumed from {checkpoint.path} at step {trainer.progress.step}")
+        if note := adapted_weight(config, trainer.kl.coefficient):
+            console.note(note)
     with run.under_way():  # entered only here, so that a refused checkpoint leaves the run unchanged
         run.write_config(config)
         try:
@@ -206,6 +208,19 @@ def _finish(config: Config, run: RunDir, console: Console, trainer: Any) -> dict
         if config.tracker.plots:
             draw_curves(trainer.metrics.read(), run.curves, title(config))
     return summary
+
+
+def adapted_weight(config: Config, coefficient: float) -> str | None:
+    """Return a note that the weight of the KL in a resumed run is the adapted one, with which it goes on, and not the
+    configured one; None if they are equal or the weight is fixed."""
+    algorithm = config.algorithm
+    key = "kl_loss_coef" if algorithm.kl_loss_coef else "kl_reward_coef"
+    if algorithm.kl_target is None or coefficient == (given := getattr(algorithm, key)):
+        return None
+    return (
+        f"the weight of the KL goes on at {coefficient:g}, to which algorithm.kl_target={algorithm.kl_target:g} has "
+        f"adapted it; algorithm.{key}={given:g} is the weight at the start of a new run"
+    )
 
 
 def checkpoint_to_resume(config: Config, run: RunDir) -> Path | None:
