@@ -34,14 +34,17 @@ def credit_of(cfg: DictConfig) -> str | None:
 
 
 def check_algorithm(cfg: DictConfig) -> None:
-    """Run all checks of `algorithm.*`, in the order of the schema.
+    """Run all checks of `algorithm.*`, in the order of the schema. Those of rewards and group sizes do not apply to a
+    mixture, whose sources may replace both, but to each source.
 
     Raises:
         UserError: a combination of settings does not work.
     """
+    of_one_task = (_group, _turn_rewards, _passk, _gdpo)
     checks = (_group, _credit, _turn_rewards, _passk, _gdpo, _critic, _anchor, _reduction, _kl)
     for part in (*checks, _bounds, _signal):
-        part(cfg)
+        if not (cfg.environments and part in of_one_task):
+            part(cfg)
 
 
 def _method(cfg: DictConfig) -> str:

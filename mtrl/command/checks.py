@@ -314,7 +314,24 @@ def _environment(cfg: DictConfig) -> list[str]:
 
 def ignored(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:
     """Return warnings about overrides of the command that have no effect."""
-    return [*mixture_hints(cfg, overrides), *_ignored_keys(cfg.environment, overrides), *_empty(cfg, overrides)]
+    return [
+        *mixture_hints(cfg, overrides),
+        *_ignored_keys(cfg.environment, overrides),
+        *_warm_start_keys(cfg.model, overrides),
+        *_empty(cfg, overrides),
+    ]
+
+
+def _warm_start_keys(model: DictConfig, overrides: Sequence[str]) -> list[str]:
+    """Return a warning about overrides of the warm start of a policy that has none. Only overrides are examined,
+    because experiments and `debug=fast` set its keys for every model."""
+    if model.name == "tiny" or model.warm_start.enabled:
+        return []
+    return [
+        f"{override.lstrip('+')} has no effect with model.warm_start.enabled=false; set it to true, or leave this out"
+        for override in overrides
+        if key_of(override).startswith("model.warm_start.") and key_of(override) != "model.warm_start.enabled"
+    ]
 
 
 def _empty(cfg: DictConfig, overrides: Sequence[str]) -> list[str]:

@@ -31,10 +31,13 @@ def length_of(overrides: Sequence[str], has_own_groups: bool) -> list[str]:
     return [f"{EPOCHS}=null"] if has_own_groups and STEPS in given and EPOCHS not in given else []
 
 
-def with_steps(config: Config, rows: int) -> Config:
+def with_steps(config: Config, rows: int, needs_critic: bool) -> Config:
     """Return the configuration with its length in steps. If `trainer.epochs` is set, `max_steps` is the smallest number
     of steps that draws each of `rows` training rows that often. Rows that dynamic sampling or failed groups draw in
     addition are not counted.
+
+    Args:
+        needs_critic: whether `algorithm.advantage_method` needs a critic; else its warm-up has no effect.
 
     Raises:
         UserError: the critic would warm up for the whole run.
@@ -45,7 +48,7 @@ def with_steps(config: Config, rows: int) -> Config:
     draws = Fraction(str(trainer.epochs)) * rows  # exact, since a rounding error of 1.1 * 100 would add a step
     steps = max(1, math.ceil(draws / trainer.prompts_per_step))
     critic = config.algorithm.critic
-    if critic is not None and critic.warmup_steps >= steps:
+    if needs_critic and critic.warmup_steps >= steps:
         raise UserError(
             f"algorithm.critic.warmup_steps={critic.warmup_steps} leaves no step for the policy of "
             f"{EPOCHS}={trainer.epochs:g}, which is {steps} steps with {rows} training rows; lower the first or raise "

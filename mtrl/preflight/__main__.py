@@ -17,6 +17,7 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from mtrl.algorithms.registry import find_estimator
 from mtrl.command.compose import compose
 from mtrl.command.program import run_program
 from mtrl.config.epochs import with_steps
@@ -86,7 +87,8 @@ def check(config: Config) -> Iterator[CheckResult]:
     """Yield the results of the whole checklist as they complete, those of a mixture for each source, under names such
     as `words: gold`. The checks that need the model come last."""
     task = load_task(config)
-    config = with_steps(config, len(task.splits.train))
+    critic = find_estimator(config.algorithm.advantage_method).needs_critic
+    config = with_steps(config, len(task.splits.train), critic)
     contexts = {name: context_of(*own) for name, own in tasks_of(config, task).items()}
     for name, context in contexts.items():
         yield from (of_source(name, result) for result in run(context, CHECKS.items()))

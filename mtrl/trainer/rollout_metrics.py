@@ -20,7 +20,7 @@ from mtrl.scoring.measures import (
     nearest_rank,
 )
 from mtrl.scoring.sources import named, of_source
-from mtrl.types import BREAKS, Group, StopReason, Trajectory
+from mtrl.types import BREAKS, Group, StopReason, Trajectory, Turn
 
 COUNTED = "gateway/"
 """Prefix of the metrics that `mtrl.gateway.session.Session` counts."""
@@ -45,10 +45,12 @@ def rollout_metrics(report: RolloutReport, thresholds: Thresholds | None = None)
     `rollout/gateway/NAME`         mean over all episodes of the gateway's count per episode
     `rollout/stop/REASON`          share of episodes that ended for this reason
     `rollout/breaks/REASON`        number of turns that started a new sample for this reason
+
+    In self-play against frozen weights a step may have no turn of a trained role; `rollout/turns/cut_frac` and
+    `rollout/tokens/response_*` are absent then.
     """
     trajectories = [t for group in report.groups for t in group.trajectories]
     turns = [turn for t in trajectories for turn in t.turns]
-    responses = [len(turn.action_ids) for turn in turns]
     lengths = [len(t.environment_turns) for t in trajectories]
     context = [t.context_tokens for t in trajectories]
     stops = Counter(t.stop_reason for t in trajectories)
@@ -59,16 +61,13 @@ def rollout_metrics(report: RolloutReport, thresholds: Thresholds | None = None)
         "rollout/turns/mean": fmean(lengths),
         "rollout/turns/p95": nearest_rank(sorted(lengths), 0.95),
         "rollout/turns/max": float(max(lengths)),
-        "rollout/tokens/response_mean": fmean(responses),
-        "rollout/tokens/response_p95": nearest_rank(sorted(responses), 0.95),
-        "rollout/tokens/response_max": float(max(responses)),
+        **_response_metrics(turns),
         "rollout/tokens/trajectory_mean": fmean(t.action_tokens for t in trajectories),
         "rollout/tokens/at_cap_frac": fmean(is_cut(t) for t in trajectories),
         "rollout/context/mean": fmean(context),
         "rollout/context/max": float(max(context)),
         "rollout/completion/mean": fmean(map(is_completed, trajectories)),
         "rollout/out_of_turns/mean": fmean(map(is_out_of_turns, trajectories)),
-        "rollout/turns/cut_frac": fmean(map(at_cap, turns)),
         "rollout/reward/std": pstdev(t.reward for t in trajectories),
         "analysis/group_reward_std": group_reward_std(report.groups),
         "rollout/failed_episodes": float(episode_count(report.failures)),
@@ -77,6 +76,19 @@ def rollout_metrics(report: RolloutReport, thresholds: Thresholds | None = None)
         **{f"rollout/stop/{reason}": stops[reason] / len(trajectories) for reason in StopReason},
         **{f"rollout/components/{name}": mean for name, mean in mean_components(trajectories).items()},
         **reported_metrics(trajectories),
+    }
+
+
+def _response_metrics(turns: Sequence[Turn]) -> dict[str, float]:
+    """Return the share of turns that their token limit cut, and the numbers of tokens of turns; empty without turns."""
+    if not turns:
+        return {}
+    responses = sorted(len(turn.action_ids) for turn in turns)
+    return {
+        "rollout/turns/cut_frac": fmean(map(at_cap, turns)),
+        "rollout/tokens/response_mean": fmean(responses),
+        "rollout/tokens/response_p95": nearest_rank(responses, 0.95),
+        "rollout/tokens/response_max": float(responses[-1]),
     }
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from mtrl.algorithms.registry import find_estimator
 from mtrl.config.config_dir import config_dir_flags
 from mtrl.config.derived import prompt_of, serves
 from mtrl.config.epochs import with_steps
@@ -133,7 +134,8 @@ def _lead(given: Config, run: RunDir, console: Console, world: World, hooks: Hoo
     pick_device(given.model.device)  # raises before any work if there is no such GPU
     task = load_task(given)
     sampler_of(given, task.splits.train)  # raises before a model is loaded
-    planned = with_steps(given, len(task.splits.train))
+    critic = find_estimator(given.algorithm.advantage_method).needs_critic
+    planned = with_steps(given, len(task.splits.train), critic)
     config = with_machine_settings(planned)
     if (epochs := given.trainer.epochs) is not None:
         console.note(f"trainer.epochs={epochs:g}: {config.trainer.max_steps} steps, by {len(task.splits.train)} rows")
@@ -187,6 +189,8 @@ def _finish(config: Config, run: RunDir, console: Console, trainer: Any) -> dict
         check_start(config, f"resume={config.resume}", checkpoint.state.get("start", ""), trainer.progress.start)
         trainer.resume(checkpoint)
         console.note(f"resumed from {checkpoint.path} at step {trainer.progress.step}")
+        if note := adapted_weight(config, trainer.kl.coefficient):
+            console.note(note)
     with run.under_way():  # entered only here, so that a refused checkpoint leaves the run unchanged
         run.write_config(config)
         try:
@@ -204,6 +208,19 @@ def _finish(config: Config, run: RunDir, console: Console, trainer: Any) -> dict
         if config.tracker.plots:
             draw_curves(trainer.metrics.read(), run.curves, title(config))
     return summary
+
+
+def adapted_weight(config: Config, coefficient: float) -> str | None:
+    """Return a note that the weight of the KL in a resumed run is the adapted one, with which it goes on, and not the
+    configured one; None if they are equal or the weight is fixed."""
+    algorithm = config.algorithm
+    key = "kl_loss_coef" if algorithm.kl_loss_coef else "kl_reward_coef"
+    if algorithm.kl_target is None or coefficient == (given := getattr(algorithm, key)):
+        return None
+    return (
+        f"the weight of the KL goes on at {coefficient:g}, to which algorithm.kl_target={algorithm.kl_target:g} has "
+        f"adapted it; algorithm.{key}={given:g} is the weight at the start of a new run"
+    )
 
 
 def checkpoint_to_resume(config: Config, run: RunDir) -> Path | None:

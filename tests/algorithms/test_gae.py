@@ -268,9 +268,14 @@ def test_the_reward_of_a_turn_without_tokens_goes_to_the_last_token_before(make)
 
 
 @pytest.mark.parametrize("make", [turn_batch, token_batch])
-def test_a_reward_before_the_first_sampled_token_is_an_error(make):
-    with pytest.raises(AssertionError, match="a reward before its first sampled token"):
-        make(CreditBatch.of([make_group([[0.5, 1.0]], [[0, 2]])]), np.zeros(2))
+def test_rewards_before_the_first_sampled_token_are_left_out(make):
+    """No token has an influence on them, so the batch is that of the turns from this token on."""
+    batch, later = (
+        make(CreditBatch.of([make_group([rewards, [0.25]], [tokens, [1]])]), np.arange(4.0))
+        for rewards, tokens in (([0.5, -0.25, 1.0, 2.0], [0, 0, 2, 1]), ([1.0, 2.0], [2, 1]))
+    )
+    for name in ("rewards", "mask", "tokens", "values"):
+        assert getattr(batch, name).tolist() == getattr(later, name).tolist()
 
 
 @pytest.mark.parametrize("method", ["turn_gae", "gae"])

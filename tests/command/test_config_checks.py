@@ -71,6 +71,17 @@ def test_an_empty_mapping_that_empties_nothing_gives_a_warning():
     assert found("generator.eval_sampling_params={}") == [], "it creates the section"
 
 
+def test_a_key_of_the_warm_start_that_a_policy_does_not_have_gives_a_warning():
+    def found(*words):
+        return ignored(merge([*words, "model.path=folder"]), words)
+
+    key = "model.warm_start.lr=1e-4"
+    (text,) = found("model=hf", key, "debug=fast", "model.warm_start.enabled=false")
+    assert text.startswith("model.warm_start.lr=1e-4 has no effect with model.warm_start.enabled=false; set it to true")
+    assert found("model=hf", key, "model.warm_start.enabled=true") == found(key) == []
+    assert found("model=hf", "debug=fast") == []
+
+
 def test_sglang_without_conversations_raises_the_error_of_the_guide():
     with pytest.raises(NotImplementedError) as caught:
         compose(["generator.backend=sglang", "generator.use_conversation_multi_turn=false"])

@@ -54,6 +54,14 @@ def test_a_setting_of_a_source_that_does_not_work_is_one_sentence_with_its_name(
         ["environments.sql.weight=[[0,0],[200,1]]"],
         ["environments.sql.generator.max_context_length=400"],
         ["environments.sql.algorithm.group_size=4", "environments.words.environment.retries=0"],
+        [
+            "algorithm=gdpo",
+            *(f"environments.{name}.reward.components.turn_penalty=0.1" for name in ("words", "sql")),
+        ],
+        [
+            *("reward.level=trajectory", "algorithm=group_based_per_turn"),
+            *(f"environments.{name}.reward.level=turn" for name in ("words", "sql")),
+        ],
     ],
 )
 def test_a_source_may_have_weights_limits_and_group_sizes_of_its_own(words):

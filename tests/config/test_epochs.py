@@ -19,27 +19,31 @@ def made(epochs, per_step=8, warmup=0):
     ("epochs", "rows", "steps"), [(1, 64, 8), (2, 64, 16), (0.5, 64, 4), (2, 7, 2), (1, 9, 2), (0.001, 64, 1)]
 )
 def test_it_is_the_fewest_steps_that_draw_each_row_so_often(epochs, rows, steps):
-    trainer = with_steps(made(epochs), rows).trainer
+    trainer = with_steps(made(epochs), rows, False).trainer
     assert (trainer.max_steps, trainer.epochs) == (steps, None)
     assert steps * 8 >= epochs * rows and (steps == 1 or (steps - 1) * 8 < epochs * rows)
 
 
 def test_a_rounding_error_adds_no_step():
     """1.1 * 100 is 110.00000000000001 in floats."""
-    assert with_steps(made(1.1, per_step=10), 100).trainer.max_steps == 11
+    assert with_steps(made(1.1, per_step=10), 100, False).trainer.max_steps == 11
 
 
 def test_without_epochs_the_steps_stay():
     config = made(None)
-    assert with_steps(config, 64) is config
+    assert with_steps(config, 64, True) is config
 
 
 def test_a_critic_that_warms_up_for_the_whole_run_is_refused():
     with pytest.raises(
         UserError, match=r"warmup_steps=16 leaves no step for the policy of trainer.epochs=2, which is 16"
     ):
-        with_steps(made(2, warmup=16), 64)
-    assert with_steps(made(2, warmup=15), 64).trainer.max_steps == 16
+        with_steps(made(2, warmup=16), 64, True)
+    assert with_steps(made(2, warmup=15), 64, True).trainer.max_steps == 16
+
+
+def test_the_warm_up_of_a_critic_that_a_run_does_not_have_is_not_refused():
+    assert with_steps(made(2, warmup=16), 64, False).trainer.max_steps == 16
 
 
 def test_two_lengths_in_one_command_are_refused():

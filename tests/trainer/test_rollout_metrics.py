@@ -76,3 +76,13 @@ def test_staleness_counts_tokens_by_the_weights_that_sampled_them():
         "analysis/staleness/max": 2.0,
     }
     assert staleness_metrics([], 3) == {}
+
+
+def test_a_step_without_turns_has_no_metrics_of_turns():
+    """Such as a step of self-play in which the frozen role ended every episode by its first move."""
+    group = make_group(0, 50, size=2)
+    for trajectory in group.trajectories:
+        trajectory.turns.clear()
+    metrics = rollout_metrics(RolloutReport([group]))
+    assert metrics["rollout/turns/mean"] == metrics["rollout/context/max"] == 0.0
+    assert not {key for key in metrics if "response" in key or "cut_frac" in key}

@@ -217,6 +217,10 @@ def test_settings_of_the_training_do_not_change_the_key():
     after = changed(trainer__max_steps=7, trainer__optimizer__lr=1.0, algorithm__group_size=3, run_dir="other")
     other_test_rows = replace(echo_task(), splits=Splits(rows("train", 12), rows("test", 3)))
     assert cache_key(after, echo_task()) == cache_key(config_of(), other_test_rows) == settled
+    source = {"environment": {"name": "echo"}}
+    mixtures = source, source | {"weight": 2, "algorithm": {"group_size": 3}}, source | {"reward": {"level": "turn"}}
+    first, same_policy, other = (cache_key(changed(environments={"a": own}), echo_task()) for own in mixtures)
+    assert first == same_policy != other
 
 
 @pytest.mark.parametrize("moment", ["model", "tokenizer", "rename", "record", "checksums"])
@@ -372,9 +376,12 @@ def test_failed_episodes_count_in_the_success_rate(warmed):
     assert success_of(config, task, connected(config, task), *load_model(config, warmed.path)) == 4 / 12
 
 
-@pytest.mark.parametrize(("least", "share"), [(1, 1.0), (3, 0.5), (4, 0.0)])
-def test_successes_in_too_few_turns_do_not_count(warmed, least, share):
-    """Every episode succeeds: on even rows in the first turn, on odd rows in the third."""
+@pytest.mark.parametrize(
+    ("least", "share", "fold"), [(1, 1.0, "none"), (3, 0.5, "none"), (4, 0.0, "none"), (4, 0.0, "summarise")]
+)
+def test_successes_in_too_few_turns_do_not_count(warmed, least, share, fold):
+    """Every episode succeeds: on even rows in the first turn, on odd rows in the third, with two summaries that are no
+    turns of the environment if the context is folded."""
 
     class Patient(Echo):
         def reset(self, row=None):
@@ -386,6 +393,7 @@ def test_successes_in_too_few_turns_do_not_count(warmed, least, share):
             return float(self.left == 0), "again", self.left == 0
 
     config = config_of(episodes=12, min_turns=least)
+    config.generator.context.fold, config.generator.context.threshold = fold, 1
     task = echo_task(Patient)
     assert success_of(config, task, connected(config, task), *load_model(config, warmed.path)) == share
 
@@ -394,6 +402,9 @@ def test_more_turns_than_an_episode_can_have_are_an_error():
     config = config_of(min_turns=4)
     config.generator.max_turns = 3
     with pytest.raises(UserError, match=r"min_turns=4 counts no .* generator\.max_turns=3; lower it to at most 3"):
+        warm_start(config, echo_task(), never)
+    config.environments = {"a": {"environment": {"name": "echo"}, "generator": {"max_turns": 2}}}
+    with pytest.raises(UserError, match=r"generator\.max_turns=2; lower it to at most 2"):
         warm_start(config, echo_task(), never)
 
 

@@ -88,15 +88,15 @@ def token_batch(turns: CreditBatch, values: Floats) -> CreditBatch:
 
 
 def without_silent_turns(turns: CreditBatch) -> CreditBatch:
-    """Remove the turns without sampled tokens, which have no token to train and no value.
+    """Remove the turns without sampled tokens, which have no token to train and no value. In the layout of a single
+    message they are the turns of which only the closing token was sampled.
 
-    Their rewards are added to the turn before. All turns of a trajectory without sampled tokens are removed.
+    Their rewards are added to the turn before. Rewards before the first sampled token of a trajectory are left out,
+    since no token has an influence on them. All turns of a trajectory without sampled tokens are removed.
     """
     acted = turns.tokens > 0
     columns = np.arange(acted.shape[1])
     owner = np.maximum.accumulate(np.where(acted, columns, -1), axis=1)
-    lost = (owner < 0) & (turns.rewards != 0.0) & acted.any(axis=1, keepdims=True)
-    assert not lost.any(), "a trajectory has a reward before its first sampled token"
     rewards = np.zeros_like(turns.rewards)
     rows, places = np.nonzero(owner >= 0)
     np.add.at(rewards, (rows, owner[rows, places]), turns.rewards[rows, places])

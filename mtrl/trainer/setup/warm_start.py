@@ -18,7 +18,7 @@ import json
 import logging
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain, islice
@@ -30,7 +30,7 @@ import torch
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from mtrl.config.derived import max_logits
-from mtrl.config.mixture import source_of
+from mtrl.config.mixture import source_configs, source_of
 from mtrl.config.schema import Config
 from mtrl.environments.factory import Task
 from mtrl.environments.family import reward_is_success
@@ -114,7 +114,8 @@ def warm_start(
         UserError: the task has no demonstrator, a demonstration fails, no episode can have enough turns, or the success
             rate does not reach the band.
     """
-    least, most = config.model.warm_start.min_turns, config.generator.max_turns
+    least, sources = config.model.warm_start.min_turns, source_configs(config).values()
+    most = max((own.generator.max_turns for own in sources), default=config.generator.max_turns)
     if least > most:
         raise UserError(
             f"model.warm_start.min_turns={least} counts no episode as a success, since generator.max_turns={most}; "
@@ -326,7 +327,7 @@ def success_of(config: Config, task: Task, connect: Callable[[Any, Any], Any], m
         return report.groups
 
     trajectories = [trajectory for group in asyncio.run(play()) for trajectory in group.trajectories]
-    scores = [t.score or 0.0 for t in trajectories if len(t.turns) >= least]
+    scores = [t.score or 0.0 for t in trajectories if len(t.environment_turns) >= least]
     return sum(score >= config.evaluation.success_threshold for score in scores) / count
 
 
@@ -370,10 +371,19 @@ def cache_key(config: Config, task: Task) -> str:
         list(map(asdict, islice(training_demonstrations(config, task, random.Random(config.seed)), KEY_CONVERSATIONS))),
         torch.__version__,
         *([str(dtype)] if (dtype := compute_dtype(config)) != getattr(torch, config.model.dtype) else []),
-        *([config.environments] if config.environments else []),
+        *([played(config.environments)] if config.environments else []),
         *([asdict(generator.context)] if generator.context.fold != "none" else []),
     ]
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+
+def played(environments: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the sources of a mixture without the keys that only training reads: their weights and group sizes."""
+    training = ("weight", "algorithm")
+    return {
+        name: {key: value for key, value in source.items() if key not in training}
+        for name, source in environments.items()
+    }
 
 
 def model_files(path: str | None) -> list[list[Any]]:
