@@ -55,7 +55,8 @@ def run_job(cfg: DictConfig) -> float:
     outcome = JobResult.begin(hydra.job.num, overrides, cfg.objective, str(direction), taken)
     try:
         outcome.write(folder)
-        with chdir(Path.cwd()):  # an environment may change the working directory, to which folders of jobs are relative
+        # An environment may change the working directory, to which the folders of the next jobs are relative.
+        with chdir(Path.cwd()):
             value = start(cfg, pruner_of(cfg), overrides)
         outcome.end("finished", value=value)
     except PrunedError as pruned:
