@@ -179,19 +179,19 @@ def _disjoint(splits: Splits, path: str) -> Splits:
     ids = [row["id"] for row in (*train, *splits.test)]
     if len(set(ids)) < len(ids):
         # Ids that number the rows of each split from 0 occur in both splits; the prefix makes them unique.
-        for split, rows in (("train", train), ("test", splits.test)):
+        for split, kind, rows in (("train", "training", train), ("test", "held-out", splits.test)):
+            _check_ids(rows, kind, path)
             for row in rows:
                 row["id"] = f"{split}-{row['id']}"
-    _check_ids(train + splits.test, path)
     return Splits(train, splits.test)
 
 
-def _check_ids(rows: list[Row], path: str) -> None:
+def _check_ids(rows: list[Row], kind: str, path: str) -> None:
     seen: set[str] = set()
     for row in rows:
         if row["id"] in seen:
             raise UserError(
-                f"data.path={path}: two rows have id={row['id']}; make the ids unique, or leave the column out"
+                f"data.path={path}: two {kind} rows have id={row['id']}; make the ids unique, or leave the column out"
             )
         seen.add(row["id"])
 

@@ -49,13 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     count = args.count or config.model.warm_start.demonstrations
     rng, timeout = random.Random(config.seed), config.environment.step_timeout
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    partial = args.out.with_name(f"{args.out.name}.partial")
+    out = args.out.absolute()  # an environment may change the working directory
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f"{out.name}.partial")
     with partial.open("w", encoding="utf-8") as file:
         for chat in demonstrations(task.family, task.make_for_demonstrations, task.splits.train, rng, count, timeout):
             line = {"messages": chat.messages} | ({"tools": chat.tools} if chat.tools else {})
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
-    partial.rename(args.out)
+    partial.rename(out)
     print(f"{count} episodes on {min(count, len(task.splits.train))} training rows, written to {args.out}")
     print(f"fine-tune on them with: mtrl sft --data {args.out} --out warm --model MODEL")
     return 0

@@ -48,9 +48,9 @@ def train(experiment: str = "gsm8k", *overrides: str, show: Show = print, **keys
 
     Raises:
         UserError: the run ended with an error; the message holds the last line that it printed. Or an override names
-            `run_dir`, which is an argument.
+            `run_dir`, which is an argument, or is an option such as `-m`.
     """
-    check_folder(overrides, "run_dir", "run_dir=FOLDER")
+    check_overrides(overrides, "run_dir", "run_dir=FOLDER")
     trainer = MultiTurnRLTrainer(experiment, overrides=flat(keys, keep_empty=True))
     trainer.command += overrides
     trainer.train(show)
@@ -72,9 +72,9 @@ def evaluate(
 
     Raises:
         UserError: the evaluation ended with an error, the model does not exist, it belongs to no run and no
-            experiment is given, or an override names `evaluation.output`, which is an argument.
+            experiment is given, or an override names `evaluation.output`, which is an argument, or is an option.
     """
-    check_folder(overrides, "evaluation.output", "evaluation={'output': FOLDER}")
+    check_overrides(overrides, "evaluation.output", "evaluation={'output': FOLDER}")
     path = model.path if isinstance(model, Run) else model
     experiment = keys.pop("experiment", None)
     if experiment is None:
@@ -85,12 +85,18 @@ def evaluate(
     return dict(evaluator.evaluate(show=show))
 
 
-def check_folder(overrides: Sequence[str], key: str, argument: str) -> None:
-    """Check that no override names the folder of the results: they are read in the folder of the argument.
+def check_overrides(overrides: Sequence[str], key: str, argument: str) -> None:
+    """Check that the command does what the function waits for: that no override names the folder of the results, which
+    are read in the folder of the argument, and none is an option, such as `-m`, with which the command does other work.
 
     Raises:
-        UserError: an override sets `key`.
+        UserError: an override sets `key`, or is an option other than `--config-dir`.
     """
     for word in overrides:
-        if word.startswith(f"{key}="):
+        if word.lstrip("+").startswith(f"{key}="):
             raise UserError(f"{word} names a folder in which the results are not read; give {argument} as an argument")
+        if word.startswith("-") and not word.startswith(("--config-dir", "-cd")):
+            raise UserError(
+                f"{word} is an option of the command, which would leave no result of one run; give overrides key=value,"
+                " and run sweeps by the command: mtrl train -m"
+            )

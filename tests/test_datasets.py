@@ -325,7 +325,7 @@ def test_ids_that_repeat_across_splits_get_the_split_as_prefix(tmp_path):
 
 def test_duplicate_ids_in_a_split_are_a_user_error(tmp_path):
     twice = [{**row, "id": "same"} for row in ROWS]
-    with pytest.raises(UserError, match="two rows have id=train-same"):
+    with pytest.raises(UserError, match="two training rows have id=same; make the ids unique"):
         load_rows(write_splits(tmp_path, twice[:10], ROWS[10:]))
 
 

@@ -1,10 +1,13 @@
 """`mtrl demonstrate`: the episodes of a demonstrator as conversations that `mtrl.sft` reads."""
 
 import json
+import os
+from dataclasses import replace
 
 import pytest
 
 from mtrl.demonstrate import main
+from mtrl.environments import family
 from mtrl.errors import UserError
 from mtrl.sft import read_conversations
 
@@ -47,3 +50,19 @@ def test_output_that_cannot_be_written_is_one_sentence(tmp_path):
     (tmp_path / "there").touch()
     with pytest.raises(UserError, match="exists; choose another file"):
         main(["experiment=gsm8k", "--out", str(tmp_path / "there")])
+
+
+def test_an_environment_that_changes_the_working_directory_does_not_move_the_file(tmp_path, monkeypatch):
+    """The file was written, and could not get its name."""
+    from envs.gsm8k import FAMILY
+
+    def demonstrate(row, rng):
+        os.chdir(tmp_path / "elsewhere")
+        return FAMILY.demonstrate(row, rng)
+
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(family.REGISTERED, "moving", replace(FAMILY, name="moving", demonstrate=demonstrate))
+    words = ["experiment=null", "environment.name=moving", "environment.config={}", "--count", "1"]
+    assert main([*words, *FEW, "--out", "out.jsonl"]) == 0
+    assert len(read_conversations(tmp_path / "out.jsonl")) == 1 and list((tmp_path / "elsewhere").iterdir()) == []

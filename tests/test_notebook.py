@@ -77,6 +77,16 @@ def test_the_folder_of_results_is_an_argument(monkeypatch, tmp_path):
         mtrl.train("gsm8k", "run_dir=mine")
     with pytest.raises(UserError, match="^evaluation.output=mine .*; give evaluation={'output': FOLDER}"):
         mtrl.evaluate("a/b", "evaluation.output=mine", experiment="gsm8k")
+    with pytest.raises(UserError, match=r"^\+\+run_dir=mine .*; give run_dir=FOLDER as an argument$"):
+        mtrl.train("gsm8k", "++run_dir=mine")
+
+
+@pytest.mark.parametrize("word", ["-m", "--multirun", "--cfg=job"])
+def test_an_option_that_leaves_no_result_of_one_run_is_refused(word, monkeypatch):
+    """The command did all its work, and then the summary of the run was not found."""
+    monkeypatch.setattr(api, "run_command", lambda words, show: pytest.fail("the command began"))
+    with pytest.raises(UserError, match=f"^{word} is an option of the command, .*: mtrl train -m$"):
+        mtrl.train("gsm8k", word)
 
 
 def test_an_unknown_attribute_is_refused():

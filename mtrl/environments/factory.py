@@ -137,8 +137,13 @@ def environment_factory(config: Config, family: Family, max_turns: int | None = 
     accepted = inspect.signature(family.environment).parameters
     if not any(p.kind is p.VAR_KEYWORD for p in accepted.values()) and (unknown := set(values) - set(accepted)):
         name = getattr(family.environment, "__name__", family.name)
+        if given := unknown & set(config.environment.config):
+            raise UserError(
+                f"environment.config.{min(given)} is not a key of {name}; it takes {', '.join(accepted) or 'none'}"
+            )
         raise UserError(
-            f"environment.config.{min(unknown)} is not a key of {name}; it takes {', '.join(accepted) or 'none'}"
+            f"{name} does not take {min(unknown)}, with which every environment of it is made; give its __init__ the "
+            f"arguments {min(unknown)} and **config, and let it call super().__init__(max_turns)"
         )
     return partial(family.environment, **values)
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import numbers
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mtrl.environments.observation_size import bounded
-from mtrl.types import ROLES, Message, Tools, Turn
+from mtrl.types import ENVIRONMENT, ROLES, Message, Tools, Turn
 from mtrl.utils.plain_numbers import LARGEST_METRIC, finite, named
 
 
@@ -30,8 +31,8 @@ def as_step_result(value: Any, environment: Any, method: str = "step") -> StepRe
     """Check the value that `step`, or another `method`, returned; numbers become plain floats.
 
     Raises:
-        TypeError: the value is neither `(reward, observation, done)` nor a `StepResult`, or a number in it is not
-            finite.
+        TypeError: the value is neither `(reward, observation, done)` nor a `StepResult`, a number in it is not finite,
+            or a component has the name of the reward itself.
     """
     name = f"{type(environment).__name__}.{method}"
     if isinstance(value, tuple) and len(value) == 3:
@@ -43,7 +44,7 @@ def as_step_result(value: Any, environment: Any, method: str = "step") -> StepRe
         reward=finite(value.reward, f"{name} returned the reward"),
         done=_truth(value.done, f"{name} returned done"),
         truncated=_truth(value.truncated, f"{name} returned truncated"),
-        components=named(value.components or {}, f"{name} returned components"),
+        components=_components(value.components or {}, name),
         metrics=named(value.metrics or {}, f"{name} returned metrics", LARGEST_METRIC),
     )
 
@@ -58,7 +59,7 @@ def add_truncation(turn: Turn, value: Any, environment: Any) -> None:
     if isinstance(value, StepResult):
         result = as_step_result(value, environment, "truncate")
     elif isinstance(value, dict):
-        components = {key: finite(part, f"{name} returned the component {key!r} =") for key, part in value.items()}
+        components = _components(value, name)
         result = StepResult(sum(components.values()), components=components)
     else:
         raise TypeError(f"{name} returned {value!r:.200}; it must return a mapping from names to numbers")
@@ -80,6 +81,17 @@ def as_tools(tools: Any, environment: Any) -> Tools:
             "{'type': 'function', 'function': {'name': …, 'parameters': …}}"
         )
     return list(tools)
+
+
+def _components(values: Mapping[str, Any], who: str) -> dict[str, float]:
+    """Return the components that the method `who` returned, as plain floats."""
+    components = named(values, f"{who} returned components")
+    if ENVIRONMENT in components:
+        raise TypeError(
+            f"{who} returned the component {ENVIRONMENT!r}, which is the name of the returned reward itself; give it "
+            "another name"
+        )
+    return components
 
 
 def _truth(value: Any, what: str) -> bool:

@@ -38,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parse(argv)
     config: Config = OmegaConf.to_object(compose(args.overrides, args.config_dir))  # type: ignore[assignment]
     path = results_file(config)
+    file = path.absolute()  # an environment may change the working directory
     screen, results = checklist_table.console(), []
     longest = max((len(f"{name}: ") for name in config.environments), default=0)
     with screen.status("checking") if screen.is_terminal else nullcontext() as status:
@@ -46,8 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             screen.print(checklist_table.table([result], checklist_table.NAME + longest))
             if status and len(results) == len(CHECKS) * (len(config.environments) or 1):
                 status.update("the policy runs episodes; a tiny policy is made first, which takes minutes once")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(to_json(config.name, results), encoding="utf-8")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(to_json(config.name, results), encoding="utf-8")
     screen.print()
     screen.print(checklist_table.verdict(results))
     screen.print(f"written to {path}", style="dim", soft_wrap=True)

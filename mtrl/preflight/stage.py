@@ -201,7 +201,8 @@ class Stage:
                 await self._turns(stepper, script.player(), episode)
             finally:
                 await stepper.close(pool, self.step_timeout)
-            await self.composer.apply_async(Group("preflight", row, [trajectory]))
+            # Rewards and scores get the row as loaded, without the environment's changes, as in a run.
+            await self.composer.apply_async(Group("preflight", script.row, [trajectory]))
             score = await pool.call(self.score, trajectory, copy.deepcopy(script.row), timeout=self.step_timeout)
             with exit_as_error():
                 trajectory.score = finite(score, SCORED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -68,7 +69,7 @@ def parse_component(name: str, spec: Any) -> Component:
         function = SHAPINGS.find(name).function
         check_call(function, (None, {}), parameters, key)
         check_parameters(function, parameters)
-        return Component(name, weight, partial(function, **parameters))
+        return Component(name, weight, partial(_shaped, partial(function, **parameters), key))
     if parameters:
         raise UserError(
             f"{key} has parameters ({', '.join(parameters)}) but is not a built-in shaping; "
@@ -87,6 +88,15 @@ def _reported(name: str, trajectory: Trajectory, row: Row) -> list[Any]:
     return [turn.components.get(name, 0.0) for turn in trajectory.turns]
 
 
+async def _shaped(function: Callable[..., Any], key: str, trajectory: Trajectory, row: Row) -> list[Any]:
+    """Return the values of a shaping, one per turn; a single number is the value of the last turn.
+
+    Raises:
+        UserError: the shaping failed, or returned another number of values than turns.
+    """
+    return per_turn(await result_of(lambda: function(trajectory, row), key), trajectory, key)
+
+
 async def _user_rewards(function: RewardFunction, key: str, trajectory: Trajectory, row: Row) -> list[Any]:
     """Return the values of a user's reward function, one per turn; a single number is the value of the last turn. Its
     metrics are added to the trajectory's.
@@ -94,7 +104,9 @@ async def _user_rewards(function: RewardFunction, key: str, trajectory: Trajecto
     Raises:
         UserError: the function failed, or returned another number of rewards than turns, or invalid metrics.
     """
-    result = await result_of(lambda: function(trajectory.messages, row), key)
+    # A copy, since the scorer reads the same messages, and the record of the run keeps them.
+    messages = copy.deepcopy(trajectory.messages)
+    result = await result_of(lambda: function(messages, row), key)
     has_metrics = isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping | None)
     reward, metrics = result if has_metrics else (result, None)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import inspect
 import math
 from collections.abc import Mapping, Sequence
@@ -77,7 +78,7 @@ class RewardComposer:
         comparing = [component for component in self.components if component.group_values is not None]
         found: dict[str, list[list[Any]]] = {}
         if with_turns:
-            compared = replace(group, trajectories=with_turns)
+            compared = replace(group, row=copy.deepcopy(group.row), trajectories=with_turns)
             values = await asyncio.gather(*(c.group_values(compared) for c in comparing if c.group_values is not None))
             found = {component.name: lists for component, lists in zip(comparing, values, strict=True)}
         each = (
@@ -125,11 +126,10 @@ async def _values(
     component: Component, trajectory: Trajectory, row: Row, given: Sequence[Any] | None = None
 ) -> list[float]:
     """Return the values of the component on the T turns, as finite floats; they are computed unless they are given."""
-    values: Any = given if component.values is None else component.values(trajectory, row)
+    # A function of the user gets a copy of the row, since its changes must not reach later episodes.
+    values: Any = given if component.values is None else component.values(trajectory, copy.deepcopy(row))
     if inspect.isawaitable(values):
         values = await values
-    if len(values) != len(trajectory.turns):
-        raise ValueError(f"reward {component.name}: {len(values)} values for {len(trajectory.turns)} turns")
     return _finite_values(component.name, values, trajectory)
 
 

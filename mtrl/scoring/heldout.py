@@ -4,6 +4,7 @@ sampling parameters."""
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -59,8 +60,9 @@ async def _score(pool: EnvironmentPool, family: Family, trajectory: Trajectory, 
 
 def _judged(family: Family, trajectory: Trajectory, row: Row) -> tuple[float, bool | None]:
     trajectory = trajectory.without_summaries()
-    score = finite(family.score(trajectory, row), "it returned")
-    answered = None if family.answered is None else family.answered(trajectory, row)
+    # The scorer gets a copy of the row, since its changes must not reach later episodes.
+    score = finite(family.score(trajectory, copy.deepcopy(row)), "it returned")
+    answered = None if family.answered is None else family.answered(trajectory, copy.deepcopy(row))
     return score, None if answered is None else bool(answered)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -176,7 +177,7 @@ def _measures(measure: Measure, episode: ScoredEpisode, family: Family) -> dict[
 
 
 def _plain(measure: Measure, episode: ScoredEpisode) -> dict[str, float]:
-    values = measure(episode.trajectory.without_summaries(), episode.row)
+    values = measure(episode.trajectory.without_summaries(), copy.deepcopy(episode.row))
     check_names(values, "it returned measures")
     return {name: plain(value) for name, value in values.items()}
 

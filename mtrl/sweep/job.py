@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import traceback
-from contextlib import suppress
+from contextlib import chdir, suppress
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -55,7 +55,9 @@ def run_job(cfg: DictConfig) -> float:
     outcome = JobResult.begin(hydra.job.num, overrides, cfg.objective, str(direction), taken)
     try:
         outcome.write(folder)
-        value = start(cfg, pruner_of(cfg), overrides)
+        # An environment may change the working directory, to which the folders of the next jobs are relative.
+        with chdir(Path.cwd()):
+            value = start(cfg, pruner_of(cfg), overrides)
         outcome.end("finished", value=value)
     except PrunedError as pruned:
         outcome.end("pruned", str(pruned), pruned.score)

@@ -206,6 +206,19 @@ def test_an_unknown_environment_key_is_refused(name, key, message):
     assert message in str(caught.value)
 
 
+def test_an_environment_that_does_not_take_max_turns_gets_the_fix():
+    """The message was that of a key of `environment.config`, which the user had not set."""
+
+    class Fixed(Open):
+        def __init__(self):
+            super().__init__(3)
+
+    config = config_of()
+    config.environment.config = {}
+    with pytest.raises(UserError, match="^Fixed does not take max_turns, .*; give its __init__ the arguments"):
+        environment_factory(config, Family("x", Fixed, Fixed.load, lambda *of: 0.0))
+
+
 def test_environment_keys_of_the_replaced_task_are_dropped_with_a_warning():
     cfg, warnings = composed("Strict", "environment.config.hard=true")
     assert cfg.environment.config == {"hard": True}

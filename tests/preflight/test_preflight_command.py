@@ -195,6 +195,18 @@ def test_results_that_cannot_be_written_are_refused_before_the_checks(tmp_path, 
         main([f"preflight.json={tmp_path / name}"])
 
 
+def test_an_environment_that_changes_the_working_directory_does_not_move_the_results(tmp_path, monkeypatch):
+    def moving(config):
+        os.chdir(tmp_path / "elsewhere")
+        yield passed("moved").named("gold", 0.0)
+
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(program, "check", moving)
+    assert main(["run_dir=run"]) == 0
+    assert (tmp_path / "run" / "preflight.json").is_file() and list((tmp_path / "elsewhere").iterdir()) == []
+
+
 def test_the_cheap_part_raises_nothing_and_waits_for_nothing():
     context = context_of("environment.step_timeout=30", *FEW_ROWS)
 

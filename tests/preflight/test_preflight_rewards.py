@@ -144,3 +144,24 @@ def test_claims_are_those_of_the_reward_of_training():
     context = broken("sound")
     context.config.reward.components = {"environment": 1.0, "turn_penalty": 0.1}
     assert (gold(context).status, agreement(context).status) == (Status.PASS, Status.PASS)
+
+
+class Hiding(Lookup):
+    """Stores its state in the row of the episode."""
+
+    def reset(self, row=None):
+        super().reset(row)
+        row["ground_truth"]["looked_up"] = 0
+
+
+def reads_the_state(messages, row):
+    """Read what only the environment's own copy of the row holds."""
+    return float(row["ground_truth"]["looked_up"])
+
+
+def test_the_reward_gets_the_row_without_the_changes_of_the_environment():
+    """As in a run, where such a reward fails. The pre-flight passed it."""
+    context = broken("sound", environment=Hiding)
+    context.config.reward.components = {"environment": 1.0, f"{__name__}.reads_the_state": 1.0}
+    found = gold(context)
+    assert found.status == Status.FAIL and "'looked_up'" in found.evidence, found

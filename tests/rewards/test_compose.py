@@ -1,6 +1,7 @@
 """Composition of rewards: weights, sources, levels, functions of the user, and errors for wrong input."""
 
 import asyncio
+import copy
 import math
 
 import numpy as np
@@ -35,7 +36,7 @@ def composed(group, level="turn", **components):
 
 
 def last_word(messages, row):
-    assert row is ROW
+    assert row == ROW
     return len(messages)
 
 
@@ -50,6 +51,17 @@ def refuses(messages, row):
 
 def says_yes(messages, row):
     return "yes"
+
+
+def normalises(messages, row):
+    row["ground_truth"]["answer"] += "0"
+    messages[-1]["content"] = messages[-1]["content"].upper()
+    return 1.0
+
+
+def compares(group):
+    group.row["ground_truth"]["answer"] += "0"
+    return [1.0] * len(group.trajectories)
 
 
 THIS = __name__
@@ -149,6 +161,14 @@ def test_async_functions_run_concurrently_over_a_group():
 
     globals()["waits"] = waits
     assert composed(a_group(*[[a_turn()]] * 4), **{f"{THIS}.waits": 1.0}) == [[1.0]] * 4
+
+
+def test_functions_of_the_user_change_neither_the_row_nor_the_messages():
+    """A reward that normalised the ground truth in place changed what later episodes of the row observed."""
+    group, row = a_group([a_turn()], [a_turn()]), copy.deepcopy(ROW)
+    assert composed(group, **{f"{THIS}.normalises": 1.0, f"{THIS}.compares": 1.0}) == [[2.0], [2.0]]
+    assert row == ROW == group.row
+    assert [turn.message["content"] for each in group.trajectories for turn in each.turns] == ["reward 0.0"] * 2
 
 
 def test_an_error_of_a_user_function_names_component_and_trajectory():

@@ -2,11 +2,12 @@
 
 import pytest
 
+from mtrl.algorithms.registry import Registry
 from mtrl.config.schema import RewardConfig
 from mtrl.errors import UserError
 from mtrl.rewards.compose import RewardComposer
 from mtrl.rewards.shaping import SHAPINGS, cut_short_penalty, length_penalty, turn_penalty
-from mtrl.types import FinishReason, StopReason, Trajectory, Turn
+from mtrl.types import FinishReason, Group, StopReason, Trajectory, Turn
 
 
 def an_episode(*tokens, stop_reason=StopReason.DONE):
@@ -82,3 +83,30 @@ def test_parameters_that_are_no_counts_are_refused_before_the_first_episode(name
     """With a negative buffer the penalty was a reward that grows with the length of a turn without bound."""
     with pytest.raises(UserError, match=f"reward.components.{name}.{problem} must be a number of at least 0"):
         RewardComposer(RewardConfig(components={name: {"weight": 1.0, **parameters}}))
+
+
+def rewards_of(monkeypatch, function):
+    """Return the rewards of an episode of two turns for a user's shaping."""
+    shapings = Registry("shapings of this test", "mtrl.rewards.shaping")
+    shapings.register("own")(function)
+    monkeypatch.setattr("mtrl.rewards.component.SHAPINGS", shapings)
+    group = Group("g", {"ground_truth": {}}, [an_episode(1, 1)])
+    RewardComposer(RewardConfig(components={"own": 1.0})).apply(group)
+    return group.trajectories[0].rewards
+
+
+def test_a_single_number_of_a_shaping_is_the_reward_of_the_last_turn(monkeypatch):
+    assert rewards_of(monkeypatch, lambda trajectory, row: 0.5) == [0.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda trajectory, row: [1.0], "gave 1 rewards for 2 turns .*; return one number, or one for each turn"),
+        (lambda trajectory, row: row["tag"], r"failed: KeyError in test_shaping.py, line \d+: 'tag'; fix the reward"),
+    ],
+)
+def test_a_mistake_in_a_shaping_is_one_sentence_that_names_it(function, message, monkeypatch):
+    """It ended the run with a traceback."""
+    with pytest.raises(UserError, match=f"^reward.components.own {message}"):
+        rewards_of(monkeypatch, function)

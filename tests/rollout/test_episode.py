@@ -178,7 +178,7 @@ def test_a_step_result_of_truncation_has_its_own_reward_and_metrics(make_loop, r
     ("payments", "sentence"),
     [
         (None, "Env.truncate returned None; it must return a mapping from names to numbers"),
-        ({"a": float("nan")}, "Env.truncate returned the component 'a' = nan; it must be a finite number"),
+        ({"a": float("nan")}, "Env.truncate returned components['a'] = nan; it must be a finite number"),
         (StepResult(float("inf")), "Env.truncate returned the reward inf; it must be a finite number"),
     ],
 )

@@ -195,6 +195,20 @@ def test_concurrent_scoring_gives_the_same_scores():
         assert len(threads) == 8 and len(set(threads)) == (min(8, usable_cores()) if waits else 1)
 
 
+def test_a_scorer_that_changes_its_row_changes_no_later_episode():
+    """One that normalised the ground truth in place changed what later episodes of the row observed."""
+
+    def pops(trajectory, row):
+        return float(row["ground_truth"].pop("answer"))
+
+    family = replace(family_of(), score=pops, answered=pops, measure=lambda *of: {"x": pops(*of)})
+    groups = groups_of([made_episode(score=None)])
+    groups[0].row["ground_truth"]["answer"] = "1"
+    asyncio.run(score_groups(family, groups, 60.0))
+    assert measured(episodes_of(groups), family) == [{"x": 1.0}]
+    assert groups[0].row["ground_truth"] == {"answer": "1"}
+
+
 def returns(value):
     return lambda trajectory, row: value
 

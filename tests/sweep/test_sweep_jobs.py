@@ -1,5 +1,6 @@
 """Jobs of a sweep that fail, are pruned or are stopped; training is a stand-in, in this process."""
 
+import os
 import sys
 import types
 
@@ -75,6 +76,20 @@ def test_a_job_that_fails_loses_no_other(trained, tmp_path, capsys):
     assert "job 0 failed: data.path=x holds no rows; name another" in shown.out
     assert "job 1 failed: ZeroDivisionError: a bug" in shown.out and "in train" in shown.err
     assert "best: job 2 in sweep/2" in shown.out
+
+
+def test_a_job_that_changes_the_working_directory_moves_no_other(trained, tmp_path, capsys):
+    """An environment may do it. The later jobs wrote into the other folder, and the table missed the earlier ones."""
+    (tmp_path / "elsewhere").mkdir()
+
+    def train(cfg, on_evaluation):
+        os.chdir(tmp_path / "elsewhere")
+        return {"success_after": cfg.seed / 10}
+
+    trained.train = train
+    main_module.cli(["-m", "seed=1,2", "run_dir=sweep"])
+    assert [o.status for o in outcomes(tmp_path / "sweep")] == ["finished", "finished"]
+    assert list((tmp_path / "elsewhere").iterdir()) == [] and "2 jobs" in capsys.readouterr().out
 
 
 def test_each_job_warns_of_overrides_without_an_effect(trained, tmp_path, capsys):
