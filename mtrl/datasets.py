@@ -233,7 +233,11 @@ def _ground_truth(raw: dict[str, Any]) -> dict[str, Any]:
 def _read(source: _Source, path: str, split: str) -> list[dict[str, Any]]:
     rows = source.read(split)
     if not rows:
-        raise UserError(f"data.path={path} has no rows in split {split!r}; set data.train_split and data.test_split")
+        others = ", ".join(source.unread([])) or "no other split"
+        raise UserError(
+            f"data.path={path} has no rows in split {split!r}; it has {others}: "
+            "set data.train_split and data.test_split"
+        )
     return rows
 
 

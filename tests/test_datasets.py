@@ -123,7 +123,8 @@ def test_one_file_with_a_split_column(tmp_path):
     rows = [{**row, "split": "train" if index < 12 else "validation"} for index, row in enumerate(ROWS)]
     write_jsonl(path := tmp_path / "all.jsonl", rows)
     assert read_rows(str(path), "test") == rows[12:]
-    with pytest.raises(UserError, match="no rows in split 'extra'"):
+    others = f"12 rows of split 'train', {len(ROWS) - 12} rows of split 'validation'"
+    with pytest.raises(UserError, match=f"no rows in split 'extra'; it has {others}: set data.train_split"):
         read_rows(str(path), "extra")
 
 

@@ -2,6 +2,8 @@
 
 import json
 import resource
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -51,6 +53,22 @@ def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path):
     (checkpoints.latest() / "of before").touch()
     assert read_checkpoint(save(checkpoints, 1, 0.2)).state["score"] == 0.2
     assert not (checkpoints.latest() / "of before").exists() and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_checkpoint_is_replaced_before_the_old_one_is_deleted(tmp_path, monkeypatch):
+    """The deletion of a large checkpoint takes seconds, in which the run may be killed."""
+    checkpoints, found = Checkpoints(tmp_path, keep_last=1), []
+    save(checkpoints, 1, 0.1)
+    delete = shutil.rmtree
+
+    def rmtree(path, **options):
+        if Path(path).exists():
+            found.append(read_checkpoint(checkpoints.latest()).state["score"])
+        delete(path, **options)
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    save(checkpoints, 1, 0.2)
+    assert found == [0.2]
 
 
 def test_an_incomplete_checkpoint_is_never_read(tmp_path):

@@ -101,9 +101,10 @@ class Checkpoints:
             write_file(partial / STATE, json.dumps(state, indent=2).encode())
             add_checksums(partial, checksums(partial, [RNG, *([GROUPS] if groups else []), STATE]))
             sync_folder(partial)
-            self._remove(target)
+            obsolete = self._set_aside(target)
             os.replace(partial, target)
             sync_folder(self.folder)
+            shutil.rmtree(obsolete, ignore_errors=True)
         except OSError as error:
             shutil.rmtree(partial, ignore_errors=True)
             raise not_written(partial, error) from error
@@ -158,13 +159,16 @@ class Checkpoints:
                 self._remove(path)
 
     def _remove(self, path: Path) -> None:
-        """Rename the checkpoint, then delete it, so that a kill during the deletion leaves no partial checkpoint under
-        its name."""
+        shutil.rmtree(self._set_aside(path), ignore_errors=True)
+
+    def _set_aside(self, path: Path) -> Path:
+        """Give the checkpoint, if it exists, the name of a partial one and return this name, so that a kill during its
+        deletion leaves no partial checkpoint under the old name."""
+        obsolete = self.folder / f"{PARTIAL}{path.name}-{self._mark}-old"
         if path.exists():
-            obsolete = self.folder / f"{PARTIAL}{path.name}-{self._mark}-old"
             shutil.rmtree(obsolete, ignore_errors=True)
             os.replace(path, obsolete)
-            shutil.rmtree(obsolete, ignore_errors=True)
+        return obsolete
 
     def _clear_partials(self) -> None:
         for path in self.folder.glob(f"{PARTIAL}*"):
