@@ -95,6 +95,8 @@ class Sizes:
     """Data type of forward, backward and sampling (`trainer.fsdp.param_dtype`); `dtype` is that of the weights."""
     recomputed_layers: int = 0
     """Value of `trainer.recomputed_layers`; 0: no layer is recomputed."""
+    logits_per_chunk: int = 0
+    """Value of `trainer.max_logits_per_chunk`; 0: the default."""
     compile: bool = False
     """Value of `trainer.compile`. The model is compiled in the warm-up step."""
     threads: int = 1
@@ -206,6 +208,7 @@ class Bench:
                 max_tokens_per_microbatch=sizes.micro_batch_tokens,
                 gradient_checkpointing=sizes.recomputed_layers > 0,
                 recomputed_layers=sizes.recomputed_layers or None,
+                max_logits_per_chunk=sizes.logits_per_chunk or None,
                 fsdp=fsdp,
                 compile=sizes.compile,
             ),
@@ -419,6 +422,7 @@ def parse(words: Sequence[str] | None = None) -> tuple[Sizes, Path | None]:
         "group_size": 2,
         "seed": 0,
         "recomputed_layers": 0,
+        "logits_per_chunk": 0,
         "compile": 0,
     }
     for name, value in values.items():
