@@ -56,6 +56,7 @@ def test_the_environment_of_the_guide_can_be_run_by_hand(folder, monkeypatch):
     assert re.search(r"score\s+1", done.stdout), done.stdout
 
 
+@pytest.mark.ci
 def test_the_pre_flight_finds_no_problem(folder):
     """The checks use an eighth of the rows, and no policy."""
     done = follow("preflight", folder, *QUICK)
@@ -63,6 +64,7 @@ def test_the_pre_flight_finds_no_problem(folder):
     assert "ready to train" in done.stdout and "\nwarn" not in done.stdout
 
 
+@pytest.mark.ci
 def test_the_pre_flight_finds_the_lenient_answer_and_the_few_turns(folder, tmp_path):
     code = (folder / "library.py").read_text()
     assert STRICT in code

@@ -145,6 +145,7 @@ SHORTER = [
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_training_on_the_lenient_reward_raises_the_alarm(tmp_path):
     """End to end without recorded data: a policy of half the width exploits the reward, and the run reports it and
     ends."""

@@ -31,6 +31,7 @@ def _write_again(source, target):
     Saver(dist.group.WORLD).save(tensors, target)
 
 
+@pytest.mark.ci
 def test_a_checkpoint_of_three_ranks_is_evaluated_by_one_process(evaluate, run, tmp_path):
     copy = tmp_path / "many"
     shutil.copytree(
@@ -57,6 +58,7 @@ def adapted(tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_checkpoint_of_adapters_is_the_model_that_the_run_exported(evaluate, adapted, tmp_path):
     """The checkpoint has only adapters, which are merged into the initial model of the run."""
     latest = adapted / "checkpoints" / "step_000002"

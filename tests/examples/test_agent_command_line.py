@@ -35,6 +35,7 @@ ROOT = Path(__file__).parents[2]
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.ci,
     pytest.mark.skipif(
         not (agents_folder() / "installed").exists(), reason="no agents; run scripts/fetch_command_line_agents.sh"
     ),

@@ -62,6 +62,7 @@ def test_the_word_names_the_file_and_its_learning_rate(config):
     assert compose(["experiment=gsm8k"]).trainer.optimizer.lr == 4e-4
 
 
+@pytest.mark.ci
 def test_its_size_is_that_of_the_table(loaded):
     model, _ = loaded
     fields = table()[SMOLLM2]

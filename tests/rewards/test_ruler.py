@@ -271,7 +271,7 @@ def by_letters(body):
     return 200, {"nonce": nonce_of(body), "scores": entries}
 
 
-@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("lag", [0, pytest.param(1, marks=pytest.mark.ci)])
 def test_a_run_is_judged_by_groups_resumed_and_rescored(server, component, tmp_path, capsys, lag):  # noqa: F811
     """Rescoring with the run's own settings changes nothing, because it judges whole groups too."""
     from mtrl.rescore.__main__ import main as rescore

@@ -363,6 +363,7 @@ def test_a_trainer_with_another_nccl_gets_advice(script, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_killed_install_resumes(script, offline, tmp_path):
     """The real program, killed as soon as it has begun."""
     venv = tmp_path / "venv"

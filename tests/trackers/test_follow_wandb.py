@@ -70,6 +70,7 @@ def send(run):
     return follower
 
 
+@pytest.mark.ci
 def test_a_run_without_a_network_and_its_resumption(tmp_path):
     run = make_run(tmp_path / "run", steps=3)
     lenient = tool_episode("task-x", HOSTILE, reward=2.0, score=0.0)

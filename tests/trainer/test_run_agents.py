@@ -104,6 +104,7 @@ def test_a_run_with_few_concurrent_programs_is_reproducible(run_dir, tmp_path):
     assert ends[0] == ends[1]
 
 
+@pytest.mark.ci
 def test_a_run_by_a_command(run_dir):
     words = [f"generator.agent.command=[python,{HERE}]", f"generator.agent.env={{PYTHONPATH:'{ROOT}'}}"]
     words += ["generator.local.deterministic=false", "trainer.max_steps=1", "trainer.prompts_per_step=1"]
@@ -112,6 +113,7 @@ def test_a_run_by_a_command(run_dir):
     check_learnt(run_dir, 4)
 
 
+@pytest.mark.ci
 def test_a_run_by_a_server(run_dir):
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

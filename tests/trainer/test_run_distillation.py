@@ -39,6 +39,7 @@ def test_a_student_comes_closer_to_its_teacher_and_resumes_exactly(teacher, tmp_
     assert all(row["analysis/zero_adv_groups"] == 0 for row in rows_of(whole) if row["step"])
 
 
+@pytest.mark.ci
 def test_a_teacher_that_goes_down_ends_the_run_by_one_sentence_and_nothing_is_lost(teacher, tmp_path):
     """The last checkpoint is the one that is written because the teacher does not answer."""
     from transformers import AutoTokenizer

@@ -95,7 +95,7 @@ def test_two_ranks_train_as_one_process_which_can_resume_them(tmp_path, alone):
     "settings",
     [
         ["trainer.sequence_parallel=2", "trainer.packing=true"],
-        pytest.param(["trainer.tensor_parallel=2"], marks=CAN_DIVIDE),
+        pytest.param(["trainer.tensor_parallel=2"], marks=[CAN_DIVIDE, pytest.mark.ci]),
     ],
 )
 @pytest.mark.xdist_group("run_ranks")
@@ -112,6 +112,7 @@ def test_two_ranks_that_share_each_batch_train_and_resume_as_one_process(tmp_pat
     assert_close(rows_of(tmp_path / "one"), later)
 
 
+@pytest.mark.ci
 def test_a_signal_saves_and_two_ranks_resume(tmp_path):
     words = [*STEADY, *NO_EVALUATION]
     endless = "trainer.max_steps=100"  # it cannot end before the signal

@@ -89,6 +89,7 @@ def test_a_resumed_run_has_its_own_tokenizer(tmp_path, chatml_tokenizer):
 
 
 @pytest.mark.slow
+@pytest.mark.ci
 def test_a_run_with_adapters_resumes_on_the_weights_beneath_them_only(tmp_path):
     run = tmp_path / "run"
     finish(start(run, *ADAPTERS, "trainer.max_steps=2"))

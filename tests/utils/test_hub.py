@@ -68,6 +68,7 @@ def silent_hub():
         server.shutdown(socket.SHUT_RDWR)
 
 
+@pytest.mark.ci
 def test_an_unreachable_hub_gets_one_request(silent_hub, tmp_path):
     address, requests = silent_hub
     environment = {"HF_ENDPOINT": "http://{}:{}".format(*address), "HF_HOME": str(tmp_path / "home"),
